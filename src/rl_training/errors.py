@@ -1,0 +1,48 @@
+"""Errors a user can cause or meet, each with the exit code of the command line.
+
+Every message is one line that names the place, the value and the remedy.
+"""
+
+from __future__ import annotations
+
+
+class RLTrainingError(Exception):
+    """Base of all errors raised on purpose; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class EnvironmentFailure(RLTrainingError):
+    """The environment raised, died or hung; the message holds its index, seed and step."""
+
+
+class ConfigError(RLTrainingError, ValueError):
+    """A setting is unknown, mistyped, out of range or contradicts another."""
+
+    exit_code = 2
+
+
+class MemoryLimitError(ConfigError):
+    """What the configuration asks for does not fit into this machine's memory."""
+
+
+class CheckpointError(RLTrainingError):
+    """A checkpoint is missing, damaged, foreign or of a newer format."""
+
+    exit_code = 3
+
+
+class DatasetError(RLTrainingError):
+    """A data set is missing, damaged or not a set of transitions."""
+
+    exit_code = 3
+
+
+class DivergedError(RLTrainingError):
+    """An observation, reward, loss or parameter became NaN or infinite."""
+
+    exit_code = 4
+
+
+class MissingDependencyError(ConfigError):
+    """A feature needs an optional package; the message has the install line."""

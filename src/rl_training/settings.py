@@ -1,0 +1,91 @@
+"""`Settings`: frozen, strict pydantic models whose errors read like a colleague's remark.
+
+Every section of `algo_kwargs` is a `Settings` class that lives beside the code which uses it; its field
+defaults and ranges are the only home of those numbers.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from rl_training.errors import ConfigError
+
+_LIMITS = {
+    "greater_than_equal": (">=", "ge"),
+    "greater_than": (">", "gt"),
+    "less_than_equal": ("<=", "le"),
+    "less_than": ("<", "lt"),
+}
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a string",
+    "tuple": "a list",
+    "dict": "a mapping",
+    "list": "a list",
+}
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Sizes = Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+Floats = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` when a known name is close, else an empty string."""
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def describe(error: ValidationError, known: Iterable[str], place: str = "") -> str:
+    """The first problem pydantic found, in one line: `subset_size must be >= 1, got 0`."""
+    problem = error.errors()[0]
+    path = ".".join(str(part) for part in problem["loc"])
+    dotted = f"{place}.{path}" if place and path else (place or path)
+    kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
+    if kind == "extra_forbidden":
+        head, _, name = path.rpartition(".")
+        where = ".".join(part for part in (place, head) if part)
+        return (f"{where}: " if where else "") + f"unknown key {name!r}{nearest(name, known)}"
+    if kind == "missing":
+        return f"{dotted} is required"
+    if kind in _LIMITS:
+        sign, key = _LIMITS[kind]
+        return f"{dotted} must be {sign} {context[key]}, got {value!r}"
+    if kind == "literal_error":
+        return f"{dotted} must be {context['expected']}, got {value!r}"
+    if kind == "finite_number":
+        return f"{dotted} must be a finite number, got {value!r}"
+    if kind in ("value_error", "assertion_error"):
+        message = str(context.get("error", problem["msg"]))
+        return f"{dotted}: {message}" if dotted else message
+    if kind.endswith(("_type", "_parsing")):
+        wanted = _TYPES.get(kind.rsplit("_", 1)[0], problem["msg"])
+        return f"{dotted} must be {wanted}, got {value!r}"
+    return f"{dotted}: {problem['msg']}, got {value!r}"
+
+
+class Settings(BaseModel):
+    """Immutable, typed, closed: an unknown key or a value out of range is a `ConfigError`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], place: str = "") -> Self:
+        """Build from plain values; `place` prefixes the path in error messages."""
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise ConfigError(describe(error, cls.model_fields, place)) from None

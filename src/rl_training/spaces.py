@@ -1,0 +1,98 @@
+"""`SpaceSpec`: all a network and an action scaler need to know of an environment.
+
+It is stored in every checkpoint, so that predicting needs no environment. Inside the package continuous
+actions live in [-1, 1]; only this module knows the environment's units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rl_training.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SpaceSpec:
+    """Flat observations of `obs_dim` numbers; `action_dim` continuous ones or `num_actions` discrete ones.
+
+    `low` and `high` are the environment's action bounds (empty for discrete actions); discrete actions are
+    numbered from 0 inside and from `start` outside.
+    """
+
+    obs_dim: int
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    num_actions: int = 0
+    start: int = 0
+    action_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if len(self.low) != len(self.high):
+            raise ConfigError(f"action bounds differ in length: {len(self.low)} low, {len(self.high)} high")
+        bounds = np.array([self.low, self.high], dtype=np.float64)
+        if not np.all(np.isfinite(bounds)):
+            raise ConfigError(
+                "the action space is unbounded; wrap the environment in RescaleAction or give finite bounds"
+            )
+        if np.any(bounds[0] >= bounds[1]):
+            raise ConfigError(f"every action bound needs low < high, got low={self.low}, high={self.high}")
+        if not self.low and self.num_actions < 1:
+            raise ConfigError("a space needs action bounds or a number of discrete actions")
+
+    @property
+    def discrete(self) -> bool:
+        return self.num_actions > 0
+
+    @property
+    def action_dim(self) -> int:
+        """Columns an action takes in a batch: 1 for a discrete one."""
+        return 1 if self.discrete else len(self.low)
+
+    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
+        """Internal actions `[..., A]` in [-1, 1] (discrete: `[...]` from 0) to the environment's units."""
+        if self.discrete:
+            return (actions.astype(np.int64) + self.start).astype(self.action_dtype)
+        low, high = np.asarray(self.low), np.asarray(self.high)
+        scaled = low + (np.clip(actions.astype(np.float64), -1.0, 1.0) + 1.0) * 0.5 * (high - low)
+        dtype = np.dtype(self.action_dtype)
+        # Rounding float64 to a narrower dtype may step over a bound that the dtype cannot represent.
+        return np.clip(scaled, low, high).astype(dtype).clip(_inward(low, dtype, 1), _inward(high, dtype, -1))
+
+    def from_env(self, actions: NDArray[Any]) -> NDArray[np.float32]:
+        """The environment's actions to internal ones: `[..., A]` in [-1, 1], or `[...]` from 0 if discrete."""
+        if self.discrete:
+            return (actions.astype(np.int64) - self.start).astype(np.float32)
+        low, high = np.asarray(self.low), np.asarray(self.high)
+        unit = (actions.astype(np.float64) - low) / (high - low) * 2.0 - 1.0
+        return np.clip(unit, -1.0, 1.0).astype(np.float32)
+
+    def observations(self, obs: ArrayLike) -> NDArray[np.float32]:
+        """Observations as a finite float32 batch `[B, O]`; one observation becomes a batch of one."""
+        array = np.asarray(obs, dtype=np.float32)
+        if array.ndim == 0 or array.shape[-1] != self.obs_dim or array.ndim > 2:
+            raise ConfigError(
+                f"obs must have shape [{self.obs_dim}] or [B, {self.obs_dim}], got {list(array.shape)}"
+            )
+        if not np.all(np.isfinite(array)):
+            raise ConfigError("obs must be finite, got NaN or infinity")
+        return array.reshape(-1, self.obs_dim)
+
+    def difference(self, other: SpaceSpec) -> str:
+        """What of the shapes and bounds differs from `other`, in words; empty when nothing does."""
+        names = ("obs_dim", "low", "high", "num_actions", "start")
+        return ", ".join(
+            f"{name}: {getattr(self, name)} != {getattr(other, name)}"
+            for name in names
+            if getattr(self, name) != getattr(other, name)
+        )
+
+
+def _inward(bound: NDArray[np.float64], dtype: np.dtype[Any], direction: int) -> NDArray[Any]:
+    """The nearest value of `dtype` on the inner side of `bound` (+1: not below it, -1: not above it)."""
+    value = bound.astype(dtype)
+    outside = value < bound if direction > 0 else value > bound
+    return np.where(outside, np.nextafter(value, np.asarray(direction * np.inf, dtype=dtype)), value)
