@@ -17,9 +17,16 @@ class EnvironmentFailure(RLTrainingError):
 
 
 class ConfigError(RLTrainingError, ValueError):
-    """A setting is unknown, mistyped, out of range or contradicts another."""
+    """A setting is unknown, mistyped, out of range or contradicts another.
+
+    `key` is the dotted path of the setting where one is to blame, so that a reader of files can add the line.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, *, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class MemoryLimitError(ConfigError):

@@ -88,4 +88,5 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            raise ConfigError(describe(error, cls.model_fields, place)) from None
+            path = ".".join(str(part) for part in (place, *error.errors()[0]["loc"]) if part != "")
+            raise ConfigError(describe(error, cls.model_fields, place), key=path) from None

@@ -1,0 +1,25 @@
+"""Networks. Everything is flat-vector MLPs; an ensemble is an axis."""
+
+from rl_training.models.mlp import MLP, EnsembleLinear, EnsembleMLP, NetworkConfig
+from rl_training.models.mlp_q import MLPQNetwork
+from rl_training.models.mlp_redq import MLPREDQModel
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.models.mlp_td3 import MLPDDPGModel, MLPTD3Model
+from rl_training.models.mlp_tqc import MLPTQCModel
+from rl_training.models.policies import DeterministicActor, Policy, TanhGaussianActor
+
+__all__ = [
+    "MLP",
+    "DeterministicActor",
+    "EnsembleLinear",
+    "EnsembleMLP",
+    "MLPDDPGModel",
+    "MLPQNetwork",
+    "MLPREDQModel",
+    "MLPSACModel",
+    "MLPTD3Model",
+    "MLPTQCModel",
+    "NetworkConfig",
+    "Policy",
+    "TanhGaussianActor",
+]

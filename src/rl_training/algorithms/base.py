@@ -1,0 +1,270 @@
+"""`Learner`: networks, optimisers, counters and `gradient_step`, the part every algorithm writes itself.
+
+House rule: all losses of one update are formed from the parameters before that update; then every optimiser
+steps, then the targets follow. (softlearning's SAC, the authors' EDAC and CORL's IQL do the same; where an
+author steps the critic first, the actor here sees critics one step older.) So the losses of one update do not
+depend on each other, and a GPU may compute them side by side.
+
+Losses are pure: tensors in, a scalar and named terms out. Randomness is drawn before them by `gradient_step`, so
+the same function runs eagerly, compiled, captured, or in a test with known noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.optim import Adam, Follow, Group, apply_fused, apply_lists
+from rl_training.data.transitions import TransitionBatch
+from rl_training.errors import ConfigError
+from rl_training.models.actor_critic import Model
+from rl_training.models.mlp import NetworkConfig
+from rl_training.models.policies import Policy
+from rl_training.settings import Fraction, PositiveFloat, Settings
+
+if TYPE_CHECKING:
+    from rl_training.spaces import SpaceSpec
+
+Terms = dict[str, Tensor]
+Loss = Callable[..., tuple[Tensor, Terms]]
+
+
+class LearnerConfig(Settings):
+    """Hyperparameters every learner has."""
+
+    learning_rate: PositiveFloat = 3e-4
+    gamma: Fraction = 0.99
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What one update did. Metrics stay 0-d tensors on the device until somebody reports them."""
+
+    metrics: Terms
+    num_gradient_steps: int = 1
+
+
+@dataclass
+class Execution:
+    """How `minimize` runs its parts; the mathematics does not know.
+
+    `transform` may compile a loss; `apply` steps the optimisers; with `branches`, losses of one update run on
+    streams of their own, which a CUDA graph turns into parallel branches.
+    """
+
+    transform: Callable[[Loss], Loss] = lambda loss: loss
+    apply: Callable[[list[Group], list[Follow]], None] = apply_fused
+    branches: tuple[torch.cuda.Stream, ...] = ()
+    _transformed: dict[Any, Loss] = field(default_factory=dict)
+
+    def loss(self, loss: Loss) -> Loss:
+        """The transformed loss, made once (bound methods compare equal, so they are good keys)."""
+        if loss not in self._transformed:
+            self._transformed[loss] = self.transform(loss)
+        return self._transformed[loss]
+
+
+class Learner:
+    """Base of all learners: `Learner(model=…, **hyperparameters)`.
+
+    A subclass sets `Config` and `Model`, makes its optimisers, and writes `gradient_step`.
+    """
+
+    name: ClassVar[str]
+    Config: ClassVar[type[LearnerConfig]] = LearnerConfig
+    Model: ClassVar[Callable[..., Model]]
+    Network: ClassVar[type[NetworkConfig]] = NetworkConfig
+    discrete: ClassVar[bool] = False
+    # Names of the optimisers a learning-rate schedule turns; None means all.
+    scheduled: ClassVar[tuple[str, ...] | None] = None
+
+    def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
+        self.config: Any = self.Config.parse(hyperparameters)
+        self.model = model
+        self.device: torch.device = model.device
+        self.optimizers: dict[str, Adam] = {}
+        self.updates = 0
+        self.generator = torch.Generator(self.device)
+        self.seed(int(torch.randint(2**31, ())))
+        self.execution = Execution(apply=apply_lists if self.device.type == "cuda" else apply_fused)
+        self._terms: Terms = {}
+
+    # What a subclass provides.
+
+    @classmethod
+    def model_options(cls, config: Any) -> dict[str, Any]:
+        """What of the hyperparameters decides the model's shape, as arguments of `Model`."""
+        return {}
+
+    def gradient_step(self, batch: TransitionBatch, phase: Hashable) -> Terms:
+        """One update on normalised observations; obeys the capture contract (no host reads)."""
+        raise NotImplementedError
+
+    def phase(self) -> Hashable:
+        """Which variant of `gradient_step` is next: chosen in Python from the counter, one graph each."""
+        return None
+
+    def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
+        """Actions `[n, A]` for collecting experience with `policy`, at `progress` in [0, 1] of the run."""
+        noise = rng.standard_normal((len(obs), self.model.action_dim), dtype=np.float32)
+        return policy.sample(obs, torch.from_numpy(noise))
+
+    # What every learner shares.
+
+    @classmethod
+    def build_model(
+        cls, spaces: SpaceSpec, network: NetworkConfig, config: Any, *, normalize_observations: bool = False
+    ) -> Model:
+        """The model this learner trains, from the configuration's sections."""
+        return cls.Model(
+            spaces.obs_dim,
+            spaces.num_actions or spaces.action_dim,
+            network.hidden_sizes,
+            critic_hidden_sizes=network.critic_hidden_sizes,
+            normalize_observations=normalize_observations,
+            **cls.model_options(config),
+        )
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Everything with parameters or buffers; `state_dict` walks it, so nothing is forgotten."""
+        return {"model": self.model}
+
+    def expect_terms(self, *names: str) -> None:
+        """Terms that not every update produces; they read 0 until one does."""
+        self._terms.update({name: torch.zeros((), device=self.device) for name in names})
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal noise from the learner's own generator."""
+        return torch.randn(shape, device=self.device, generator=self.generator)
+
+    def seed(self, seed: int) -> None:
+        """Seed the generator that updates and sampling draw from."""
+        self.generator.manual_seed(seed)
+
+    def adam(self, *modules: nn.Module, learning_rate: float | None = None) -> Adam:
+        """An optimiser that owns the parameters of `modules`."""
+        parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+        return Adam(parameters, self.config.learning_rate if learning_rate is None else learning_rate)
+
+    def update(self, batch: Mapping[str, Any], *, global_step: int) -> UpdateResult:
+        """One update on a batch given by the caller (see `TransitionBatch` for the columns)."""
+        if global_step < 0:
+            raise ConfigError(f"global_step must be >= 0, got {global_step}")
+        self.step(TransitionBatch.from_mapping(batch))
+        return UpdateResult(dict(self._terms))
+
+    def step(self, batch: TransitionBatch) -> None:
+        """One update and its bookkeeping."""
+        self.finish_step(self.gradient_step(self.normalized(batch), self.phase()))
+
+    def finish_step(self, terms: Terms) -> None:
+        """Count the update; terms of a part that did not run keep their last value."""
+        self.updates += 1
+        self._terms.update(terms)
+
+    @property
+    def terms(self) -> Terms:
+        """The newest value of every term."""
+        return self._terms
+
+    def normalized(self, batch: TransitionBatch) -> TransitionBatch:
+        normalizer = self.model.normalizer
+        if not normalizer.enabled:
+            return batch
+        return batch._replace(obs=normalizer(batch.obs), next_obs=normalizer(batch.next_obs))
+
+    def minimize(
+        self,
+        inputs: tuple[Any, ...],
+        objectives: Mapping[str, Loss],
+        targets: Mapping[nn.Module, nn.Module] | None = None,
+        *,
+        tau: float = 0.0,
+    ) -> Terms:
+        """Minimise each loss over the parameters its optimiser owns; then let `targets` follow by `tau`.
+
+        Gradients are taken for owned parameters only. `objectives` maps an optimiser's name to its loss, a
+        function of `inputs`.
+        """
+        terms: Terms = {}
+        groups: list[Group] = []
+        home = torch.cuda.current_stream(self.device) if self.execution.branches else None
+        for i, (name, loss) in enumerate(objectives.items()):
+            branch = self.execution.branches[i - 1] if home is not None and i > 0 else None
+            if branch is not None:
+                branch.wait_stream(home)  # type: ignore[arg-type]
+            with nullcontext() if branch is None else torch.cuda.stream(branch):
+                optimizer = self.optimizers[name]
+                value, found = self.execution.loss(loss)(*inputs)
+                gradients = torch.autograd.grad(value, optimizer.parameters)
+            groups.append(
+                (
+                    optimizer.parameters,
+                    gradients,
+                    optimizer.exp_avg,
+                    optimizer.exp_avg_sq,
+                    optimizer.step,
+                    optimizer.learning_rate,
+                )
+            )
+            terms.update({key: term.detach() for key, term in found.items()})
+        if home is not None:
+            for branch in self.execution.branches[: len(objectives) - 1]:
+                home.wait_stream(branch)
+        follows: list[Follow] = [
+            (
+                [*target.parameters(), *target.buffers()],
+                [p.detach() for p in (*source.parameters(), *source.buffers())],
+                tau,
+            )
+            for target, source in (targets or {}).items()
+        ]
+        with torch.no_grad():
+            self.execution.apply(groups, follows)
+        return terms
+
+    def scale_learning_rates(self, factor: float) -> None:
+        """Set each scheduled learning rate to `factor` times its configured value."""
+        for name, optimizer in self.optimizers.items():
+            if self.scheduled is None or name in self.scheduled:
+                optimizer.learning_rate.fill_(optimizer.base_learning_rate * factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Three drawers: `networks` and `optimizers` (flat name -> tensor), `counters` (plain values)."""
+        networks = {
+            f"{name}.{key}": tensor
+            for name, module in self.modules().items()
+            for key, tensor in module.state_dict().items()
+        }
+        optimizers = {
+            f"{name}.{key}": tensor
+            for name, optimizer in self.optimizers.items()
+            for key, tensor in optimizer.state_dict().items()
+        }
+        return {"networks": networks, "optimizers": optimizers, "counters": {"updates": self.updates}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore in place what `state_dict` returned."""
+        for name, module in self.modules().items():
+            module.load_state_dict(_below(state["networks"], name))
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(_below(state["optimizers"], name))
+        self.updates = int(state["counters"]["updates"])
+
+
+def _below(flat: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key[len(prefix) + 1 :]: value for key, value in flat.items() if key.startswith(f"{prefix}.")}
+
+
+def check_num_critics(config: Any, model: Any) -> None:
+    """A learner told of another number of critics than its model has is a mistake."""
+    if config.num_critics != model.num_critics:
+        raise ConfigError(
+            f"num_critics must equal the model's {model.num_critics}, got {config.num_critics}"
+        )

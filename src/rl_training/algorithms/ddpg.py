@@ -1,0 +1,38 @@
+"""DDPG: Deep Deterministic Policy Gradient (Lillicrap et al. 2016), in the form the TD3 paper calls OurDDPG.
+
+One critic, action and observation concatenated at the input, Gaussian exploration, no batch normalisation.
+TD3's update with one critic, no delay and no target noise is exactly DDPG's, so DDPG is TD3 with those settings;
+each can be turned on.
+Axes: critics `[1, B]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rl_training.algorithms.base import Terms
+from rl_training.algorithms.td3 import TD3, NonNegative, TD3Config, actor_terms, critic_terms
+from rl_training.models.mlp_td3 import MLPDDPGModel
+from rl_training.settings import PositiveInt
+
+
+class DDPGConfig(TD3Config):
+    """TD3's settings with its additions switched off."""
+
+    policy_delay: PositiveInt = 1
+    target_policy_noise: NonNegative = 0.0
+    target_noise_clip: NonNegative = 0.0
+
+
+def ddpg_loss(batch: Mapping[str, Any]) -> Terms:
+    """Every term from precomputed tensors: `q_values target_q_values policy_q`."""
+    return critic_terms(batch["q_values"][None], batch["target_q_values"]) | actor_terms(batch["policy_q"])
+
+
+class DDPG(TD3):
+    """Deterministic policy gradient on an `MLPDDPGModel`."""
+
+    name = "ddpg"
+    Config = DDPGConfig
+    Model = MLPDDPGModel

@@ -1,0 +1,93 @@
+"""DQN (Mnih et al. 2015), with Double DQN (van Hasselt et al. 2016) as an option.
+
+Huber loss on Q(s, a) against r + gamma max Qbar(s', ·); with `double_q` the online network chooses the action and
+the target network values it. Every `target_update_interval` updates the target moves by `tau` (1: a hard copy).
+Departures: Adam instead of RMSprop; no reward clipping; the interval counts gradient updates, as in the paper.
+Axes: values `[B, K]` for K actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.base import Learner, LearnerConfig, Terms
+from rl_training.algorithms.losses import huber_loss, td_target
+from rl_training.data.transitions import TransitionBatch
+from rl_training.models.mlp_q import MLPQNetwork
+from rl_training.models.policies import Policy
+from rl_training.settings import Fraction, PositiveFloat, PositiveInt
+
+
+class DQNConfig(LearnerConfig):
+    """epsilon falls linearly over the first `exploration_fraction` of the run."""
+
+    learning_rate: PositiveFloat = 1e-4
+    tau: Annotated[float, Field(gt=0, le=1)] = 1.0
+    double_q: bool = False
+    exploration_initial_eps: Fraction = 1.0
+    exploration_final_eps: Fraction = 0.05
+    exploration_fraction: Fraction = 0.1
+    target_update_interval: PositiveInt = 1_000
+
+
+def q_terms(q: Tensor, target: Tensor) -> Terms:
+    """`q [B]` of the taken actions against `target [B]`."""
+    return {"loss": huber_loss(q, target), "q_mean": q.mean(), "target_q_mean": target.mean()}
+
+
+def dqn_loss(batch: Mapping[str, Any]) -> Terms:
+    """Every term from precomputed tensors: `q_values target_q_values`."""
+    return q_terms(batch["q_values"], batch["target_q_values"])
+
+
+class DQN(Learner):
+    """Deep Q-learning on an `MLPQNetwork`."""
+
+    name = "dqn"
+    Config = DQNConfig
+    Model = MLPQNetwork
+    discrete = True
+
+    def __init__(self, *, model: MLPQNetwork, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **hyperparameters)
+        self.optimizers = {"q": self.adam(model.actor)}
+
+    def epsilon(self, progress: float) -> float:
+        """The chance of a random action at `progress` in [0, 1] of the run."""
+        fraction = self.config.exploration_fraction
+        done = 1.0 if fraction == 0 else min(progress / fraction, 1.0)
+        start, end = self.config.exploration_initial_eps, self.config.exploration_final_eps
+        return float(start + done * (end - start))
+
+    def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
+        n = len(obs)
+        random = torch.from_numpy(rng.integers(self.model.num_actions, size=n))
+        chance = torch.from_numpy(rng.random(n) < self.epsilon(progress))
+        return torch.where(chance, random, policy.mode(obs))
+
+    def phase(self) -> bool:
+        """Whether the target follows after this update."""
+        return (self.updates + 1) % self.config.target_update_interval == 0
+
+    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
+        targets = {self.model.target: self.model.actor} if phase else {}
+        return self.minimize((batch,), {"q": self.loss}, targets, tau=self.config.tau)
+
+    def loss(self, batch: TransitionBatch) -> tuple[Tensor, Terms]:
+        with torch.no_grad():
+            next_q = self.model.target(batch.next_obs)  # [B, K]
+            if self.config.double_q:
+                best = self.model.actor(batch.next_obs).argmax(-1, keepdim=True)
+                value = next_q.gather(-1, best).squeeze(-1)
+            else:
+                value = next_q.amax(-1)
+            target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
+        q = self.model.actor(batch.obs).gather(-1, batch.actions[:, None]).squeeze(-1)  # [B]
+        terms = q_terms(q, target)
+        return terms["loss"], terms

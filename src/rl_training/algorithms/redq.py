@@ -1,0 +1,140 @@
+"""REDQ: Randomized Ensembled Double Q-learning (Chen et al. 2021).
+
+SAC with N critics and many updates per environment step. Each update draws one random subset of M target
+critics, shared by the whole batch, and backs up its minimum; all N critics regress on the same target (squared
+errors summed over critics). The actor moves once per `policy_delay` updates, on the mean of all N critics.
+Departures: alpha is fixed unless `alpha: auto` (the authors learn it). As in the authors' code the actor sees
+the critics before their step of the same update.
+Axes: critics `[N, B]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Learner, Terms, check_num_critics
+from rl_training.algorithms.losses import (
+    soft_policy_loss,
+    soft_value,
+    squared_error,
+    subset_minimum,
+    td_target,
+)
+from rl_training.algorithms.temperature import SoftConfig, Temperature
+from rl_training.data.transitions import TransitionBatch
+from rl_training.errors import ConfigError
+from rl_training.models.mlp_redq import MLPREDQModel
+from rl_training.settings import PositiveInt
+
+
+class REDQConfig(SoftConfig):
+    """`policy_delay`: critic updates per actor update; unset, the trainer's `gradient_updates_per_step`."""
+
+    num_critics: PositiveInt = 10
+    subset_size: PositiveInt = 2
+    policy_delay: PositiveInt | None = None
+
+
+def _sample_target_critic_indices(
+    *,
+    num_critics: int,
+    subset_size: int,
+    generator: torch.Generator | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """`subset_size` distinct critics, drawn uniformly without a host read: `[M]`."""
+    scores = torch.rand(num_critics, generator=generator, device=device)
+    return scores.topk(subset_size).indices
+
+
+def critic_terms(q: Tensor, target: Tensor) -> Terms:
+    """`q [N, B]` against `target [B]`."""
+    return {"critic_loss": squared_error(q, target), "target_q_mean": target.mean()}
+
+
+def actor_terms(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Terms:
+    """`q [B]`: the mean of all critics at the policy's own actions."""
+    return {
+        "actor_loss": soft_policy_loss(q, logprobs, alpha),
+        "entropy_term": (alpha * logprobs).mean(),
+    }
+
+
+def redq_loss(batch: Mapping[str, Any]) -> Terms:
+    """Every term from precomputed tensors: `critic_q_values [B, N] target_q_values sampled_logprobs
+    sampled_q_values [B] alpha`."""
+    return critic_terms(batch["critic_q_values"].T, batch["target_q_values"]) | actor_terms(
+        batch["sampled_q_values"], batch["sampled_logprobs"], batch["alpha"]
+    )
+
+
+class REDQ(Learner):
+    """Randomised ensembles on an `MLPREDQModel`."""
+
+    name = "redq"
+    Config = REDQConfig
+    Model = MLPREDQModel
+
+    def __init__(self, *, model: MLPREDQModel, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **{"num_critics": model.num_critics} | hyperparameters)
+        check_num_critics(self.config, model)
+        if self.config.subset_size > model.num_critics:
+            raise ConfigError(
+                f"subset_size must be <= num_critics ({model.num_critics}), got {self.config.subset_size}"
+            )
+        self.temperature = Temperature(self.config, target_entropy=-float(model.action_dim)).to(self.device)
+        self.optimizers = {
+            "critics": self.adam(model.critics),
+            "actor": self.adam(model.actor, self.temperature),
+        }
+        self.expect_terms("actor_loss", "entropy_term", "alpha")
+
+    @classmethod
+    def model_options(cls, config: Any) -> dict[str, Any]:
+        return {"num_critics": config.num_critics, "init": "xavier"}
+
+    def modules(self) -> dict[str, torch.nn.Module]:
+        return {"model": self.model, "temperature": self.temperature}
+
+    def phase(self) -> bool:
+        """Whether this update moves the actor: the last of every `policy_delay`."""
+        return (self.updates + 1) % (self.config.policy_delay or 1) == 0
+
+    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
+        noise = self.normal(2, *batch.actions.shape)  # for a' and for a
+        subset = _sample_target_critic_indices(
+            num_critics=self.config.num_critics,
+            subset_size=self.config.subset_size,
+            generator=self.generator,
+            device=self.device,
+        )
+        objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if phase else {})
+        return self.minimize(
+            (batch, noise, subset),
+            objectives,
+            {self.model.target_critics: self.model.critics},
+            tau=self.config.tau,
+        )
+
+    def critic_loss(self, batch: TransitionBatch, noise: Tensor, subset: Tensor) -> tuple[Tensor, Terms]:
+        with torch.no_grad():
+            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, noise[0])
+            next_q = self.model.target_critics(batch.next_obs, next_actions)  # [N, B]
+            value = subset_minimum(next_q, subset)  # [B]
+            if self.config.backup_entropy:
+                value = soft_value(value, next_logprobs, self.temperature.alpha())
+            target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
+        q = self.model.critics(batch.obs, batch.actions)  # [N, B]
+        terms = critic_terms(q, target)
+        return terms["critic_loss"], terms
+
+    def actor_loss(self, batch: TransitionBatch, noise: Tensor, subset: Tensor) -> tuple[Tensor, Terms]:
+        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise[1])
+        q = self.model.critics(batch.obs, actions, frozen=True).mean(0)  # [B]
+        alpha = self.temperature.alpha()
+        terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}
+        return terms["actor_loss"] + self.temperature.loss(logprobs), terms

@@ -1,0 +1,91 @@
+"""SAC: Soft Actor-Critic (Haarnoja et al. 2018, v2 with a learned temperature).
+
+Two critics; the target takes their minimum at an action of the current policy; the actor maximises
+min Q - alpha log pi. Critic loss is half the squared error, summed over both, as in the paper.
+Departures: alpha is fixed unless `alpha: auto`; the temperature loss is taken in log alpha (as Stable-Baselines3);
+all losses use the parameters before the step (see `base`), as softlearning does.
+Axes: critics `[2, B]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Learner, Terms
+from rl_training.algorithms.losses import soft_policy_loss, soft_value, squared_error, td_target
+from rl_training.algorithms.temperature import SoftConfig, Temperature
+from rl_training.data.transitions import TransitionBatch
+from rl_training.models.mlp_sac import MLPSACModel
+
+
+def critic_terms(q: Tensor, target: Tensor) -> Terms:
+    """`q [2, B]` against `target [B]`."""
+    return {"critic_loss": 0.5 * squared_error(q, target), "target_q_mean": target.mean()}
+
+
+def actor_terms(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Terms:
+    """`q [2, B]` at the policy's own actions."""
+    return {
+        "actor_loss": soft_policy_loss(q.amin(0), logprobs, alpha),
+        "entropy_term": (alpha * logprobs).mean(),
+    }
+
+
+def sac_loss(batch: Mapping[str, Any]) -> Terms:
+    """Every term from precomputed tensors: `q1_values q2_values target_q_values sampled_logprobs sampled_q1
+    sampled_q2 alpha`."""
+    q = torch.stack([batch["q1_values"], batch["q2_values"]])
+    sampled_q = torch.stack([batch["sampled_q1"], batch["sampled_q2"]])
+    return critic_terms(q, batch["target_q_values"]) | actor_terms(
+        sampled_q, batch["sampled_logprobs"], batch["alpha"]
+    )
+
+
+class SAC(Learner):
+    """Soft actor-critic on an `MLPSACModel`."""
+
+    name = "sac"
+    Config = SoftConfig
+    Model = MLPSACModel
+
+    def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **hyperparameters)
+        self.temperature = Temperature(self.config, target_entropy=-float(model.action_dim)).to(self.device)
+        self.optimizers = {
+            "critics": self.adam(model.critics),
+            "actor": self.adam(model.actor, self.temperature),
+        }
+
+    def modules(self) -> dict[str, torch.nn.Module]:
+        return {"model": self.model, "temperature": self.temperature}
+
+    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
+        noise = self.normal(2, *batch.actions.shape)  # for a' and for a
+        return self.minimize(
+            (batch, noise),
+            {"critics": self.critic_loss, "actor": self.actor_loss},
+            {self.model.target_critics: self.model.critics},
+            tau=self.config.tau,
+        )
+
+    def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+        with torch.no_grad():
+            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, noise[0])
+            value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
+            if self.config.backup_entropy:
+                value = soft_value(value, next_logprobs, self.temperature.alpha())
+            target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
+        q = self.model.critics(batch.obs, batch.actions)  # [2, B]
+        terms = critic_terms(q, target)
+        return terms["critic_loss"], terms
+
+    def actor_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise[1])
+        q = self.model.critics(batch.obs, actions, frozen=True)  # [2, B]
+        alpha = self.temperature.alpha()
+        terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}
+        return terms["actor_loss"] + self.temperature.loss(logprobs), terms

@@ -1,0 +1,110 @@
+"""TD3: Twin Delayed DDPG (Fujimoto et al. 2018).
+
+Smoothed target actions, the minimum of two target critics, and an actor that moves with all targets only every
+`policy_delay` updates, on the first critic. Noise is in units of the action range [-1, 1].
+Departure: the actor sees the critics before their step of the same update (see `base`).
+Axes: critics `[2, B]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.base import Learner, LearnerConfig, Terms
+from rl_training.algorithms.losses import squared_error, td_target
+from rl_training.data.transitions import TransitionBatch
+from rl_training.models.mlp_td3 import MLPTD3Model
+from rl_training.models.policies import Policy
+from rl_training.settings import PositiveInt
+
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class TD3Config(LearnerConfig):
+    """Noise scales are standard deviations in internal action units."""
+
+    tau: Annotated[float, Field(gt=0, le=1)] = 0.005
+    policy_delay: PositiveInt = 2
+    target_policy_noise: NonNegative = 0.2
+    target_noise_clip: NonNegative = 0.5
+    exploration_noise: NonNegative = 0.1
+
+
+def smoothed_action(action: Tensor, noise: Tensor, clip: float) -> Tensor:
+    """clip(a + clip(noise, -c, c), -1, 1)."""
+    return (action + noise.clamp(-clip, clip)).clamp(-1.0, 1.0)
+
+
+def noisy_mode(policy: Policy, obs: Tensor, rng: np.random.Generator, scale: float) -> Tensor:
+    """The deterministic action plus Gaussian exploration noise, inside the bounds."""
+    action = policy.mode(obs)
+    noise = torch.from_numpy(rng.standard_normal(action.shape, dtype=np.float32))
+    return (action + scale * noise).clamp(-1.0, 1.0)
+
+
+def critic_terms(q: Tensor, target: Tensor) -> Terms:
+    """`q [N, B]` against `target [B]`."""
+    return {"critic_loss": squared_error(q, target), "target_q_mean": target.mean()}
+
+
+def actor_terms(q: Tensor) -> Terms:
+    """`q [B]`: the first critic at the policy's actions."""
+    return {"actor_loss": -q.mean()}
+
+
+def td3_loss(batch: Mapping[str, Any]) -> Terms:
+    """Every term from precomputed tensors: `q1_values q2_values target_q_values policy_q1`."""
+    q = torch.stack([batch["q1_values"], batch["q2_values"]])
+    return critic_terms(q, batch["target_q_values"]) | actor_terms(batch["policy_q1"])
+
+
+class TD3(Learner):
+    """Twin delayed DDPG on an `MLPTD3Model`."""
+
+    name = "td3"
+    Config = TD3Config
+    Model = MLPTD3Model
+
+    def __init__(self, *, model: MLPTD3Model, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **hyperparameters)
+        self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
+        self.expect_terms("actor_loss")
+
+    def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
+        return noisy_mode(policy, obs, rng, self.config.exploration_noise)
+
+    def phase(self) -> bool:
+        """Whether this update moves the actor and the targets."""
+        return (self.updates + 1) % self.config.policy_delay == 0
+
+    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
+        noise = self.config.target_policy_noise * self.normal(*batch.actions.shape)
+        if not phase:
+            return self.minimize((batch, noise), {"critics": self.critic_loss})
+        return self.minimize(
+            (batch, noise),
+            {"critics": self.critic_loss, "actor": self.actor_loss},
+            {self.model.target_critics: self.model.critics, self.model.target_actor: self.model.actor},
+            tau=self.config.tau,
+        )
+
+    def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+        with torch.no_grad():
+            clip = self.config.target_noise_clip
+            next_actions = smoothed_action(self.model.target_actor(batch.next_obs), noise, clip)
+            value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
+            target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
+        terms = critic_terms(self.model.critics(batch.obs, batch.actions), target)
+        return terms["critic_loss"], terms
+
+    def actor_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+        actions = self.model.actor(batch.obs)
+        q = self.model.critics(batch.obs, actions, frozen=True, members=1)  # [1, B]
+        terms = actor_terms(q[0])
+        return terms["actor_loss"], terms

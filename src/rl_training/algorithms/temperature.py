@@ -1,0 +1,54 @@
+"""The entropy weight alpha of the SAC family: a fixed number, or learned towards a target entropy."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import LearnerConfig
+from rl_training.algorithms.losses import temperature_loss
+from rl_training.settings import PositiveFloat
+
+Alpha = Annotated[float, Field(gt=0)] | Literal["auto"]
+
+
+class SoftConfig(LearnerConfig):
+    """What every SAC-family learner can be told.
+
+    `target_entropy` unset means the learner's own rule (-A unless its docstring says otherwise).
+    """
+
+    tau: Annotated[float, Field(gt=0, le=1)] = 0.005
+    alpha: Alpha = 0.2
+    initial_alpha: PositiveFloat = 1.0
+    target_entropy: float | None = None
+    backup_entropy: bool = True
+
+
+class Temperature(nn.Module):
+    """alpha as a tensor: a buffer when fixed, exp of a parameter when learned."""
+
+    fixed: Tensor
+
+    def __init__(self, config: Any, *, target_entropy: float) -> None:
+        super().__init__()
+        self.learned = config.alpha == "auto"
+        self.target_entropy = target_entropy if config.target_entropy is None else config.target_entropy
+        if self.learned:
+            self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_alpha)))
+        else:
+            self.register_buffer("fixed", torch.tensor(float(config.alpha)))
+
+    def alpha(self) -> Tensor:
+        """The current weight, detached: losses of critic and actor take it as a constant."""
+        return self.log_alpha.detach().exp() if self.learned else self.fixed
+
+    def loss(self, logprobs: Tensor) -> Tensor:
+        """What moves alpha; 0 when it is fixed."""
+        if not self.learned:
+            return logprobs.new_zeros(())
+        return temperature_loss(self.log_alpha, logprobs, self.target_entropy)

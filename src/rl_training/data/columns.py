@@ -1,0 +1,156 @@
+"""Named columns of transitions as they stand in a file or in a user's arrays, read in pieces.
+
+Columns are raw: the environment's units, the file's own number types, nothing checked but what the reader of
+the format had to check. `packing.py` turns them into rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.errors import DatasetError, MemoryLimitError
+from rl_training.memory import available_memory, human_bytes
+
+REQUIRED = ("observations", "actions", "rewards", "terminals")
+OPTIONAL = ("timeouts", "next_observations")
+CHUNK_BYTES = 64 * 2**20
+
+
+class Column(Protocol):
+    """One column that can be read piece by piece; pieces in rising order cost one pass."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Rows `start` to `stop`."""
+        ...
+
+
+class ArrayColumn:
+    """A column that is in memory, or mapped into it."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        return self.array[start:stop]
+
+
+@dataclass
+class Columns:
+    """The columns of one data set and what its source says of the action space.
+
+    `separated` says that the format itself keeps episodes apart (Minari), so that a next observation which
+    equals the following row's observation is no sign of a shift across episodes.
+    """
+
+    name: str
+    data: Mapping[str, Column]
+    action_low: tuple[float, ...] | None = None
+    action_high: tuple[float, ...] | None = None
+    num_actions: int = 0
+    start: int = 0
+    separated: bool = False
+    on_close: Callable[[], None] = field(default=lambda: None, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in REQUIRED:
+            if name not in self.data:
+                raise DatasetError(
+                    f"{self.name}: column {name!r} is missing; found: {', '.join(self.data) or 'none'}; "
+                    f"needed: {', '.join(REQUIRED)}"
+                )
+        if not any(name in self.data for name in OPTIONAL):
+            raise DatasetError(
+                f"{self.name}: columns 'timeouts' and 'next_observations' are both missing; one is needed "
+                "to keep episodes apart (timeouts may be all zero if no episode was cut)"
+            )
+        self._check_types()
+        self._check_shapes()
+        if self._row_bytes() > available_memory() // 2:
+            raise MemoryLimitError(f"{self.name}: one row takes {human_bytes(self._row_bytes())} of memory")
+
+    def _check_types(self) -> None:
+        for name, column in self.data.items():
+            if column.dtype.kind not in "fiub":
+                raise DatasetError(f"{self.name}: column {name!r} holds {column.dtype}, not numbers")
+            wanted = 2 if name.endswith("observations") else 1
+            wrong = len(column.shape) != wanted
+            if name == "actions":
+                wrong, wanted = len(column.shape) not in (1, 2), 2
+            if wrong:
+                raise DatasetError(
+                    f"{self.name}: column {name!r} must have {wanted} dimension{'s' * (wanted > 1)}, "
+                    f"got shape {list(column.shape)}"
+                )
+
+    def _check_shapes(self) -> None:
+        rows = len(self)
+        for name, column in self.data.items():
+            if column.shape[0] != rows:
+                raise DatasetError(
+                    f"{self.name}: column {name!r} has {column.shape[0]} rows, 'observations' has {rows}; "
+                    "all columns need the same length"
+                )
+        if rows == 0:
+            raise DatasetError(f"{self.name}: column 'observations' is empty; at least one row is needed")
+        if self.obs_dim == 0:
+            raise DatasetError(f"{self.name}: column 'observations' has no components, got shape [{rows}, 0]")
+        following = self.data.get("next_observations")
+        if following is not None and following.shape[1] != self.obs_dim:
+            raise DatasetError(
+                f"{self.name}: column 'next_observations' has {following.shape[1]} components, "
+                f"'observations' has {self.obs_dim}"
+            )
+
+    def __len__(self) -> int:
+        return self.data["observations"].shape[0]
+
+    @property
+    def obs_dim(self) -> int:
+        return self.data["observations"].shape[1]
+
+    def _row_bytes(self) -> int:
+        return sum(math.prod(column.shape[1:]) * column.dtype.itemsize for column in self.data.values())
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """`(start, stop)` of pieces of about `CHUNK_BYTES` that cover all rows."""
+        step = max(1, CHUNK_BYTES // max(1, self._row_bytes()))
+        for start in range(0, len(self), step):
+            yield start, min(start + step, len(self))
+
+    def chunks(self) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
+        """`(first row, pieces of every column)`, in order."""
+        for start, stop in self.spans():
+            yield start, {name: column.read(start, stop) for name, column in self.data.items()}
+
+    def close(self) -> None:
+        """Close the file behind the columns."""
+        self.on_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,329 @@
+"""`TransitionDataset`: a fixed set of packed transitions with its episodes, ready to be sampled.
+
+Observations are raw, continuous actions are in [-1, 1], `dones` is 1 only at true terminations. Time limits
+and cuts end an episode without ending the value of its last state. Data that exceed memory are read in pieces
+and kept in a memory-mapped file (see `packing.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from rl_training.data.columns import ArrayColumn, Columns
+from rl_training.data.packing import allocate_rows, pack
+from rl_training.data.sources import BatchSource, TensorSource
+from rl_training.data.transitions import RowLayout
+from rl_training.data.validation import resolve_spaces
+from rl_training.data.weighted import Part, WeightedSource
+from rl_training.errors import ConfigError, DatasetError
+from rl_training.spaces import SpaceSpec
+
+RETURN_RANGE = 1000.0  # IQL: rewards are scaled so that returns span this much
+RANKING_DISCOUNT = 0.99
+_CHUNK_ROWS = 1 << 18
+
+
+@dataclass(frozen=True)
+class DatasetStatistics:
+    """What a person wants to know of a data set; without episodes there are no returns and lengths."""
+
+    name: str
+    rows: int
+    episodes: int
+    terminals: int
+    timeouts: int  # episodes that ended without terminating: time limits and cuts
+    return_mean: float | None
+    return_std: float | None
+    return_min: float | None
+    return_max: float | None
+    length_mean: float | None
+    length_min: int | None
+    length_max: int | None
+    reward_min: float
+    reward_max: float
+    reward_mean: float
+    action_min: tuple[float, ...]  # in the environment's units
+    action_max: tuple[float, ...]
+    obs_mean: tuple[float, ...]
+    obs_std: tuple[float, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TransitionDataset:
+    """Packed rows `[n, layout.width]`, in memory or memory-mapped, and the last row of each episode.
+
+    `episode_ends` is empty when the rows are shuffled transitions. `parts` is set on a mixture: rows are then
+    drawn with the parts' weights, not uniformly. Transforms return new data sets.
+    """
+
+    rows: NDArray[np.float32]
+    spaces: SpaceSpec
+    episode_ends: NDArray[np.int64]
+    name: str = "arrays"
+    notes: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    memory_limit: int | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        observations: ArrayLike,
+        actions: ArrayLike,
+        rewards: ArrayLike,
+        terminals: ArrayLike,
+        timeouts: ArrayLike | None = None,
+        next_observations: ArrayLike | None = None,
+        *,
+        action_low: ArrayLike | None = None,
+        action_high: ArrayLike | None = None,
+        num_actions: int | None = None,
+        start: int = 0,
+        spaces: SpaceSpec | None = None,
+        name: str = "arrays",
+        memory_limit: int | None = None,
+    ) -> Self:
+        """A data set of your own arrays `[n, …]`, actions in the environment's units.
+
+        `terminals` marks true ends, `timeouts` time limits and cuts; where both are set, `terminals` wins.
+        Without `next_observations` they are the following rows' observations inside each episode. The action
+        space comes from `action_low` and `action_high` (one number or one per component), from `num_actions`
+        and `start`, or from `spaces`; never from the data.
+        """
+        given = {
+            "observations": observations,
+            "actions": actions,
+            "rewards": rewards,
+            "terminals": terminals,
+            "timeouts": timeouts,
+            "next_observations": next_observations,
+        }
+        columns = Columns(
+            name,
+            {key: ArrayColumn(np.asarray(value)) for key, value in given.items() if value is not None},
+            action_low=_bound(action_low),
+            action_high=_bound(action_high),
+            num_actions=num_actions or 0,
+            start=start,
+        )
+        return cls.from_columns(columns, spaces=spaces, memory_limit=memory_limit)
+
+    @classmethod
+    def from_columns(
+        cls, columns: Columns, *, spaces: SpaceSpec | None = None, memory_limit: int | None = None
+    ) -> Self:
+        """Check and pack the columns of a file; `spaces` are the environment's, if there is one."""
+        spaces = resolve_spaces(columns, spaces)
+        rows, ends, notes = pack(columns, spaces, memory_limit)
+        if len(ends) == 1:
+            notes = (*notes, "one episode only")
+        return cls(rows, spaces, ends, columns.name, notes, memory_limit=memory_limit)
+
+    @property
+    def layout(self) -> RowLayout:
+        return RowLayout.of(self.spaces)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def rewards(self) -> NDArray[np.float32]:
+        return self.rows[:, -2]
+
+    @property
+    def dones(self) -> NDArray[np.float32]:
+        return self.rows[:, -1]
+
+    def source(self, generator: torch.Generator) -> BatchSource:
+        """Batches on the generator's device: uniform, or by the weights of a mixture."""
+        rows = torch.from_numpy(self.rows).to(generator.device)
+        if self.parts:
+            return WeightedSource(rows, self.layout, generator, self.parts)
+        return TensorSource(rows, self.layout, generator)
+
+    def columns(self) -> Columns:
+        """The transitions in the environment's units, to be written to a file."""
+        layout, spaces = self.layout, self.spaces
+        o, a = layout.obs_dim, layout.action_dim
+        timeouts = np.zeros(len(self), np.bool_)
+        timeouts[self.episode_ends] = True
+        timeouts &= self.dones == 0
+        scaled = self.rows[:, 2 * o : 2 * o + a]
+        arrays = {
+            "observations": self.rows[:, :o],
+            "actions": spaces.to_env(scaled[:, 0] if spaces.discrete else scaled),
+            "rewards": self.rewards,
+            "terminals": self.dones.astype(np.bool_),
+            "timeouts": timeouts,
+            "next_observations": self.rows[:, o : 2 * o],
+        }
+        return Columns(
+            self.name,
+            {name: ArrayColumn(array) for name, array in arrays.items()},
+            action_low=spaces.low or None,
+            action_high=spaces.high or None,
+            num_actions=spaces.num_actions,
+            start=spaces.start,
+        )
+
+    def observation_moments(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Mean and standard deviation of each observation component over all rows, `[O]` each."""
+        o = self.layout.obs_dim
+        mean = sum(rows[:, :o].sum(0, dtype=np.float64) for rows in self._pieces()) / len(self)
+        squares = sum(((rows[:, :o] - mean) ** 2).sum(0) for rows in self._pieces())
+        return mean.astype(np.float32), np.sqrt(squares / len(self)).astype(np.float32)
+
+    def episode_returns(self, discount: float = 1.0) -> NDArray[np.float64]:
+        """The (discounted) sum of rewards of each episode."""
+        starts, lengths = self._episodes("episode returns")
+        rewards = self.rewards.astype(np.float64)
+        if discount != 1.0:
+            rewards *= discount ** (np.arange(len(self)) - np.repeat(starts, lengths))
+        returns: NDArray[np.float64] = np.add.reduceat(rewards, starts)
+        return returns
+
+    def statistics(self) -> DatasetStatistics:
+        """Counts, returns, lengths and ranges."""
+        layout = self.layout
+        action = slice(2 * layout.obs_dim, 2 * layout.obs_dim + layout.action_dim)
+        low = np.min([rows[:, action].min(0) for rows in self._pieces()], axis=0)
+        high = np.max([rows[:, action].max(0) for rows in self._pieces()], axis=0)
+        mean, std = self.observation_moments()
+        episodes = len(self.episode_ends)
+        returns = self.episode_returns() if episodes else None
+        lengths = self._episodes("lengths")[1] if episodes else None
+        return DatasetStatistics(
+            name=self.name,
+            rows=len(self),
+            episodes=episodes,
+            terminals=int(np.count_nonzero(self.dones)),
+            timeouts=int(np.count_nonzero(self.dones[self.episode_ends] == 0)),
+            return_mean=None if returns is None else float(returns.mean()),
+            return_std=None if returns is None else float(returns.std()),
+            return_min=None if returns is None else float(returns.min()),
+            return_max=None if returns is None else float(returns.max()),
+            length_mean=None if lengths is None else float(lengths.mean()),
+            length_min=None if lengths is None else int(lengths.min()),
+            length_max=None if lengths is None else int(lengths.max()),
+            reward_min=float(self.rewards.min()),
+            reward_max=float(self.rewards.max()),
+            reward_mean=float(self.rewards.mean(dtype=np.float64)),
+            action_min=_floats(self.spaces.to_env(low)),
+            action_max=_floats(self.spaces.to_env(high)),
+            obs_mean=_floats(mean),
+            obs_std=_floats(std),
+            notes=self.notes,
+        )
+
+    def with_rewards(self, scale: float = 1.0, shift: float = 0.0) -> Self:
+        """Every reward `r` becomes `scale * r + shift`."""
+        rows = allocate_rows(self.name, len(self), self.layout.width, self.memory_limit)
+        for first in range(0, len(self), _CHUNK_ROWS):
+            piece = slice(first, first + _CHUNK_ROWS)
+            rows[piece] = self.rows[piece]
+            rewards = rows[piece, -2].astype(np.float64) * scale + shift
+            if not np.all(np.abs(rewards) < np.finfo(np.float32).max):
+                raise DatasetError(f"{self.name}: rewards overflow with scale {scale:g} and shift {shift:g}")
+            rows[piece, -2] = rewards
+        return replace(self, rows=rows)
+
+    def with_return_range(self, span: float = RETURN_RANGE) -> Self:
+        """Rewards scaled so that the best and the worst return are `span` apart (IQL on locomotion)."""
+        returns = self.episode_returns()
+        width = float(returns.max() - returns.min())
+        if width <= 0:
+            raise DatasetError(
+                f"{self.name}: reward_range_scaling needs episodes with different returns, all "
+                f"{len(returns)} have {returns.max():g}; use reward_scale"
+            )
+        return self.with_rewards(scale=span / width)
+
+    def top_fraction(self, fraction: float) -> Self:
+        """The best `fraction` of the episodes (at least one) by their return discounted with 0.99."""
+        if not 0 < fraction <= 1:
+            raise ConfigError(f"top_fraction must be in (0, 1], got {fraction}", key="top_fraction")
+        if fraction == 1:
+            return self
+        returns = self.episode_returns(RANKING_DISCOUNT)
+        starts, lengths = self._episodes("top_fraction")
+        keep = max(1, int(fraction * len(returns)))
+        best = np.sort(np.argsort(-returns, kind="stable")[:keep])
+        rows = allocate_rows(self.name, int(lengths[best].sum()), self.layout.width, self.memory_limit)
+        ends = np.cumsum(lengths[best])
+        for start, length, end in zip(starts[best], lengths[best], ends):
+            rows[end - length : end] = self.rows[start : start + length]
+        return replace(
+            self,
+            rows=rows,
+            episode_ends=ends - 1,
+            notes=(*self.notes, f"best {keep} of {len(returns)} episodes"),
+            parts=self._remaining_parts(starts[best], lengths[best]),
+        )
+
+    def _remaining_parts(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Part, ...]:
+        """The parts of a mixture after only some episodes were kept; an empty part leaves the mixture."""
+        if not self.parts:
+            return ()
+        home = np.searchsorted(np.cumsum([part.rows for part in self.parts]), starts, side="right")
+        counts = np.bincount(home, weights=lengths, minlength=len(self.parts)).astype(int)
+        return tuple(Part(int(count), part.weight) for count, part in zip(counts, self.parts) if count)
+
+    def _episodes(self, purpose: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First row and length of each episode."""
+        if len(self.episode_ends) == 0:
+            raise DatasetError(f"{self.name}: {purpose} needs episodes, but the rows are unordered")
+        starts = np.concatenate([[0], self.episode_ends[:-1] + 1])
+        return starts, self.episode_ends - starts + 1
+
+    def _pieces(self) -> Iterator[NDArray[np.float32]]:
+        for first in range(0, len(self), _CHUNK_ROWS):
+            yield self.rows[first : first + _CHUNK_ROWS]
+
+
+def mix(
+    components: Sequence[tuple[TransitionDataset, float]], *, memory_limit: int | None = None
+) -> TransitionDataset:
+    """A data set whose batches draw each row from a component with probability `weight / sum(weights)`."""
+    if not components:
+        raise ConfigError("datasets: at least one data set is needed", key="datasets")
+    first = components[0][0]
+    for index, (dataset, weight) in enumerate(components):
+        if not weight > 0 or not np.isfinite(weight):
+            key = f"datasets.{index}.weight"
+            raise ConfigError(f"{key} must be > 0, got {weight}", key=key)
+        difference = first.spaces.difference(dataset.spaces)
+        if difference:
+            raise DatasetError(f"{first.name} and {dataset.name} cannot be mixed: {difference}")
+    name = " + ".join(dataset.name for dataset, _ in components)
+    sizes = [len(dataset) for dataset, _ in components]
+    rows = allocate_rows(name, sum(sizes), first.layout.width, memory_limit)
+    offsets = np.cumsum([0, *sizes])
+    ends = []
+    for (dataset, _), offset in zip(components, offsets):
+        rows[offset : offset + len(dataset)] = dataset.rows
+        ends.append(dataset.episode_ends + offset)
+    ordered = all(len(dataset.episode_ends) for dataset, _ in components)
+    total = sum(weight for _, weight in components)
+    return TransitionDataset(
+        rows=rows,
+        spaces=first.spaces,
+        episode_ends=np.concatenate(ends) if ordered else np.zeros(0, np.int64),
+        name=name,
+        notes=tuple(f"{dataset.name}: {note}" for dataset, _ in components for note in dataset.notes),
+        parts=tuple(Part(size, weight / total) for size, (_, weight) in zip(sizes, components)),
+        memory_limit=memory_limit,
+    )
+
+
+def _bound(value: ArrayLike | None) -> tuple[float, ...] | None:
+    return None if value is None else _floats(np.atleast_1d(np.asarray(value, dtype=np.float64)))
+
+
+def _floats(array: NDArray[Any]) -> tuple[float, ...]:
+    return tuple(float(x) for x in np.asarray(array).reshape(-1))

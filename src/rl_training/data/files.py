@@ -1,0 +1,104 @@
+"""What the readers and writers of data files share: opening safely and writing whole files or none."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import DatasetError, MissingDependencyError
+from rl_training.memory import human_bytes
+
+# Deflate cannot expand more than about 1032 times, so a file that declares more does not hold it.
+MAX_EXPANSION = 1100
+
+
+def require(module: str, purpose: str) -> Any:
+    """Import a package of the `offline` extra."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise MissingDependencyError(
+            f"{purpose} needs {module}, which is not installed; pip install 'rl-training[offline]'"
+        ) from None
+
+
+def existing_file(path: str | os.PathLike[str]) -> Path:
+    """`path`, if it is a file that can be read."""
+    file = Path(path)
+    if not file.is_file():
+        problem = "is a folder, not a file" if file.is_dir() else "does not exist"
+        raise DatasetError(f"{file}: {problem}; check dataset_path")
+    if not os.access(file, os.R_OK):
+        raise DatasetError(f"{file}: permission to read it is missing")
+    return file
+
+
+def refuse_hollow(name: str, column: str, declared: int, stored: int) -> None:
+    """Refuse a column that declares far more bytes than the file holds for it."""
+    if declared > stored * MAX_EXPANSION:
+        raise DatasetError(
+            f"{name}: column {column!r} declares {human_bytes(declared)} but the file holds "
+            f"{human_bytes(stored)} of it; the file is damaged or not to be trusted"
+        )
+
+
+@contextmanager
+def new_file(target: Path) -> Iterator[Path]:
+    """A temporary path beside `target` that becomes `target` when the block ends well; never replaces a file."""
+    with _staged(target) as folder:
+        staged = folder / target.name
+        yield staged
+        _sync(staged)
+        try:
+            os.link(staged, target)
+        except FileExistsError:
+            raise _exists(target) from None
+        except OSError:  # a file system without hard links
+            staged.rename(target)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """The same for a folder."""
+    with _staged(target) as parent:
+        staged = parent / target.name
+        staged.mkdir()
+        yield staged
+        for file in staged.iterdir():
+            _sync(file)
+        _sync(staged)
+        staged.rename(target)
+
+
+@contextmanager
+def _staged(target: Path) -> Iterator[Path]:
+    if target.exists():
+        raise _exists(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".tmp-", dir=target.parent))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        _sync(target.parent)
+    except OSError as error:
+        raise DatasetError(f"{target}: cannot be written: {error.strerror or error}") from None
+
+
+def _exists(target: Path) -> DatasetError:
+    return DatasetError(f"{target}: already exists and is not overwritten; choose another name or remove it")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,170 @@
+"""Transitions in `.npz` archives: read as a stream, without pickles, without loading whole columns.
+
+Members are `observations actions rewards terminals` and optionally `timeouts next_observations`, `action_low`,
+`action_high`, `num_actions`, `start`; others are not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from rl_training.data.columns import OPTIONAL, REQUIRED, Column, Columns
+from rl_training.data.files import existing_file, new_file, refuse_hollow
+from rl_training.errors import DatasetError
+from rl_training.memory import available_memory
+
+_SMALL = 4096  # more numbers than any action space has components
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError)
+
+
+class NpzColumn:
+    """One array of an archive, read as a stream; only going back starts the stream anew."""
+
+    def __init__(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> None:
+        self.archive, self.info, self.path = archive, info, path
+        self.column = info.filename.removesuffix(".npy")
+        if info.flag_bits & 1:
+            raise self._fail("is encrypted; save the data again without a password")
+        refuse_hollow(str(path), self.column, info.file_size, info.compress_size)
+        try:
+            self._stream = self._open()
+            self.shape, fortran, self.dtype = self._header(self._stream)
+            self._offset = self._stream.tell()
+        except _DAMAGED as error:
+            raise self._fail(f"is damaged: {error}") from None
+        if self.dtype.hasobject:
+            raise self._fail("holds Python objects, which could run code; save plain numbers")
+        self._by_component = fortran and len(self.shape) > 1
+        self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        declared = math.prod(self.shape) * self.dtype.itemsize
+        held = info.file_size - self._offset
+        if declared != held or any(size < 0 for size in self.shape):
+            raise self._fail(f"declares shape {list(self.shape)}, {declared} bytes, but holds {held}")
+        if self._by_component and declared > available_memory() // 2:
+            raise self._fail("is stored in Fortran order and larger than memory; save it in C order")
+        self._position = 0
+        self._whole: NDArray[Any] | None = None
+
+    def _fail(self, text: str) -> DatasetError:
+        return DatasetError(f"{self.path}: column {self.column!r} {text}")
+
+    def _open(self) -> IO[bytes]:
+        return self.archive.open(self.info)
+
+    @staticmethod
+    def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+        version = npy.read_magic(stream)
+        readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        if version not in readers:
+            raise ValueError(f"array format version {version} is not one of numbers")
+        shape, fortran, dtype = readers[version](stream)
+        return shape, fortran, dtype
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        try:
+            if self._by_component:
+                if self._whole is None:
+                    flat = np.frombuffer(self._stream.read(), dtype=self.dtype)
+                    self._whole = flat.reshape(self.shape, order="F")
+                return self._whole[start:stop]
+            if start < self._position:
+                self._stream = self._open()
+                self._header(self._stream)
+                self._position = 0
+            self._skip((start - self._position) * self._row_bytes)
+            data = self._stream.read((stop - start) * self._row_bytes)
+        except _DAMAGED as error:
+            raise self._fail(f"is damaged between rows {start} and {stop}: {error}") from None
+        self._position = stop
+        return np.frombuffer(data, dtype=self.dtype).reshape(stop - start, *self.shape[1:])
+
+    def _skip(self, count: int) -> None:
+        while count > 0:
+            count -= len(self._stream.read(min(count, 2**20)))
+
+
+def read_npz(path: str | os.PathLike[str]) -> Columns:
+    """The columns of an archive; the file stays open until `close()`."""
+    file = existing_file(path)
+    try:
+        archive = zipfile.ZipFile(file)
+    except _DAMAGED as error:
+        raise DatasetError(f"{file}: is not an .npz archive: {error}; write it with numpy.savez") from None
+    try:
+        members = {info.filename: info for info in archive.infolist()}
+        data: dict[str, Column] = {
+            name: NpzColumn(archive, members[f"{name}.npy"], file)
+            for name in (*REQUIRED, *OPTIONAL)
+            if f"{name}.npy" in members
+        }
+        extra = {
+            name: _numbers(NpzColumn(archive, members[f"{name}.npy"], file))
+            for name in ("action_low", "action_high", "num_actions", "start")
+            if f"{name}.npy" in members
+        }
+        return Columns(str(file), data, **space_of(str(file), extra), on_close=archive.close)
+    except BaseException:
+        archive.close()
+        raise
+
+
+def space_of(name: str, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Arguments of `Columns` from the numbers a file has beside its columns."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if value.dtype.kind not in "fiub" or value.size > _SMALL or value.size == 0:
+            raise DatasetError(f"{name}: {key} must be a few numbers, got {value.size} of type {value.dtype}")
+        if key.startswith("action_"):
+            found[key] = tuple(float(x) for x in value.reshape(-1))
+        elif value.size != 1 or value.dtype.kind not in "iu" or (key == "num_actions" and value.item() < 1):
+            raise DatasetError(f"{name}: {key} must be one whole number, got {value.reshape(-1)[:3].tolist()}")
+        else:
+            found[key] = int(value.item())
+    return found
+
+
+def _numbers(column: NpzColumn) -> NDArray[Any]:
+    if math.prod(column.shape) > _SMALL:
+        raise DatasetError(f"{column.path}: {column.column} must be a few numbers, got {list(column.shape)}")
+    return column.read(0, column.shape[0] if column.shape else 1)
+
+
+def write_npz(path: str | os.PathLike[str], columns: Columns) -> Path:
+    """Write columns as a compressed archive, in pieces; an existing file is never replaced."""
+    target = Path(path)
+    if target.suffix != ".npz":
+        raise DatasetError(f"{target}: the name of an npz file must end in .npz")
+    extra = {
+        "action_low": columns.action_low,
+        "action_high": columns.action_high,
+        "num_actions": columns.num_actions or None,
+        "start": columns.start if columns.num_actions else None,
+    }
+    with new_file(target) as staged, zipfile.ZipFile(staged, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, column in columns.data.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                npy.write_array_header_1_0(
+                    member,
+                    {
+                        "descr": npy.dtype_to_descr(column.dtype),
+                        "fortran_order": False,
+                        "shape": tuple(column.shape),
+                    },
+                )
+                for start, stop in columns.spans():
+                    member.write(np.ascontiguousarray(column.read(start, stop)).tobytes())
+        for name, value in extra.items():
+            if value is not None:
+                with archive.open(f"{name}.npy", "w") as member:
+                    npy.write_array(member, np.asarray(value), allow_pickle=False)
+    return target

@@ -1,0 +1,248 @@
+"""What must hold of raw columns before anything is trained on them; every error names file, column and row.
+
+Numbers are checked piece by piece (`Checker`). Whether `next_observations` belong to their rows can only be
+said of the whole set, so `Chaining` gathers evidence and gives its verdict at the end:
+
+- inside an episode the next observation is the following row's observation: *ordered*;
+- most rows do not chain, and not because the column is shifted: *unordered*, transitions without episodes;
+- anything between, a shifted column, or one that runs across time limits: refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.data.columns import Columns
+from rl_training.errors import ConfigError, DatasetError
+from rl_training.spaces import SpaceSpec
+
+ACTION_TOLERANCE = 1e-5  # of the range of each action component; inside it actions are clipped
+CHAIN_TOLERANCE = 1e-5  # absolute and relative; files round observations
+
+
+class Block(NamedTuple):
+    """Checked columns of consecutive rows, actions already internal."""
+
+    obs: NDArray[np.float32]  # [n, O]
+    actions: NDArray[np.float32]  # [n, A], or [n] if discrete
+    rewards: NDArray[np.float32]  # [n]
+    terminals: NDArray[np.bool_]  # [n]
+    timeouts: NDArray[np.bool_] | None  # [n]
+    next_obs: NDArray[np.float32] | None  # [n, O]
+
+    def join(self, later: Block) -> Block:
+        """This block with `later` behind it."""
+        columns: list[Any] = [None if a is None else np.concatenate([a, b]) for a, b in zip(self, later)]
+        return Block(*columns)
+
+    def last(self) -> Block:
+        """The last row alone."""
+        columns: list[Any] = [None if column is None else column[-1:] for column in self]
+        return Block(*columns)
+
+
+def resolve_spaces(columns: Columns, spaces: SpaceSpec | None) -> SpaceSpec:
+    """The spaces of a data set, `spaces` of an environment checked against what the source says of itself."""
+    own = _own_spaces(columns)
+    if spaces is None:
+        if own is None:
+            raise DatasetError(
+                f"{columns.name}: the action bounds are unknown; give action_low and action_high, or an "
+                "env_id (they are never guessed from the data)"
+            )
+        spaces = own
+    if columns.obs_dim != spaces.obs_dim:
+        raise DatasetError(
+            f"{columns.name}: column 'observations' has {columns.obs_dim} components, the environment has "
+            f"{spaces.obs_dim}"
+        )
+    shape = columns.data["actions"].shape
+    width = shape[1] if len(shape) == 2 else 1
+    if width != spaces.action_dim or (len(shape) == 1 and not spaces.discrete):
+        wanted = "[n]" if spaces.discrete else f"[n, {spaces.action_dim}]"
+        raise DatasetError(
+            f"{columns.name}: column 'actions' must have shape {wanted} for this action space, "
+            f"got {list(shape)}"
+        )
+    if own is not None:
+        _same_actions(columns.name, own, spaces)
+    return spaces
+
+
+def _own_spaces(columns: Columns) -> SpaceSpec | None:
+    try:
+        if columns.num_actions:
+            return SpaceSpec(columns.obs_dim, num_actions=columns.num_actions, start=columns.start)
+        if columns.action_low is None or columns.action_high is None:
+            if columns.action_low is not None or columns.action_high is not None:
+                raise ConfigError("action_low and action_high are only useful together")
+            return None
+        shape = columns.data["actions"].shape
+        width = shape[1] if len(shape) == 2 else 1
+        return SpaceSpec(columns.obs_dim, _wide(columns.action_low, width), _wide(columns.action_high, width))
+    except ConfigError as error:
+        raise DatasetError(f"{columns.name}: {error}") from None
+
+
+def _wide(bound: tuple[float, ...], width: int) -> tuple[float, ...]:
+    return bound * width if len(bound) == 1 else bound
+
+
+def _same_actions(name: str, own: SpaceSpec, spaces: SpaceSpec) -> None:
+    if own.discrete != spaces.discrete or (own.num_actions, own.start) != (spaces.num_actions, spaces.start):
+        raise DatasetError(
+            f"{name}: its actions are {_describe(own)}, the environment's are {_describe(spaces)}; "
+            "they must be the same"
+        )
+    same = len(own.low) == len(spaces.low) and np.allclose(
+        [own.low, own.high], [spaces.low, spaces.high], rtol=ACTION_TOLERANCE, atol=0
+    )
+    if not same:
+        raise DatasetError(
+            f"{name}: its action bounds {_describe(own)} are not the environment's {_describe(spaces)}; "
+            "convert the actions or correct action_low and action_high"
+        )
+
+
+def _describe(spaces: SpaceSpec) -> str:
+    if spaces.discrete:
+        return f"{spaces.num_actions} discrete ones from {spaces.start}"
+    return f"[{', '.join(f'{low:g}..{high:g}' for low, high in zip(spaces.low, spaces.high))}]"
+
+
+class Checker:
+    """Turns raw pieces into checked blocks."""
+
+    def __init__(self, name: str, spaces: SpaceSpec) -> None:
+        self.name = name
+        self.spaces = spaces
+
+    def block(self, first: int, raw: dict[str, NDArray[Any]]) -> Block:
+        """The columns of one piece, whose first row is row `first` of the set."""
+        timeouts, following = raw.get("timeouts"), raw.get("next_observations")
+        return Block(
+            obs=self._finite("observations", raw["observations"], first),
+            actions=self._actions(raw["actions"], first),
+            rewards=self._finite("rewards", raw["rewards"], first),
+            terminals=self._flags("terminals", raw["terminals"], first),
+            timeouts=None if timeouts is None else self._flags("timeouts", timeouts, first),
+            next_obs=None if following is None else self._finite("next_observations", following, first),
+        )
+
+    def _fail(self, column: str, row: int, text: str) -> DatasetError:
+        return DatasetError(f"{self.name}: column {column!r}, row {row}: {text}")
+
+    def _finite(self, column: str, values: NDArray[Any], first: int) -> NDArray[np.float32]:
+        with np.errstate(over="ignore"):
+            single = np.asarray(values, dtype=np.float32)
+        bad = np.argwhere(~np.isfinite(single))
+        if len(bad):
+            value = values[tuple(bad[0])]
+            raise self._fail(column, first + int(bad[0][0]), f"{value} is not a finite float32 number")
+        return single
+
+    def _flags(self, column: str, values: NDArray[Any], first: int) -> NDArray[np.bool_]:
+        bad = np.flatnonzero((values != 0) & (values != 1))
+        if len(bad):
+            raise self._fail(column, first + int(bad[0]), f"{values[bad[0]]} is not 0 or 1")
+        return values.astype(np.bool_)
+
+    def _actions(self, values: NDArray[Any], first: int) -> NDArray[np.float32]:
+        spaces = self.spaces
+        self._finite("actions", values, first)
+        if spaces.discrete:
+            values = values.reshape(-1)
+            bad = np.flatnonzero(values != np.floor(values))
+            if len(bad):
+                raise self._fail(
+                    "actions", first + int(bad[0]), f"{values[bad[0]]} is no number of a discrete action"
+                )
+            bad = np.flatnonzero((values < spaces.start) | (values >= spaces.start + spaces.num_actions))
+            if len(bad):
+                last = spaces.start + spaces.num_actions - 1
+                raise self._fail(
+                    "actions", first + int(bad[0]), f"{values[bad[0]]} is outside {spaces.start}..{last}"
+                )
+            return spaces.from_env(values)
+        low, high = np.asarray(spaces.low), np.asarray(spaces.high)
+        slack = ACTION_TOLERANCE * (high - low)
+        outside = np.argwhere((values < low - slack) | (values > high + slack))
+        if len(outside):
+            row, part = (int(index) for index in outside[0])
+            raise self._fail(
+                "actions",
+                first + row,
+                f"{values[row, part]:g} (component {part}) is outside [{low[part]:g}, {high[part]:g}]; "
+                "actions are expected in the environment's units",
+            )
+        return spaces.from_env(values)
+
+
+class Chaining:
+    """Evidence on whether next observations continue their episodes, gathered block by block."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.name = columns.name
+        self.has_timeouts = "timeouts" in columns.data
+        self.separated = columns.separated
+        self.pairs = self.breaks = self.shifted = self.limits = self.crossings = 0
+        self.first_break = self.first_crossing = -1
+
+    def observe(self, block: Block, first: int) -> NDArray[np.bool_]:
+        """Which rows but the last of `block` lack a continuation in the row after them, outside ends."""
+        assert block.next_obs is not None
+        following, here, after = block.next_obs[:-1], block.obs[:-1], block.obs[1:]
+        chained = _close(following, after)
+        limit = np.zeros(len(here), np.bool_) if block.timeouts is None else block.timeouts[:-1]
+        limit = limit & ~block.terminals[:-1]
+        inside = ~(limit | block.terminals[:-1])
+        broken = inside & ~chained
+        crossing = limit & chained & ~_close(here, after)
+        self.pairs += int(inside.sum())
+        self.breaks += int(broken.sum())
+        self.limits += int(limit.sum())
+        self.crossings += int(crossing.sum())
+        stale = _close(following, here)
+        stale[1:] |= _close(following[1:], here[:-1])
+        self.shifted += int((stale & inside).sum())
+        if self.first_break < 0 and broken.any():
+            self.first_break = first + int(np.argmax(broken))
+        if self.first_crossing < 0 and crossing.any():
+            self.first_crossing = first + int(np.argmax(crossing))
+        return broken
+
+    def ordered(self) -> bool:
+        """Whether rows follow each other in episodes; refuses a set that is neither ordered nor shuffled."""
+        if 2 * self.breaks > self.pairs:
+            if 2 * self.shifted > self.pairs:
+                raise self._fail(
+                    self.first_break,
+                    "is the observation of this row or of an earlier one; the column is shifted, leave it "
+                    "out to have it rebuilt from 'observations'",
+                )
+            return False
+        if self.breaks and self.has_timeouts:
+            raise self._fail(
+                self.first_break,
+                f"differs from 'observations' of row {self.first_break + 1} inside an episode; mark the end "
+                "of the episode in 'timeouts' or correct the row",
+            )
+        if not self.separated and 2 * self.crossings > self.limits:
+            raise self._fail(
+                self.first_crossing,
+                "is the first observation of the next episode although 'timeouts' ends the episode here; "
+                "leave the column out to have it rebuilt inside episodes, or clear the flag if the episode goes on",
+            )
+        return True
+
+    def _fail(self, row: int, text: str) -> DatasetError:
+        return DatasetError(f"{self.name}: column 'next_observations', row {row}: {text}")
+
+
+def _close(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which rows of `a` and `b` are equal up to rounding."""
+    result: NDArray[np.bool_] = np.all(np.abs(a - b) <= CHAIN_TOLERANCE * (1 + np.abs(b)), axis=1)
+    return result

@@ -1,0 +1,288 @@
+"""Checkpoints: folders without pickle that are either whole or not there.
+
+    step_000010000/
+        model.safetensors …    one file per group of tensors
+        trainer.json …         one file per record
+        replay/shard_00000.safetensors …
+        manifest.json          format, versions, and the size and SHA-256 of every file above
+
+A folder is staged as `.tmp-…`, each file is flushed to the disk, the manifest comes last, and one rename
+commits it. Neither safetensors nor a file system notices a flipped bit, so reading checks every hash before
+anything is used. Unchanged replay shards are hard links: one copy on the disk, in as many checkpoints.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from rl_training.errors import CheckpointError
+from rl_training.experiment import files
+from rl_training.experiment.manifest import (
+    FORMAT,
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    check_hash,
+    check_size,
+    read_manifest,
+    read_verified,
+    verify_checkpoint,
+)
+from rl_training.experiment.retention import (
+    discard,
+    find_checkpoint,
+    latest_valid,
+    list_checkpoints,
+    prune,
+    sweep,
+)
+from rl_training.experiment.shards import RowsInfo, RowsToSave
+
+__all__ = [
+    "FORMAT",
+    "Checkpoint",
+    "CheckpointInfo",
+    "RowsInfo",
+    "RowsToSave",
+    "find_checkpoint",
+    "latest_valid",
+    "list_checkpoints",
+    "prune",
+    "read_checkpoint",
+    "verify_checkpoint",
+    "write_checkpoint",
+]
+
+_GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+_FULL_DISK = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """A checkpoint just written; `num_bytes` is its size as a copy would have it, linked shards included."""
+
+    path: Path
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _File:
+    """One file to write: its bytes on demand, or the previous checkpoint's folder to link it from."""
+
+    name: str
+    estimate: int
+    encode: Callable[[], bytes]
+    link_from: Path | None = None
+    entry: FileEntry | None = None
+
+
+def write_checkpoint(
+    parent: Path,
+    step: int,
+    *,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    records: Mapping[str, Any],
+    rows: RowsToSave | None = None,
+    previous: Path | None = None,
+) -> CheckpointInfo:
+    """Write `parent/step_<step>` and return once it is on the disk; an existing one of that step is replaced.
+
+    `tensors["model"]` becomes model.safetensors, `records["trainer"]` trainer.json. `previous` must be the
+    checkpoint that `rows` has grown from, written or loaded by this run: its unchanged shards are linked.
+    Only the holder of the run's lock may write: leftovers of an interrupted write are removed.
+    """
+    started = time.perf_counter()
+    final = parent / f"step_{step:09d}"
+    staging = parent / f".tmp-{final.name}-{os.getpid()}"
+    plan = [*_plan_groups(tensors, records), *_plan_rows(rows, previous)]
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        sweep(parent)
+        staging.mkdir()
+        manifest = Manifest(step, _write_files(staging, plan), None if rows is None else rows.info)
+        files.write_durably(staging / MANIFEST, manifest.encode())
+        files.sync_folder(staging)
+        _commit(staging, final)
+    except Exception as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise CheckpointError(_write_problem(final, error, plan)) from error
+        raise
+    return CheckpointInfo(final, manifest.num_bytes, time.perf_counter() - started)
+
+
+def _encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Own, contiguous CPU copies: safetensors refuses views and shared storage."""
+    copies = {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    return safetensors.torch.save(copies)
+
+
+def _plan_groups(tensors: Mapping[str, Mapping[str, Tensor]], records: Mapping[str, Any]) -> Iterator[_File]:
+    for name in (*tensors, *records):
+        if not _GROUP.fullmatch(name) or name == "manifest":
+            raise ValueError(f"{name!r} cannot name a part of a checkpoint: use letters, digits, - and _")
+    for name, group in tensors.items():
+        size = sum(tensor.numel() * tensor.element_size() for tensor in group.values())
+        yield _File(f"{name}.safetensors", size, functools.partial(_encode_tensors, group))
+    for name, record in records.items():
+        try:
+            data = files.encode_json(record)
+        except ValueError as error:
+            raise CheckpointError(f"{name}.json: {error}") from None
+        yield _File(f"{name}.json", len(data), functools.partial(bytes, data))
+
+
+def _plan_rows(rows: RowsToSave | None, previous: Path | None) -> Iterator[_File]:
+    if rows is None:
+        return
+    info, entries, unchanged = rows.info, dict[str, FileEntry](), set[str]()
+    if previous is not None:
+        try:
+            old = read_manifest(previous)
+            entries, unchanged = dict(old.files), info.unchanged_since(old.rows)
+        except CheckpointError:
+            unchanged = set()  # nothing to link from: every shard is written
+    for name, start, end in info.shards():
+        encode = functools.partial(_encode_tensors, {"rows": rows.rows[start:end]})
+        size = (end - start) * info.width * rows.rows.element_size()
+        if name in unchanged:
+            yield _File(name, size, encode, link_from=previous, entry=entries[name])
+        else:
+            yield _File(name, size, encode)
+
+
+def _write_files(staging: Path, plan: list[_File]) -> dict[str, FileEntry]:
+    entries: dict[str, FileEntry] = {}
+    replay = staging / "replay"
+    if any(file.name.startswith("replay/") for file in plan):
+        replay.mkdir()
+    for file in plan:
+        if (
+            file.link_from is not None
+            and file.entry is not None
+            and _link(file.link_from, staging, file.name, file.entry)
+        ):
+            entries[file.name] = file.entry
+            continue
+        data = file.encode()
+        files.write_durably(staging / file.name, data)
+        entries[file.name] = FileEntry.of(data)
+    if replay.is_dir():
+        files.sync_folder(replay)
+    return entries
+
+
+def _link(source: Path, target: Path, name: str, entry: FileEntry) -> bool:
+    """Hard-link a shard; False where it is not whole or links are not supported, and it must be written."""
+    try:
+        os.link(check_size(source, name, entry), target / name, follow_symlinks=False)
+    except (OSError, CheckpointError):
+        return False
+    files.failpoint(f"after link {target.name}/{name}")
+    return True
+
+
+def _commit(staging: Path, final: Path) -> None:
+    displaced = final.with_name(f"{final.name}.old")
+    if final.exists():
+        discard(displaced)
+        files.rename(final, displaced)
+    files.rename(staging, final)
+    files.sync_folder(final.parent)
+    discard(displaced)
+
+
+def _write_problem(final: Path, error: OSError, plan: list[_File]) -> str:
+    if error.errno not in _FULL_DISK:
+        return f"{final}: cannot be written: {error.strerror or error}"
+    needed = sum(file.estimate for file in plan if file.link_from is None)
+    try:
+        free = str(shutil.disk_usage(final.parent).free)
+    except OSError:
+        free = "unknown"
+    return (
+        f"{final}: cannot be written: {error.strerror}: needs about {needed} bytes, {free} free;"
+        " free some space or lower keep_checkpoints"
+    )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose every byte was verified; tensors are on the CPU, replay rows stay on the disk."""
+
+    path: Path
+    step: int
+    tensors: Mapping[str, dict[str, Tensor]]
+    records: Mapping[str, Any]
+    rows: RowsInfo | None
+    manifest: Manifest
+
+    def read_rows(self, out: Tensor) -> None:
+        """Copy the filled rows into the first slots of `out` `[>= filled, W]`, on any device."""
+        info = self.rows
+        if info is None:
+            raise CheckpointError(f"{self.path}: holds no replay rows")
+        dtype = str(out.dtype).removeprefix("torch.")
+        if out.ndim != 2 or out.shape[0] < info.filled or (out.shape[1], dtype) != (info.width, info.dtype):
+            raise CheckpointError(
+                f"{self.path}: holds {info.filled} replay rows of {info.width} {info.dtype},"
+                f" which do not fit {list(out.shape)} {dtype}"
+            )
+        for name, start, end in info.shards():
+            data = read_verified(self.path, name, self.manifest.files[name])
+            shard = _decode_tensors(self.path / name, data).get("rows")
+            if shard is None or list(shard.shape) != [end - start, info.width]:
+                raise CheckpointError(f"{self.path / name}: expected rows [{end - start}, {info.width}]")
+            out[start:end].copy_(shard)
+
+
+def _decode_tensors(path: Path, data: bytes) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(data)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: not a safetensors file: {error}") from None
+
+
+def _decode_record(path: Path, data: bytes) -> Any:
+    try:
+        return files.decode_json(data)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON: {error}") from None
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Verify a checkpoint folder completely and load all but its replay rows; see `Checkpoint.read_rows`."""
+    manifest = read_manifest(path)
+    contents: dict[str, bytes] = {}
+    for name, entry in manifest.files.items():
+        if name.startswith("replay/"):
+            check_hash(path, name, entry)
+        else:
+            contents[name] = read_verified(path, name, entry)
+    tensors: dict[str, dict[str, Tensor]] = {}
+    records: dict[str, Any] = {}
+    for name, data in contents.items():
+        group, _, kind = name.rpartition(".")
+        if kind == "safetensors":
+            tensors[group] = _decode_tensors(path / name, data)
+        else:
+            records[group] = _decode_record(path / name, data)
+    return Checkpoint(path, manifest.step, tensors, records, manifest.rows, manifest)

@@ -1,0 +1,106 @@
+"""Which checkpoints there are, which is the newest whole one, and which may go."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from rl_training.errors import CheckpointError
+from rl_training.experiment import files
+from rl_training.experiment.manifest import MANIFEST, verify_checkpoint
+
+# `.old` marks a folder that a new one of the same step is about to replace; it counts until it is gone.
+_STEP = re.compile(r"step_([0-9]{1,18})(\.old)?")
+
+
+def list_checkpoints(parent: Path) -> list[Path]:
+    """The committed checkpoint folders inside `parent`, oldest step first; damaged ones are listed too."""
+    found = []
+    for path in parent.iterdir() if parent.is_dir() else ():
+        match = _STEP.fullmatch(path.name)
+        if match and path.is_dir():
+            found.append(((int(match[1]), match[2] is None), path))
+    return [path for _, path in sorted(found)]
+
+
+def latest_valid(parent: Path) -> tuple[Path, list[str]]:
+    """The newest checkpoint that verifies, and one warning for each damaged one passed over on the way."""
+    warnings: list[str] = []
+    for path in reversed(list_checkpoints(parent)):
+        try:
+            verify_checkpoint(path)
+        except CheckpointError as error:
+            warnings.append(f"skipped a damaged checkpoint: {error}")
+        else:
+            return path, warnings
+    reason = f" ({warnings[0]})" if warnings else ""
+    raise CheckpointError(f"{parent}: no valid checkpoint{reason}")
+
+
+def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Path:
+    """The checkpoint meant by a checkpoint folder, a run folder, or a folder of checkpoints such as `best`.
+
+    A checkpoint named directly is returned unverified; of several, the newest valid one, and `warn` is told
+    of each that was passed over.
+    """
+    if not path.is_dir():
+        what = (
+            "a file, not a checkpoint folder written by this package"
+            if path.exists()
+            else "no such checkpoint"
+        )
+        raise CheckpointError(f"{path}: {what}")
+    if (path / MANIFEST).exists() or _STEP.fullmatch(path.name):
+        return path
+    parent = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    if parent == path and not list_checkpoints(path):
+        raise CheckpointError(
+            f"{path}: neither a checkpoint nor a run folder (no {MANIFEST}, no checkpoints/)"
+        )
+    found, warnings = latest_valid(parent)
+    if warn is not None:
+        for warning in warnings:
+            warn(warning)
+    return found
+
+
+def prune(parent: Path, keep: int) -> list[Path]:
+    """Delete all but the newest `keep` checkpoints, and return what was deleted.
+
+    If none of those is valid, the newest valid older one stays too; if none is valid at all, nothing goes.
+    """
+    if keep < 1:
+        raise ValueError(f"keep must be >= 1, got {keep}")
+    newest_first = list_checkpoints(parent)[::-1]
+    kept, doomed = newest_first[:keep], newest_first[keep:]
+    if doomed and not any(_is_valid(path) for path in kept):
+        survivor = next((path for path in doomed if _is_valid(path)), None)
+        doomed = [path for path in doomed if path != survivor] if survivor else []
+    for path in doomed:
+        discard(path)
+    return doomed
+
+
+def _is_valid(path: Path) -> bool:
+    try:
+        verify_checkpoint(path, trust_shared=True)
+    except CheckpointError:
+        return False
+    return True
+
+
+def discard(folder: Path) -> None:
+    """Delete a checkpoint; a crash half-way leaves nothing that looks like one."""
+    if folder.exists():
+        trash = folder.with_name(f".tmp-trash-{folder.name}")
+        shutil.rmtree(trash, ignore_errors=True)
+        files.rename(folder, trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+
+def sweep(parent: Path) -> None:
+    """Remove what an interrupted write or deletion left behind."""
+    for leftover in parent.glob(".tmp-*"):
+        shutil.rmtree(leftover, ignore_errors=True)

@@ -1,0 +1,276 @@
+"""Run folders: one run each, never shared, never overwritten.
+
+{env}__{algo}__s{seed}__{time}[__suffix]/
+    config.yaml             as given          config.resolved.yaml    with every default
+    command.txt             how it was started
+    run.json                versions, machine, device, status, timestamps
+    metrics.csv   tb/       the log           checkpoints/   best/
+    lock                    held by the process that trains here
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+import torch
+
+from rl_training.errors import ConfigError
+from rl_training.experiment import files
+from rl_training.experiment.strict_yaml import dump_yaml
+
+Status = Literal["running", "finished", "interrupted", "failed", "diverged", "stopped"]
+
+RECORD = "run.json"
+CONFIG = "config.yaml"
+RESOLVED = "config.resolved.yaml"
+_ATTEMPTS = 1_000
+
+_held: set[int] = set()
+
+
+def _close_inherited_locks() -> None:
+    """A forked worker that outlives its parent would otherwise keep the parent's lock alive."""
+    for handle in _held:
+        with contextlib.suppress(OSError):
+            os.close(handle)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited_locks)
+
+
+class RunConfig(Protocol):
+    """What a run folder needs to know of a config."""
+
+    @property
+    def algo(self) -> str: ...
+    @property
+    def env_id(self) -> str | None: ...
+    @property
+    def seed(self) -> int | None: ...
+    @property
+    def output_dir(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _plain_name(text: str) -> str:
+    """Text as a part of a folder name; `ALE/Pong-v5` becomes `ALE-Pong-v5`."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
+
+
+def machine_record() -> dict[str, Any]:
+    """What the bits of a CPU run depend on: versions, instruction set, threads."""
+    versions = {"python": platform.python_version(), "rl_training": files.package_version()}
+    for package in ("torch", "numpy", "gymnasium", "mujoco"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "versions": versions,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+    }
+
+
+def machine_changes(record: Mapping[str, Any]) -> list[str]:
+    """What of the things bits depend on differs between a run's record and this process, one phrase each."""
+    now = machine_record()
+    old = record.get("versions", {}) | {name: record.get(name) for name in ("cpu_capability", "threads")}
+    new = now["versions"] | {name: now[name] for name in ("cpu_capability", "threads")}
+    return [f"{name} {old.get(name)} -> {value}" for name, value in new.items() if old.get(name) != value]
+
+
+class RunDirectory:
+    """A run folder held by this process until `close`; also a context manager. Made by `create` or `open`.
+
+    `machine_changes` says, for a continued run, what has changed since; bit-exact resuming needs it empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.machine_changes: list[str] = []
+        self._lock: int | None = None
+        self._record: dict[str, Any] = {}
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """Parent of the best checkpoint, written like any other: `best/step_…`."""
+        return self.path / "best"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tb"
+
+    @property
+    def metrics_csv(self) -> Path:
+        return self.path / "metrics.csv"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """A copy of what run.json says."""
+        return dict(self._record)
+
+    @classmethod
+    def create(
+        cls,
+        config: RunConfig,
+        resolved: Mapping[str, Any],
+        suffix: str | None = None,
+        command: Sequence[str] | None = None,
+        text: str | None = None,
+    ) -> Self:
+        """Make a folder that did not exist, lock it and write what the run starts from.
+
+        `text` is the config file as the user wrote it, `command` the command line (default: this process's).
+        """
+        stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+        env = _plain_name(config.env_id) if config.env_id else "no-env"
+        name = f"{env}__{_plain_name(config.algo)}__s{config.seed}__{stamp}"
+        name += f"__{_plain_name(suffix)}" if suffix else ""
+        problem = f"output_dir {config.output_dir} cannot hold a run (choose another with --output-dir)"
+        with _one_line(problem):
+            run = cls(_make_unique(Path(config.output_dir), name))
+        with _one_line(problem), run._locking():
+            run._write(CONFIG, text if text is not None else dump_yaml(config.to_dict()))
+            run._write(RESOLVED, dump_yaml(dict(resolved)))
+            run._write("command.txt", shlex.join(command if command is not None else sys.argv) + "\n")
+            run.checkpoints.mkdir()
+            run.update(
+                algo=config.algo,
+                env_id=config.env_id,
+                seed=config.seed,
+                device=config.device,
+                status="running",
+                exact_resume=None,
+                created=_now(),
+                resumed=[],
+                **machine_record(),
+            )
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Lock an existing run to continue it; its status becomes `running` again."""
+        read_run_record(path)  # before the lock, which would leave a file in a folder that is no run
+        run = cls(path)
+        with _one_line(f"{path}: the run cannot be continued"), run._locking():
+            run._record = read_run_record(path)
+            run.machine_changes = machine_changes(run._record)
+            resumed = [*run._record.get("resumed", []), _now()]
+            run.update(status="running", resumed=resumed, **machine_record())
+        return run
+
+    @contextlib.contextmanager
+    def _locking(self) -> Iterator[None]:
+        """Take the lock, and give it back if what follows fails."""
+        self._lock = _acquire(self.path)
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def update(self, **fields: Any) -> None:
+        """Merge fields into run.json, atomically."""
+        merged = {**self._record, **fields, "pid": os.getpid(), "updated": _now()}
+        files.replace_atomically(self.path / RECORD, files.encode_json(merged))
+        self._record = merged
+
+    def set_status(self, status: Status, **fields: Any) -> None:
+        self.update(status=status, **fields)
+
+    def _write(self, name: str, text: str) -> None:
+        files.replace_atomically(self.path / name, text.encode())
+
+    def close(self) -> None:
+        """Release the lock; the folder stays."""
+        if self._lock is not None:
+            _held.discard(self._lock)
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_run_record(path: Path) -> dict[str, Any]:
+    """run.json of a run folder, without locking it."""
+    if not (path / RECORD).is_file():
+        raise ConfigError(f"{path}: not a run folder (it has no {RECORD})")
+    try:
+        record = files.decode_json((path / RECORD).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path / RECORD}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path / RECORD}: damaged: {error}") from None
+    if not isinstance(record, dict):
+        raise ConfigError(f"{path / RECORD}: damaged: expected a mapping")
+    return record
+
+
+@contextlib.contextmanager
+def _one_line(problem: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{problem}: {error.strerror or error}") from None
+
+
+def _make_unique(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    for attempt in range(1, _ATTEMPTS):
+        path = parent / (name if attempt == 1 else f"{name}_{attempt}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise FileExistsError(None, f"{name} exists {_ATTEMPTS} times")
+
+
+def _acquire(path: Path) -> int:
+    """Take the folder's lock, which the kernel releases when this process ends, however it ends."""
+    handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(handle)
+        raise ConfigError(
+            f"{path}: in use by process {holder}; wait for it to end, or start a run of your own"
+        ) from None
+    except OSError:
+        os.close(handle)
+        raise
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    _held.add(handle)
+    return handle

@@ -1,0 +1,102 @@
+"""The replay rows of a checkpoint: fixed-size shards of slots, of which the unchanged ones are shared.
+
+A ring buffer changes only between two write positions, so most of a large buffer is the same in successive
+checkpoints. A shard without a written slot is hard-linked from the previous checkpoint; every folder is still
+complete on its own, and deleting one never harms another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+SHARD_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class RowsToSave:
+    """A ring of rows `[capacity or filled, W]` in slot order; row n was written to slot `n % capacity`.
+
+    `added` counts all rows ever written. The ring fills from slot 0, so `filled` is `min(added, capacity)`.
+    """
+
+    rows: Tensor
+    filled: int
+    added: int
+    capacity: int
+
+    def __post_init__(self) -> None:
+        if self.filled != min(self.added, self.capacity):
+            raise ValueError(
+                f"filled must be min(added, capacity), got filled={self.filled}, added={self.added}, "
+                f"capacity={self.capacity}"
+            )
+        if self.rows.ndim != 2 or self.rows.shape[0] < self.filled:
+            raise ValueError(f"rows must be [>= {self.filled}, W], got {list(self.rows.shape)}")
+
+    @property
+    def info(self) -> RowsInfo:
+        return RowsInfo(
+            self.filled,
+            self.added,
+            self.capacity,
+            width=self.rows.shape[1],
+            dtype=str(self.rows.dtype).removeprefix("torch."),
+            shard_rows=SHARD_ROWS,
+        )
+
+
+@dataclass(frozen=True)
+class RowsInfo:
+    """What a manifest says of the rows; enough to know which shards there are and what each must hold."""
+
+    filled: int
+    added: int
+    capacity: int
+    width: int
+    dtype: str
+    shard_rows: int
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RowsInfo:
+        """Raises ValueError unless the numbers could come from a ring."""
+        info = cls(**value)
+        counts = [info.filled, info.added, info.capacity, info.width, info.shard_rows]
+        if any(type(count) is not int or count < 0 for count in counts) or info.shard_rows == 0:
+            raise ValueError(f"impossible replay counts {counts}")
+        if info.filled != min(info.added, info.capacity) or type(info.dtype) is not str:
+            raise ValueError(f"impossible replay counts {counts}")
+        return info
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.filled // self.shard_rows)
+
+    def shards(self) -> Iterator[tuple[str, int, int]]:
+        """File name, first slot and end slot of each shard; the last one may be short."""
+        for number, start in enumerate(range(0, self.filled, self.shard_rows)):
+            yield f"replay/shard_{number:05d}.safetensors", start, min(start + self.shard_rows, self.filled)
+
+    def unchanged_since(self, old: RowsInfo | None) -> set[str]:
+        """Names of the shards that hold the same slots, none of them written after `old` was saved."""
+        if old is None or (old.capacity, old.width, old.dtype, old.shard_rows) != (
+            self.capacity,
+            self.width,
+            self.dtype,
+            self.shard_rows,
+        ):
+            return set()
+        written = self.added - old.added
+        if not 0 <= written < self.capacity:
+            return set()
+        first = old.added % max(self.capacity, 1)
+        spans = [(first, first + written), (first - self.capacity, first + written - self.capacity)]
+        before = set(old.shards())
+        return {
+            name
+            for name, start, end in self.shards()
+            if (name, start, end) in before and all(end <= low or high <= start for low, high in spans)
+        }

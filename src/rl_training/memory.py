@@ -1,0 +1,73 @@
+"""How much memory this process may still take, on bare metal and inside containers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+# What a version 1 hierarchy reports when nobody set a limit is close to 2**63; no machine has that much.
+_NO_LIMIT = 1 << 60
+
+
+def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that can be allocated without swapping or being killed.
+
+    The smallest of what the kernel calls available and what each control group (version 1 or 2) above this
+    process still allows; file cache that the kernel would give back counts as free.
+    """
+    return max(0, min(_machine(proc), *_groups(proc, cgroups), _NO_LIMIT))
+
+
+def human_bytes(count: float) -> str:
+    """`1536` as `1.5 KiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _machine(proc: Path) -> int:
+    try:
+        for line in (proc / "meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    names = os.sysconf_names
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in names else "SC_PHYS_PAGES"
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") if pages in names else _NO_LIMIT
+
+
+def _groups(proc: Path, cgroups: Path) -> Iterator[int]:
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, limit, usage, cache = cgroups, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            root, cache = cgroups / "memory", "total_inactive_file"
+            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        # A limit holds for everything below it. A container often sees its own group as the root, where the
+        # path of the host does not exist, so the root is always looked at.
+        group = root / path.lstrip("/")
+        for folder in (group, *(p for p in group.parents if p == root or root in p.parents)):
+            room = _room(folder, limit, usage, cache)
+            if room is not None:
+                yield room
+
+
+def _room(folder: Path, limit: str, usage: str, cache: str) -> int | None:
+    try:
+        total = int((folder / limit).read_text())
+        used = int((folder / usage).read_text())
+        stat = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no such group here, or "max": no limit
+        return None
+    return None if total >= _NO_LIMIT else total - used + int(stat.get(cache, 0))

@@ -1,0 +1,106 @@
+"""What the actor-critic models share: an actor, N critics, their targets, and the normaliser before them.
+
+Learners use the parts (`model.actor`, `model.critics`, …) on normalised observations; the public methods take
+raw ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.models.critics import Critics
+from rl_training.models.mlp import Init, frozen_copy
+from rl_training.models.policies import ActionSample, Normalizer, Policy, TanhGaussianActor
+
+
+class Model(nn.Module):
+    """Base of all models: `policy` is what acts, `normalizer` what every network sees through."""
+
+    def __init__(self, obs_dim: int, actor: nn.Module, *, normalize_observations: bool) -> None:
+        super().__init__()
+        self.obs_dim = obs_dim
+        self.normalizer = Normalizer(obs_dim, enabled=normalize_observations)
+        self.actor = actor
+
+    @property
+    def policy(self) -> Policy:
+        """A view that shares this model's actor and normaliser."""
+        return Policy(self.normalizer, self.actor)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+
+class ActorCriticModel(Model):
+    """An actor with N critics and their target copies."""
+
+    def __init__(
+        self, obs_dim: int, actor: nn.Module, critics: Critics, *, normalize_observations: bool
+    ) -> None:
+        super().__init__(obs_dim, actor, normalize_observations=normalize_observations)
+        self.critics = critics
+        self.target_critics = frozen_copy(critics)
+
+    @property
+    def num_critics(self) -> int:
+        return self.critics.num_critics
+
+    @property
+    def action_dim(self) -> int:
+        return self.critics.action_dim
+
+    def all_q_values(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """`[B, N]` (`[B, N, M]` for quantile critics); one unbatched pair gives B = 1."""
+        obs, actions = torch.atleast_2d(obs), torch.atleast_2d(actions)
+        q: Tensor = self.critics(self.normalizer(obs), actions)
+        return q.transpose(0, 1)
+
+
+class StochasticActorCritic(ActorCriticModel):
+    """A tanh-Gaussian actor with N critics: the networks of the whole SAC family."""
+
+    actor: TanhGaussianActor
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        num_critics: int,
+        *,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        critic_outputs: int = 1,
+        normalize_observations: bool = False,
+        log_std_bounds: tuple[float, float] = (-20.0, 2.0),
+        layer_norm: bool = False,
+        init: Init = "torch",
+    ) -> None:
+        super().__init__(
+            obs_dim,
+            TanhGaussianActor(obs_dim, action_dim, hidden_sizes, log_std_bounds=log_std_bounds, init=init),
+            Critics(
+                num_critics,
+                obs_dim,
+                action_dim,
+                hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes,
+                outputs=critic_outputs,
+                layer_norm=layer_norm,
+                init=init,
+            ),
+            normalize_observations=normalize_observations,
+        )
+
+    def sample_actions(self, obs: Tensor) -> ActionSample:
+        """Actions drawn with torch's global generator, and their log-probabilities."""
+        obs = self.normalizer(torch.atleast_2d(obs))
+        noise = torch.randn(len(obs), self.action_dim, device=obs.device)
+        return self.actor.sample_with_logprob(obs, noise)
+
+    def action_logprobs(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """log pi(a|s), `[B]`, finite for actions at ±1."""
+        obs, actions = torch.atleast_2d(obs), torch.atleast_2d(actions)
+        return self.actor.log_prob(self.normalizer(obs), actions)

@@ -1,0 +1,167 @@
+"""Multi-layer perceptrons, one by one (`MLP`) and as an ensemble along an axis (`EnsembleMLP`).
+
+An ensemble is an axis, not a list: weights are `[N, in, out]`, activations `[N, B, features]`, and N = 2 and
+N = 50 run the same code.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_training.settings import Settings, Sizes
+
+Init = Literal["torch", "xavier", "orthogonal"]
+
+
+class NetworkConfig(Settings):
+    """Shapes of the networks; critics take `hidden_sizes` too unless given their own."""
+
+    hidden_sizes: Sizes = (256, 256)
+    critic_hidden_sizes: Sizes | None = None
+
+    @property
+    def critic_sizes(self) -> tuple[int, ...]:
+        return self.hidden_sizes if self.critic_hidden_sizes is None else self.critic_hidden_sizes
+
+
+def _init_matrix(weight: Tensor, bias: Tensor, fan_in: int, init: Init) -> None:
+    """Fill one `[out, in]`-like matrix and its bias; orthogonal uses gain sqrt(2) for ReLU."""
+    if init == "torch":
+        bound = 1.0 / math.sqrt(fan_in)
+        nn.init.uniform_(weight, -bound, bound)
+        nn.init.uniform_(bias, -bound, bound)
+        return
+    if init == "xavier":
+        nn.init.xavier_uniform_(weight)
+    else:
+        nn.init.orthogonal_(weight, math.sqrt(2.0))
+    nn.init.zeros_(bias)
+
+
+class MLP(nn.Module):
+    """`in -> hidden (ReLU) … -> out`, a plain network for actors and value functions."""
+
+    def __init__(
+        self, in_features: int, hidden_sizes: Sequence[int], out_features: int, *, init: Init = "torch"
+    ) -> None:
+        super().__init__()
+        sizes = [in_features, *hidden_sizes, out_features]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:]))
+        for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
+            _init_matrix(layer.weight.data, layer.bias.data, layer.in_features, init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        *hidden, head = self.layers
+        for layer in hidden:
+            x = F.relu(layer(x))
+        out: Tensor = head(x)
+        return out
+
+
+class EnsembleLinear(nn.Module):
+    """N independent affine maps as one batched product: `[N, B, in] -> [N, B, out]`."""
+
+    def __init__(self, num_members: int, in_features: int, out_features: int, *, init: Init = "torch") -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_members, in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(num_members, 1, out_features))
+        for weight, bias in zip(self.weight.data, self.bias.data):
+            _init_matrix(weight.T, bias, in_features, init)
+
+    def forward(self, x: Tensor, frozen: bool = False) -> Tensor:
+        weight, bias = _members(self, len(x), frozen)
+        return torch.baddbmm(bias, x, weight)
+
+
+class EnsembleLayerNorm(nn.Module):
+    """Layer normalisation with a gain and a shift of each member's own."""
+
+    def __init__(self, num_members: int, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(num_members, 1, features))
+        self.bias = nn.Parameter(torch.zeros(num_members, 1, features))
+
+    def forward(self, x: Tensor, frozen: bool = False) -> Tensor:
+        weight, bias = _members(self, len(x), frozen)
+        return torch.addcmul(bias, F.layer_norm(x, x.shape[-1:]), weight)
+
+
+def _members(layer: EnsembleLinear | EnsembleLayerNorm, count: int, frozen: bool) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the first `count` members, detached if `frozen`."""
+    weight, bias = layer.weight[:count], layer.bias[:count]
+    return (weight.detach(), bias.detach()) if frozen else (weight, bias)
+
+
+class EnsembleMLP(nn.Module):
+    """N networks `in -> hidden (LayerNorm?) ReLU … -> out` of one shape, evaluated together.
+
+    `frozen` evaluates with detached weights: the caller's gradient flows to the input only, and no backward,
+    compiled or not, computes a weight gradient nobody asked for.
+    """
+
+    def __init__(
+        self,
+        num_members: int,
+        in_features: int,
+        hidden_sizes: Sequence[int],
+        out_features: int,
+        *,
+        layer_norm: bool = False,
+        init: Init = "torch",
+    ) -> None:
+        super().__init__()
+        self.num_members = num_members
+        sizes = [in_features, *hidden_sizes]
+        self.hidden = nn.ModuleList(
+            EnsembleLinear(num_members, a, b, init=init) for a, b in zip(sizes[:-1], sizes[1:])
+        )
+        self.norms = nn.ModuleList(EnsembleLayerNorm(num_members, h) for h in hidden_sizes if layer_norm)
+        self.head = EnsembleLinear(num_members, sizes[-1], out_features, init=init)
+
+    def _layers(self) -> Iterator[tuple[nn.Module, nn.Module | None]]:
+        norms = list(self.norms) if len(self.norms) else [None] * len(self.hidden)
+        return zip(self.hidden, norms)
+
+    def forward(self, x: Tensor, frozen: bool = False, members: int | None = None) -> Tensor:
+        """`x [B, in]` is seen by all members, or by the first `members`: `[N, B, out]`."""
+        x = x.expand(members or self.num_members, -1, -1)
+        for linear, norm in self._layers():
+            x = linear(x, frozen)
+            if norm is not None:
+                x = norm(x, frozen)
+            x = F.relu(x)
+        out: Tensor = self.head(x, frozen)
+        return out
+
+    def with_slopes(self, x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+        """Outputs `[N, B, 1]` and their slopes in the last `columns` inputs, `[N, B, columns]`.
+
+        The slope of a ReLU network is a chain of products with the masks of its forward pass, so it is written
+        as forward operations and one ordinary backward differentiates it: there is no double backward.
+        """
+        if len(self.norms) or self.head.weight.shape[-1] != 1:
+            raise ValueError("slopes are defined for plain ReLU critics with one output (no LayerNorm)")
+        x = x.expand(self.num_members, -1, -1)
+        masks: list[Tensor] = []
+        for linear, _ in self._layers():
+            x = linear(x)
+            masks.append((x > 0).to(x.dtype))
+            x = F.relu(x)
+        slope = self.head.weight.transpose(1, 2) * masks[-1]  # [N, B, H]
+        for linear, mask in zip(reversed(list(self.hidden)[1:]), reversed(masks[:-1])):
+            slope = torch.bmm(slope, linear.weight.transpose(1, 2)) * mask  # type: ignore[operator]
+        first = self.hidden[0].weight[:, -columns:, :]  # type: ignore[index]
+        return self.head(x), torch.bmm(slope, first.transpose(1, 2))
+
+
+def frozen_copy(module: nn.Module) -> nn.Module:
+    """A target network: a deep copy that no gradient reaches."""
+    return copy.deepcopy(module).requires_grad_(False)

@@ -1,0 +1,46 @@
+"""The models of TD3 (two critics), TD3+BC and DDPG (one): deterministic actor, target actor, critics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from rl_training.models.actor_critic import ActorCriticModel
+from rl_training.models.critics import Critics
+from rl_training.models.mlp import frozen_copy
+from rl_training.models.policies import DeterministicActor
+
+
+class MLPTD3Model(ActorCriticModel):
+    """A deterministic actor with a target copy, and two critics."""
+
+    num_members = 2
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        normalize_observations: bool = False,
+    ) -> None:
+        sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        super().__init__(
+            obs_dim,
+            DeterministicActor(obs_dim, action_dim, hidden_sizes),
+            Critics(self.num_members, obs_dim, action_dim, sizes),
+            normalize_observations=normalize_observations,
+        )
+        self.target_actor = frozen_copy(self.actor)
+
+    def q_values(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """Q_i(s, a), `[B, N]`."""
+        return self.all_q_values(obs, actions)
+
+
+class MLPDDPGModel(MLPTD3Model):
+    """The same with a single critic."""
+
+    num_members = 1

@@ -1,0 +1,146 @@
+"""Actors: what a policy computes from an observation, and the `Policy` that acts, predicts and is exported.
+
+Actions are in [-1, 1]. No function here draws: noise is an argument, so the same call is a sample in training,
+a test with known noise, or a step recorded in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_training.models.mlp import MLP, Init
+
+LOG_2PI = math.log(2.0 * math.pi)
+# Data actions beyond this are moved here before atanh: the log-density is infinite at the bound itself.
+ACTION_LIMIT = 1.0 - 1e-6
+
+
+class ActionSample(NamedTuple):
+    """Sampled actions and their log-probabilities."""
+
+    actions: Tensor  # [B, A]
+    logprobs: Tensor  # [B]
+
+
+class Normalizer(nn.Module):
+    """The frozen affine map in front of every network; absent (`enabled=False`) it costs nothing."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, obs_dim: int, *, enabled: bool) -> None:
+        super().__init__()
+        self.enabled = enabled
+        if enabled:
+            self.register_buffer("shift", torch.zeros(obs_dim))
+            self.register_buffer("scale", torch.ones(obs_dim))
+
+    def set_moments(self, mean: Tensor, std: Tensor, eps: float = 1e-3) -> None:
+        """Fix the map to `(obs - mean) / (std + eps)`."""
+        self.shift.copy_(mean)
+        self.scale.copy_(1.0 / (std + eps))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return (obs - self.shift) * self.scale if self.enabled else obs
+
+
+class TanhGaussianActor(nn.Module):
+    """a = tanh(u), u ~ N(mean(s), std(s)^2), with the exact log-determinant of tanh."""
+
+    stochastic = True
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        log_std_bounds: tuple[float, float] = (-20.0, 2.0),
+        init: Init = "torch",
+    ) -> None:
+        super().__init__()
+        self.net = MLP(obs_dim, hidden_sizes, 2 * action_dim, init=init)
+        self.log_std_bounds = log_std_bounds
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation of u, each `[B, A]`."""
+        mean, log_std = self.net(obs).chunk(2, dim=-1)
+        return mean, log_std.clamp(*self.log_std_bounds)
+
+    def mode(self, obs: Tensor) -> Tensor:
+        return torch.tanh(self(obs)[0])
+
+    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
+        mean, log_std = self(obs)
+        return torch.tanh(mean + log_std.exp() * noise)
+
+    def sample_with_logprob(self, obs: Tensor, noise: Tensor) -> ActionSample:
+        """Reparameterised: gradients flow through the action and its log-probability."""
+        mean, log_std = self(obs)
+        pre_tanh = mean + log_std.exp() * noise
+        log_normal = -0.5 * (noise * noise + LOG_2PI) - log_std
+        return ActionSample(
+            torch.tanh(pre_tanh), (log_normal - log_tanh_slope(pre_tanh)).sum(-1)
+        )
+
+    def log_prob(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """log pi(a|s) of given actions, `[B]`; those beyond ±(1 - 1e-6) count as lying there."""
+        mean, log_std = self(obs)
+        clipped = actions.clamp(-ACTION_LIMIT, ACTION_LIMIT)
+        pre_tanh = 0.5 * (torch.log1p(clipped) - torch.log1p(-clipped))
+        z = (pre_tanh - mean) * torch.exp(-log_std)
+        log_normal = -0.5 * (z * z + LOG_2PI) - log_std
+        return (log_normal - torch.log1p(clipped) - torch.log1p(-clipped)).sum(-1)
+
+
+def log_tanh_slope(pre_tanh: Tensor) -> Tensor:
+    """log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)): exact for every u."""
+    return 2.0 * (math.log(2.0) - pre_tanh - F.softplus(-2.0 * pre_tanh))
+
+
+class DeterministicActor(nn.Module):
+    """a = tanh(net(s)); exploration noise is the learner's business."""
+
+    stochastic = False
+
+    def __init__(
+        self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], *, init: Init = "torch"
+    ) -> None:
+        super().__init__()
+        self.net = MLP(obs_dim, hidden_sizes, action_dim, init=init)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return torch.tanh(self.net(obs))
+
+    def mode(self, obs: Tensor) -> Tensor:
+        out: Tensor = self(obs)
+        return out
+
+
+class Policy(nn.Module):
+    """The part of a model that acts: normaliser and actor, taking raw observations."""
+
+    def __init__(self, normalizer: Normalizer, actor: nn.Module) -> None:
+        super().__init__()
+        self.normalizer = normalizer
+        self.actor = actor
+
+    @property
+    def stochastic(self) -> bool:
+        return bool(self.actor.stochastic)
+
+    def mode(self, obs: Tensor) -> Tensor:
+        """The deterministic action `[B, A]` in [-1, 1] (discrete: `[B]` indices)."""
+        action: Tensor = self.actor.mode(self.normalizer(obs))  # type: ignore[operator]
+        return action
+
+    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
+        """The action that standard normal `noise [B, A]` selects from a stochastic policy."""
+        action: Tensor = self.actor.sample(self.normalizer(obs), noise)  # type: ignore[operator]
+        return action
