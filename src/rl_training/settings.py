@@ -38,6 +38,7 @@ def _as_tuple(value: Any) -> Any:
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Sizes = Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]

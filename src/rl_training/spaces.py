@@ -7,6 +7,7 @@ actions live in [-1, 1]; only this module knows the environment's units.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -56,11 +57,16 @@ class SpaceSpec:
         """Internal actions `[..., A]` in [-1, 1] (discrete: `[...]` from 0) to the environment's units."""
         if self.discrete:
             return (actions.astype(np.int64) + self.start).astype(self.action_dtype)
+        low, half, inner_low, inner_high = self._scaling
+        scaled = low + (np.clip(actions, -1.0, 1.0) + 1.0) * half
+        return np.clip(scaled.astype(inner_low.dtype), inner_low, inner_high)
+
+    @cached_property
+    def _scaling(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Lower bound and half range in float64, and the bounds as the environment's dtype can hold them."""
         low, high = np.asarray(self.low), np.asarray(self.high)
-        scaled = low + (np.clip(actions.astype(np.float64), -1.0, 1.0) + 1.0) * 0.5 * (high - low)
         dtype = np.dtype(self.action_dtype)
-        # Rounding float64 to a narrower dtype may step over a bound that the dtype cannot represent.
-        return np.clip(scaled, low, high).astype(dtype).clip(_inward(low, dtype, 1), _inward(high, dtype, -1))
+        return low, 0.5 * (high - low), _inward(low, dtype, 1), _inward(high, dtype, -1)
 
     def from_env(self, actions: NDArray[Any]) -> NDArray[np.float32]:
         """The environment's actions to internal ones: `[..., A]` in [-1, 1], or `[...]` from 0 if discrete."""

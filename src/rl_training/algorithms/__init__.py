@@ -1,40 +1,81 @@
 """Learners: the mathematics of each algorithm, in a page."""
 
+from rl_training.algorithms.awac import AWAC, awac_loss
 from rl_training.algorithms.base import Learner, LearnerConfig, UpdateResult
+from rl_training.algorithms.bc import BC, bc_loss
+from rl_training.algorithms.cql import CQL, cql_loss
+from rl_training.algorithms.crr import CRR, crr_loss
 from rl_training.algorithms.ddpg import DDPG, ddpg_loss
 from rl_training.algorithms.dqn import DQN, dqn_loss
+from rl_training.algorithms.edac import EDAC, critic_diversity_loss, edac_loss
+from rl_training.algorithms.iql import IQL, iql_loss
 from rl_training.algorithms.redq import REDQ, redq_loss
+from rl_training.algorithms.rlpd import RLPD, rlpd_loss
 from rl_training.algorithms.sac import SAC, sac_loss
 from rl_training.algorithms.td3 import TD3, td3_loss
+from rl_training.algorithms.td3_bc import TD3BC, td3_bc_loss
 from rl_training.algorithms.tqc import TQC, tqc_loss
 
+AWACAlgorithm = AWAC
+BCAlgorithm = BC
+CQLAlgorithm = CQL
+CRRAlgorithm = CRR
 DDPGAlgorithm = DDPG
 DQNAlgorithm = DQN
+EDACAlgorithm = EDAC
+IQLAlgorithm = IQL
 REDQAlgorithm = REDQ
+RLPDAlgorithm = RLPD
 SACAlgorithm = SAC
 TD3Algorithm = TD3
+TD3BCAlgorithm = TD3BC
 TQCAlgorithm = TQC
 
 __all__ = [
+    "AWAC",
+    "BC",
+    "CQL",
+    "CRR",
     "DDPG",
     "DQN",
+    "EDAC",
+    "IQL",
     "REDQ",
+    "RLPD",
     "SAC",
     "TD3",
+    "TD3BC",
     "TQC",
+    "AWACAlgorithm",
+    "BCAlgorithm",
+    "CQLAlgorithm",
+    "CRRAlgorithm",
     "DDPGAlgorithm",
     "DQNAlgorithm",
+    "EDACAlgorithm",
+    "IQLAlgorithm",
     "Learner",
     "LearnerConfig",
     "REDQAlgorithm",
+    "RLPDAlgorithm",
     "SACAlgorithm",
     "TD3Algorithm",
+    "TD3BCAlgorithm",
     "TQCAlgorithm",
     "UpdateResult",
+    "awac_loss",
+    "bc_loss",
+    "cql_loss",
+    "critic_diversity_loss",
+    "crr_loss",
     "ddpg_loss",
     "dqn_loss",
+    "edac_loss",
+    "iql_loss",
     "redq_loss",
+    "rlpd_loss",
     "sac_loss",
+    "td3_bc_loss",
     "td3_loss",
     "tqc_loss",
 ]

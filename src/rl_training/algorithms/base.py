@@ -12,12 +12,13 @@ the same function runs eagerly, compiled, captured, or in a test with known nois
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.optim import Adam, Follow, Group, apply_fused, apply_lists
@@ -42,6 +43,12 @@ class LearnerConfig(Settings):
     gamma: Fraction = 0.99
 
 
+class TargetConfig(LearnerConfig):
+    """`tau`: the share of the way the target networks go at each of their moves."""
+
+    tau: Annotated[float, Field(gt=0, le=1)] = 0.005
+
+
 @dataclass(frozen=True)
 class UpdateResult:
     """What one update did. Metrics stay 0-d tensors on the device until somebody reports them."""
@@ -62,6 +69,19 @@ class Execution:
     apply: Callable[[list[Group], list[Follow]], None] = apply_fused
     branches: tuple[torch.cuda.Stream, ...] = ()
     _transformed: dict[Any, Loss] = field(default_factory=dict)
+
+    def fork(self, count: int) -> list[AbstractContextManager[Any]]:
+        """Contexts to run `count` further losses in, each beside what runs now."""
+        if not self.branches:
+            return [nullcontext()] * count
+        for branch in self.branches[:count]:
+            branch.wait_stream(torch.cuda.current_stream(branch.device))
+        return [torch.cuda.stream(branch) for branch in self.branches[:count]]
+
+    def join(self, count: int) -> None:
+        """Wait for what `fork` started."""
+        for branch in self.branches[:count]:
+            torch.cuda.current_stream(branch.device).wait_stream(branch)
 
     def loss(self, loss: Loss) -> Loss:
         """The transformed loss, made once (bound methods compare equal, so they are good keys)."""
@@ -101,6 +121,11 @@ class Learner:
     def model_options(cls, config: Any) -> dict[str, Any]:
         """What of the hyperparameters decides the model's shape, as arguments of `Model`."""
         return {}
+
+    @classmethod
+    def configure(cls, config: Any, updates_per_step: int) -> Any:
+        """Hyperparameters that follow from the trainer's rhythm where the user left them open."""
+        return config
 
     def gradient_step(self, batch: TransitionBatch, phase: Hashable) -> Terms:
         """One update on normalised observations; obeys the capture contract (no host reads)."""
@@ -194,35 +219,17 @@ class Learner:
         """
         terms: Terms = {}
         groups: list[Group] = []
-        home = torch.cuda.current_stream(self.device) if self.execution.branches else None
-        for i, (name, loss) in enumerate(objectives.items()):
-            branch = self.execution.branches[i - 1] if home is not None and i > 0 else None
-            if branch is not None:
-                branch.wait_stream(home)  # type: ignore[arg-type]
-            with nullcontext() if branch is None else torch.cuda.stream(branch):
-                optimizer = self.optimizers[name]
+        branches = self.execution.fork(len(objectives) - 1)
+        for branch, (name, loss) in zip([nullcontext(), *branches], objectives.items()):
+            optimizer = self.optimizers[name]
+            with branch:
                 value, found = self.execution.loss(loss)(*inputs)
                 gradients = torch.autograd.grad(value, optimizer.parameters)
-            groups.append(
-                (
-                    optimizer.parameters,
-                    gradients,
-                    optimizer.exp_avg,
-                    optimizer.exp_avg_sq,
-                    optimizer.step,
-                    optimizer.learning_rate,
-                )
-            )
+            groups.append(optimizer.group(gradients))
             terms.update({key: term.detach() for key, term in found.items()})
-        if home is not None:
-            for branch in self.execution.branches[: len(objectives) - 1]:
-                home.wait_stream(branch)
+        self.execution.join(len(objectives) - 1)
         follows: list[Follow] = [
-            (
-                [*target.parameters(), *target.buffers()],
-                [p.detach() for p in (*source.parameters(), *source.buffers())],
-                tau,
-            )
+            (list(target.parameters()), list(source.parameters()), tau)
             for target, source in (targets or {}).items()
         ]
         with torch.no_grad():
@@ -265,6 +272,4 @@ def _below(flat: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def check_num_critics(config: Any, model: Any) -> None:
     """A learner told of another number of critics than its model has is a mistake."""
     if config.num_critics != model.num_critics:
-        raise ConfigError(
-            f"num_critics must equal the model's {model.num_critics}, got {config.num_critics}"
-        )
+        raise ConfigError(f"num_critics must equal the model's {model.num_critics}, got {config.num_critics}")

@@ -12,17 +12,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_training.algorithms.base import Terms
-from rl_training.algorithms.td3 import TD3, NonNegative, TD3Config, actor_terms, critic_terms
+from rl_training.algorithms.losses import critic_terms
+from rl_training.algorithms.td3 import TD3, TD3Config, actor_terms
 from rl_training.models.mlp_td3 import MLPDDPGModel
-from rl_training.settings import PositiveInt
+from rl_training.settings import NonNegativeFloat, PositiveInt
 
 
 class DDPGConfig(TD3Config):
     """TD3's settings with its additions switched off."""
 
     policy_delay: PositiveInt = 1
-    target_policy_noise: NonNegative = 0.0
-    target_noise_clip: NonNegative = 0.0
+    target_policy_noise: NonNegativeFloat = 0.0
+    target_noise_clip: NonNegativeFloat = 0.0
 
 
 def ddpg_loss(batch: Mapping[str, Any]) -> Terms:

@@ -25,6 +25,11 @@ def squared_error(q: Tensor, target: Tensor) -> Tensor:
     return (q - target).square().mean(-1).sum(0)
 
 
+def critic_terms(q: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """A critics' loss without halves or means over critics: `q [N, B]` against `target [B]`."""
+    return {"critic_loss": squared_error(q, target), "target_q_mean": target.mean()}
+
+
 def soft_policy_loss(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Tensor:
     """E[alpha log pi(a|s) - Q(s, a)] for a reparameterised action: `q [B]`, `logprobs [B]`."""
     return (alpha * logprobs - q).mean()
@@ -44,11 +49,6 @@ def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
     """E[|tau - 1(u < 0)| u^2]: pulls V towards the upper expectile of Q."""
     weight = torch.where(difference > 0, expectile, 1.0 - expectile)
     return (weight * difference.square()).mean()
-
-
-def subset_minimum(q: Tensor, indices: Tensor) -> Tensor:
-    """Minimum over the chosen critics: `q [N, B]`, `indices [M]` -> `[B]`."""
-    return q.index_select(0, indices).amin(0)
 
 
 def truncated_atoms(quantiles: Tensor, drop_per_net: int) -> Tensor:
@@ -75,3 +75,32 @@ def quantile_huber_loss(quantiles: Tensor, atoms: Tensor) -> Tensor:
 def huber_loss(q: Tensor, target: Tensor) -> Tensor:
     """Smooth L1 with its corner at 1."""
     return F.smooth_l1_loss(q, target)
+
+
+def clipped_exponential(scaled_advantages: Tensor, max_weight: float) -> Tensor:
+    """min(exp(x), w): the cap is on the weight, so an overflowing exp is harmless."""
+    return scaled_advantages.exp().clamp(max=max_weight)
+
+
+def cloning_terms(logprobs: Tensor, advantages: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """Advantage-weighted cloning of the data's actions, the actor of AWAC, CRR and IQL; each `[B]`."""
+    return {
+        "actor_loss": weighted_cloning_loss(logprobs, weights),
+        "advantage_mean": advantages.mean(),
+        "advantage_weight_mean": weights.mean(),
+        "behavior_logprob_mean": logprobs.mean(),
+    }
+
+
+def conservative_gap(q_sampled: Tensor, log_densities: Tensor, q_data: Tensor) -> Tensor:
+    """CQL(H)'s E_s[log sum_k exp(Q(s, a_k) - log p(a_k))] - E[Q(s, a)], per critic.
+
+    `q_sampled [N, K, B]` at K sampled actions, `log_densities [K, B]` of what drew them, `q_data [N, B]` -> `[N]`.
+    The constant log K is not subtracted, as in the authors' code.
+    """
+    return ((q_sampled - log_densities).logsumexp(1) - q_data).mean(-1)
+
+
+def action_error(policy_actions: Tensor, actions: Tensor) -> Tensor:
+    """Squared distance to the data's actions, averaged over batch and action dimensions."""
+    return (policy_actions - actions).square().mean()

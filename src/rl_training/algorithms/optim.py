@@ -16,6 +16,9 @@ from torch import Tensor
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
+# One group: parameters, gradients, first and second moments, step count, learning rate.
+Group = tuple[list[Tensor], Sequence[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]
+
 
 class Adam:
     """State of Adam (Kingma & Ba, bias-corrected, no weight decay) for one group of parameters."""
@@ -28,6 +31,10 @@ class Adam:
         self.step = torch.zeros((), dtype=torch.float32, device=device)
         self.exp_avg = [torch.zeros_like(p) for p in self.parameters]
         self.exp_avg_sq = [torch.zeros_like(p) for p in self.parameters]
+
+    def group(self, gradients: Sequence[Tensor]) -> Group:
+        """What `apply_fused` or `apply_lists` needs to take one step."""
+        return self.parameters, gradients, self.exp_avg, self.exp_avg_sq, self.step, self.learning_rate
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {"step": self.step, "learning_rate": self.learning_rate}
@@ -45,8 +52,6 @@ class Adam:
             tensor.copy_(state[name])
 
 
-# One group: parameters, gradients, first and second moments, step count, learning rate.
-Group = tuple[list[Tensor], Sequence[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]
 # Target tensors, the tensors they follow, and the share of the way they go.
 Follow = tuple[list[Tensor], list[Tensor], float]
 Apply = Callable[[list[Group], list[Follow]], None]

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Terms, check_num_critics
 from rl_training.algorithms.losses import (
+    critic_terms,
     soft_policy_loss,
     soft_value,
-    squared_error,
-    subset_minimum,
     td_target,
 )
 from rl_training.algorithms.temperature import SoftConfig, Temperature
@@ -48,12 +47,7 @@ def _sample_target_critic_indices(
 ) -> Tensor:
     """`subset_size` distinct critics, drawn uniformly without a host read: `[M]`."""
     scores = torch.rand(num_critics, generator=generator, device=device)
-    return scores.topk(subset_size).indices
-
-
-def critic_terms(q: Tensor, target: Tensor) -> Terms:
-    """`q [N, B]` against `target [B]`."""
-    return {"critic_loss": squared_error(q, target), "target_q_mean": target.mean()}
+    return scores.topk(subset_size, sorted=False).indices
 
 
 def actor_terms(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Terms:
@@ -97,6 +91,11 @@ class REDQ(Learner):
     def model_options(cls, config: Any) -> dict[str, Any]:
         return {"num_critics": config.num_critics, "init": "xavier"}
 
+    @classmethod
+    def configure(cls, config: REDQConfig, updates_per_step: int) -> REDQConfig:
+        delay = updates_per_step if config.policy_delay is None else config.policy_delay
+        return config.model_copy(update={"policy_delay": delay})
+
     def modules(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model, "temperature": self.temperature}
 
@@ -123,8 +122,8 @@ class REDQ(Learner):
     def critic_loss(self, batch: TransitionBatch, noise: Tensor, subset: Tensor) -> tuple[Tensor, Terms]:
         with torch.no_grad():
             next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, noise[0])
-            next_q = self.model.target_critics(batch.next_obs, next_actions)  # [N, B]
-            value = subset_minimum(next_q, subset)  # [B]
+            next_q = self.model.target_critics(batch.next_obs, next_actions, members=subset)  # [M, B]
+            value = next_q.amin(0)  # [B]
             if self.config.backup_entropy:
                 value = soft_value(value, next_logprobs, self.temperature.alpha())
             target = td_target(batch.rewards, batch.dones, value, self.config.gamma)

@@ -9,31 +9,27 @@ Axes: critics `[2, B]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Learner, LearnerConfig, Terms
-from rl_training.algorithms.losses import squared_error, td_target
+from rl_training.algorithms.base import Learner, TargetConfig, Terms
+from rl_training.algorithms.losses import critic_terms, td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.models.policies import Policy
-from rl_training.settings import PositiveInt
-
-NonNegative = Annotated[float, Field(ge=0)]
+from rl_training.settings import NonNegativeFloat, PositiveInt
 
 
-class TD3Config(LearnerConfig):
+class TD3Config(TargetConfig):
     """Noise scales are standard deviations in internal action units."""
 
-    tau: Annotated[float, Field(gt=0, le=1)] = 0.005
     policy_delay: PositiveInt = 2
-    target_policy_noise: NonNegative = 0.2
-    target_noise_clip: NonNegative = 0.5
-    exploration_noise: NonNegative = 0.1
+    target_policy_noise: NonNegativeFloat = 0.2
+    target_noise_clip: NonNegativeFloat = 0.5
+    exploration_noise: NonNegativeFloat = 0.1
 
 
 def smoothed_action(action: Tensor, noise: Tensor, clip: float) -> Tensor:
@@ -46,11 +42,6 @@ def noisy_mode(policy: Policy, obs: Tensor, rng: np.random.Generator, scale: flo
     action = policy.mode(obs)
     noise = torch.from_numpy(rng.standard_normal(action.shape, dtype=np.float32))
     return (action + scale * noise).clamp(-1.0, 1.0)
-
-
-def critic_terms(q: Tensor, target: Tensor) -> Terms:
-    """`q [N, B]` against `target [B]`."""
-    return {"critic_loss": squared_error(q, target), "target_q_mean": target.mean()}
 
 
 def actor_terms(q: Tensor) -> Terms:

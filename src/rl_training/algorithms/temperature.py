@@ -9,20 +9,19 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import LearnerConfig
+from rl_training.algorithms.base import TargetConfig
 from rl_training.algorithms.losses import temperature_loss
 from rl_training.settings import PositiveFloat
 
 Alpha = Annotated[float, Field(gt=0)] | Literal["auto"]
 
 
-class SoftConfig(LearnerConfig):
+class SoftConfig(TargetConfig):
     """What every SAC-family learner can be told.
 
     `target_entropy` unset means the learner's own rule (-A unless its docstring says otherwise).
     """
 
-    tau: Annotated[float, Field(gt=0, le=1)] = 0.005
     alpha: Alpha = 0.2
     initial_alpha: PositiveFloat = 1.0
     target_entropy: float | None = None

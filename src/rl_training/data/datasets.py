@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from rl_training.data.columns import ArrayColumn, Columns
 from rl_training.data.packing import allocate_rows, pack
 from rl_training.data.sources import BatchSource, TensorSource
-from rl_training.data.transitions import RowLayout
+from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.data.validation import resolve_spaces
 from rl_training.data.weighted import Part, WeightedSource
 from rl_training.errors import ConfigError, DatasetError
@@ -134,11 +134,15 @@ class TransitionDataset:
 
     @property
     def rewards(self) -> NDArray[np.float32]:
-        return self.rows[:, -2]
+        return self._view(self.rows).rewards.numpy()
 
     @property
     def dones(self) -> NDArray[np.float32]:
-        return self.rows[:, -1]
+        return self._view(self.rows).dones.numpy()
+
+    def _view(self, rows: NDArray[np.float32]) -> TransitionBatch:
+        """Columns that share the memory of `rows` (discrete actions excepted)."""
+        return self.layout.unpack(torch.from_numpy(rows))
 
     def source(self, generator: torch.Generator) -> BatchSource:
         """Batches on the generator's device: uniform, or by the weights of a mixture."""
@@ -149,19 +153,17 @@ class TransitionDataset:
 
     def columns(self) -> Columns:
         """The transitions in the environment's units, to be written to a file."""
-        layout, spaces = self.layout, self.spaces
-        o, a = layout.obs_dim, layout.action_dim
+        spaces, view = self.spaces, self._view(self.rows)
         timeouts = np.zeros(len(self), np.bool_)
         timeouts[self.episode_ends] = True
         timeouts &= self.dones == 0
-        scaled = self.rows[:, 2 * o : 2 * o + a]
         arrays = {
-            "observations": self.rows[:, :o],
-            "actions": spaces.to_env(scaled[:, 0] if spaces.discrete else scaled),
-            "rewards": self.rewards,
+            "observations": view.obs.numpy(),
+            "actions": spaces.to_env(view.actions.numpy()),
+            "rewards": view.rewards.numpy(),
             "terminals": self.dones.astype(np.bool_),
             "timeouts": timeouts,
-            "next_observations": self.rows[:, o : 2 * o],
+            "next_observations": view.next_obs.numpy(),
         }
         return Columns(
             self.name,
@@ -174,9 +176,8 @@ class TransitionDataset:
 
     def observation_moments(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Mean and standard deviation of each observation component over all rows, `[O]` each."""
-        o = self.layout.obs_dim
-        mean = sum(rows[:, :o].sum(0, dtype=np.float64) for rows in self._pieces()) / len(self)
-        squares = sum(((rows[:, :o] - mean) ** 2).sum(0) for rows in self._pieces())
+        mean = sum(piece.obs.numpy().sum(0, dtype=np.float64) for piece in self._pieces()) / len(self)
+        squares = sum(((piece.obs.numpy() - mean) ** 2).sum(0) for piece in self._pieces())
         return mean.astype(np.float32), np.sqrt(squares / len(self)).astype(np.float32)
 
     def episode_returns(self, discount: float = 1.0) -> NDArray[np.float64]:
@@ -190,10 +191,8 @@ class TransitionDataset:
 
     def statistics(self) -> DatasetStatistics:
         """Counts, returns, lengths and ranges."""
-        layout = self.layout
-        action = slice(2 * layout.obs_dim, 2 * layout.obs_dim + layout.action_dim)
-        low = np.min([rows[:, action].min(0) for rows in self._pieces()], axis=0)
-        high = np.max([rows[:, action].max(0) for rows in self._pieces()], axis=0)
+        low = np.min([piece.actions.numpy().min(0) for piece in self._pieces()], axis=0)
+        high = np.max([piece.actions.numpy().max(0) for piece in self._pieces()], axis=0)
         mean, std = self.observation_moments()
         episodes = len(self.episode_ends)
         returns = self.episode_returns() if episodes else None
@@ -227,10 +226,11 @@ class TransitionDataset:
         for first in range(0, len(self), _CHUNK_ROWS):
             piece = slice(first, first + _CHUNK_ROWS)
             rows[piece] = self.rows[piece]
-            rewards = rows[piece, -2].astype(np.float64) * scale + shift
+            view = self._view(rows[piece]).rewards.numpy()
+            rewards = view.astype(np.float64) * scale + shift
             if not np.all(np.abs(rewards) < np.finfo(np.float32).max):
                 raise DatasetError(f"{self.name}: rewards overflow with scale {scale:g} and shift {shift:g}")
-            rows[piece, -2] = rewards
+            view[:] = rewards
         return replace(self, rows=rows)
 
     def with_return_range(self, span: float = RETURN_RANGE) -> Self:
@@ -281,9 +281,9 @@ class TransitionDataset:
         starts = np.concatenate([[0], self.episode_ends[:-1] + 1])
         return starts, self.episode_ends - starts + 1
 
-    def _pieces(self) -> Iterator[NDArray[np.float32]]:
+    def _pieces(self) -> Iterator[TransitionBatch]:
         for first in range(0, len(self), _CHUNK_ROWS):
-            yield self.rows[first : first + _CHUNK_ROWS]
+            yield self._view(self.rows[first : first + _CHUNK_ROWS])
 
 
 def mix(

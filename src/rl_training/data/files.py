@@ -14,9 +14,6 @@ from typing import Any
 from rl_training.errors import DatasetError, MissingDependencyError
 from rl_training.memory import human_bytes
 
-# Deflate cannot expand more than about 1032 times, so a file that declares more does not hold it.
-MAX_EXPANSION = 1100
-
 
 def require(module: str, purpose: str) -> Any:
     """Import a package of the `offline` extra."""
@@ -30,7 +27,7 @@ def require(module: str, purpose: str) -> Any:
 
 def existing_file(path: str | os.PathLike[str]) -> Path:
     """`path`, if it is a file that can be read."""
-    file = Path(path)
+    file = Path(path).expanduser()
     if not file.is_file():
         problem = "is a folder, not a file" if file.is_dir() else "does not exist"
         raise DatasetError(f"{file}: {problem}; check dataset_path")
@@ -39,18 +36,17 @@ def existing_file(path: str | os.PathLike[str]) -> Path:
     return file
 
 
-def refuse_hollow(name: str, column: str, declared: int, stored: int) -> None:
-    """Refuse a column that declares far more bytes than the file holds for it."""
-    if declared > stored * MAX_EXPANSION:
-        raise DatasetError(
-            f"{name}: column {column!r} declares {human_bytes(declared)} but the file holds "
-            f"{human_bytes(stored)} of it; the file is damaged or not to be trusted"
-        )
+def hollow(name: str, column: str, declared: int, held: int) -> DatasetError:
+    """A column that declares more bytes than the file holds for it."""
+    return DatasetError(
+        f"{name}: column {column!r} declares {human_bytes(declared)} but the file holds {human_bytes(held)} "
+        "of it; the file is damaged or not to be trusted"
+    )
 
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """A temporary path beside `target` that becomes `target` when the block ends well; never replaces a file."""
+    """A path beside `target` that becomes `target` when the block ends well; a file is never replaced."""
     with _staged(target) as folder:
         staged = folder / target.name
         yield staged

@@ -17,10 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.columns import OPTIONAL, REQUIRED, Column, Columns
-from rl_training.data.files import existing_file, new_file, refuse_hollow, require
+from rl_training.data.files import existing_file, hollow, new_file, require
 from rl_training.data.npz_files import space_of
 from rl_training.errors import DatasetError
-from rl_training.memory import available_memory, human_bytes
+from rl_training.memory import human_bytes
+
+_MAX_PIECE = 2**30  # the library holds a whole compressed chunk in memory, whatever part is read
 
 # What h5py raises on files that are damaged or were made to look like HDF5.
 DAMAGED = (OSError, KeyError, ValueError, RuntimeError, TypeError, NotImplementedError, OverflowError)
@@ -39,7 +41,8 @@ class Hdf5Column:
             piece: NDArray[Any] = self.dataset[start:stop]
         except DAMAGED as error:
             raise DatasetError(
-                f"{self.place}: column {self.column!r} is damaged between rows {start} and {stop}: {error}"
+                f"{self.place}: column {self.column!r} is damaged between rows {start} and {stop}: "
+                f"{one_line(error)}"
             ) from None
         return piece
 
@@ -60,13 +63,13 @@ def stored_column(group: Any, name: str, place: str) -> Hdf5Column:
     if not isinstance(dataset, h5py.Dataset):
         raise DatasetError(f"{place}: column {name!r} is a group, not an array")
     if dataset.is_virtual or dataset.external:
-        raise DatasetError(
-            f"{place}: column {name!r} is stored in another file, which is not followed; copy the data into it"
-        )
+        raise DatasetError(f"{place}: column {name!r} is stored in another file; copy the data into this one")
     if dataset.shape is None or dataset.dtype.kind not in "fiub":
         raise DatasetError(f"{place}: column {name!r} holds {dataset.dtype}, not numbers")
     declared = math.prod(dataset.shape) * dataset.dtype.itemsize
-    refuse_hollow(place, name, declared, dataset.id.get_storage_size())
+    stored, size = dataset.id.get_storage_size(), group.file.id.get_filesize()
+    if stored > size or (dataset.chunks is None and stored < declared):
+        raise hollow(place, name, declared, min(stored, size))
     if dataset.chunks is None:
         return Hdf5Column(dataset, place, name)
     expected = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks))
@@ -76,18 +79,19 @@ def stored_column(group: Any, name: str, place: str) -> Hdf5Column:
             f"{place}: column {name!r} declares {human_bytes(declared)} but only {present} of its {expected} "
             "pieces are in the file"
         )
-    if math.prod(dataset.chunks) * dataset.dtype.itemsize > available_memory() // 2:
-        raise DatasetError(f"{place}: column {name!r} is stored in pieces {dataset.chunks} larger than memory")
+    piece = math.prod(dataset.chunks) * dataset.dtype.itemsize
+    if piece > _MAX_PIECE:
+        raise DatasetError(
+            f"{place}: column {name!r} is stored in pieces of {human_bytes(piece)}; write it in smaller chunks"
+        )
     return Hdf5Column(dataset, place, name)
 
 
 def hard_linked(group: Any, name: str, place: str) -> Any:
     """The member `name` of a group, refused if it is a link to somewhere else."""
     h5py = require("h5py", f"{place}: reading HDF5")
-    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        raise DatasetError(
-            f"{place}: {name!r} is a link to another place or file, which is not followed; copy the data into it"
-        )
+    if group.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
+        raise DatasetError(f"{place}: {name!r} is a link to another place or file; copy the data into this place")
     return group[name]
 
 
@@ -97,8 +101,9 @@ def read_hdf5(path: str | os.PathLike[str]) -> Columns:
     file = open_hdf5(path)
     try:
         with damage_at(str(path)):
+            present = set(file)  # names only: asking the file for a member would follow links
             data: dict[str, Column] = {
-                name: stored_column(file, name, str(path)) for name in (*REQUIRED, *OPTIONAL) if name in file.keys()
+                name: stored_column(file, name, str(path)) for name in (*REQUIRED, *OPTIONAL) if name in present
             }
             extra = {
                 name: np.asarray(file.attrs[name])

@@ -1,14 +1,15 @@
 """Minari data sets: read straight from their HDF5 file and JSON metadata.
 
-The `minari` package is imported only to download: its loader can build environments named in the metadata, and
-nothing here needs one. An episode of T steps holds T + 1 observations, so that step t goes from observation t to
-observation t + 1 of its own episode. The last step of an episode that neither terminated nor was truncated counts
-as cut off there.
+The `minari` package is imported only to download: its loader can build environments named in the metadata,
+and nothing here needs one. An episode of T steps holds T + 1 observations, so that step t goes from
+observation t to observation t + 1 of its own episode. The last step of an episode that neither terminated nor
+was truncated counts as cut off there.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -20,10 +21,13 @@ from numpy.typing import NDArray
 from rl_training.data.columns import Columns
 from rl_training.data.files import existing_file, new_folder, require
 from rl_training.data.hdf5_files import Hdf5Column, damage_at, hard_linked, open_hdf5, stored_column
+from rl_training.data.packing import Walk
 from rl_training.data.validation import resolve_spaces
 from rl_training.errors import DatasetError
+from rl_training.spaces import SpaceSpec
 
 _ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+", re.ASCII)
+_MINARI_FORMAT = "0.5.3"  # the version of minari whose layout is written
 _MAX_METADATA = 16 * 2**20
 _FIELDS = ("observations", "actions", "rewards", "terminations", "truncations")
 
@@ -126,31 +130,31 @@ def _download(dataset_id: str) -> None:
 
 def _episodes(file: Any, place: str, obs_dim: int) -> tuple[dict[str, list[Hdf5Column]], NDArray[np.int64]]:
     """The fields of `episode_0`, `episode_1`, … and the number of steps up to the end of each."""
-    names = [f"episode_{index}" for index in range(len(file.keys()))]
-    missing = next((name for name in names if name not in file.keys()), None)
-    if missing or not names:
-        raise DatasetError(f"{place}: group {missing or 'episode_0'!r} is missing; episodes are numbered from 0")
+    present = set(file)
+    names = [f"episode_{index}" for index in range(max(1, len(present)))]
+    missing = next((name for name in names if name not in present), None)
+    if missing:
+        raise DatasetError(f"{place}: group {missing!r} is missing; episodes are numbered from 0")
     fields: dict[str, list[Hdf5Column]] = {field: [] for field in _FIELDS}
-    lengths = []
     for name in names:
         group, where = hard_linked(file, name, place), f"{place}: {name}"
-        if not hasattr(group, "keys"):
-            raise DatasetError(f"{where} is an array, not a group")
+        members = set(group) if hasattr(group, "keys") else set()
         for field in _FIELDS:
-            if field not in group.keys():
+            if field not in members:
                 raise DatasetError(f"{where}: column {field!r} is missing; needed: {', '.join(_FIELDS)}")
-            if field in ("observations", "actions") and hasattr(group[field], "keys"):
-                raise DatasetError(f"{where}: column {field!r} is structured; flatten it to one Box first")
-            fields[field].append(stored_column(group, field, where))
-        _check_episode(where, {field: columns[-1] for field, columns in fields.items()}, obs_dim)
-        lengths.append(fields["rewards"][-1].shape[0])
-    return fields, np.cumsum(lengths)
+            column = stored_column(group, field, where)
+            fields[field].append(column)
+            inner = (obs_dim,) if field == "observations" else fields[field][0].shape[1:]
+            if len(column.shape) == 0 or column.shape[1:] != inner:
+                raise DatasetError(
+                    f"{where}: column {field!r} has shape {list(column.shape)}, expected [steps"
+                    f"{''.join(f', {size}' for size in inner)}]"
+                )
+        _check_lengths(where, {field: columns[-1] for field, columns in fields.items()})
+    return fields, np.cumsum([column.shape[0] for column in fields["rewards"]])
 
 
-def _check_episode(where: str, columns: dict[str, Hdf5Column], obs_dim: int) -> None:
-    for field, column in columns.items():
-        if len(column.shape) == 0:
-            raise DatasetError(f"{where}: column {field!r} is a single value, not a row per step")
+def _check_lengths(where: str, columns: dict[str, Hdf5Column]) -> None:
     steps = columns["rewards"].shape[0]
     if steps == 0:
         raise DatasetError(f"{where}: column 'rewards' is empty; an episode has at least one step")
@@ -158,8 +162,144 @@ def _check_episode(where: str, columns: dict[str, Hdf5Column], obs_dim: int) -> 
         wanted = steps + (field == "observations")
         if column.shape[0] != wanted:
             raise DatasetError(
-                f"{where}: column {field!r} has {column.shape[0]} rows, expected {wanted}: an episode of {steps} "
-                f"steps has {steps + 1} observations"
+                f"{where}: column {field!r} has {column.shape[0]} rows, expected {wanted}: an episode of "
+                f"{steps} steps has {steps + 1} observations"
             )
-        if column.shape[1:] != columns_like(field, column, obs_dim):
-            raise DatasetError(f"{where}: column {field!r} has shape {list(column.shape)}")
+
+
+def _read_metadata(path: Path) -> dict[str, Any]:
+    """`obs_dim` and the arguments of `Columns` that describe the action space."""
+    path = existing_file(path)
+    if path.stat().st_size > _MAX_METADATA:
+        raise DatasetError(f"{path}: is too large for Minari's metadata")
+    try:
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise DatasetError(f"{path}: is not readable JSON: {error}") from None
+    if not isinstance(metadata, dict):
+        raise DatasetError(f"{path}: must hold a JSON object")
+    if metadata.get("data_format", "hdf5") != "hdf5":
+        raise DatasetError(
+            f"{path}: data_format {metadata['data_format']!r} cannot be read; only Minari's hdf5 format can"
+        )
+    observation = _space(path, metadata, "observation_space")
+    action = _space(path, metadata, "action_space")
+    try:
+        if observation["type"] != "Box" or len(observation["shape"]) != 1:
+            raise DatasetError(
+                f"{path}: observation_space {observation['type']} is not a flat Box; record the data with "
+                "FlattenObservation"
+            )
+        found: dict[str, Any] = {"obs_dim": int(observation["shape"][0])}
+        if action["type"] == "Discrete":
+            found |= {"num_actions": int(action["n"]), "start": int(action["start"])}
+        elif action["type"] == "Box" and len(action["shape"]) == 1:
+            found["action_low"] = tuple(float(bound) for bound in action["low"])
+            found["action_high"] = tuple(float(bound) for bound in action["high"])
+        else:
+            raise DatasetError(f"{path}: action_space {action['type']} is neither a flat Box nor Discrete")
+        return found
+    except (KeyError, TypeError, ValueError) as error:
+        raise DatasetError(f"{path}: a space is incomplete: {error!r}") from None
+
+
+def _space(path: Path, metadata: dict[str, Any], key: str) -> dict[str, Any]:
+    """Minari stores a space as JSON inside the JSON."""
+    try:
+        space = json.loads(metadata[key])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        space = None
+    if not isinstance(space, dict) or not isinstance(space.get("type"), str):
+        raise DatasetError(f"{path}: {key} is missing or not a serialized space")
+    return space
+
+
+def write_minari(dataset_id: str, columns: Columns) -> Path:
+    """Write columns as a Minari data set below `MINARI_DATASETS_PATH`; an existing one is never replaced.
+
+    Rows must form episodes. Minari keeps one chain of observations per episode, so next observations that
+    differ from the following row by rounding become equal to it.
+    """
+    folder = minari_folder(dataset_id)
+    h5py = require("h5py", f"{dataset_id}: writing Minari")
+    spaces = resolve_spaces(columns, None)
+    walk = Walk(columns, spaces)
+    for _ in walk:
+        pass
+    if not walk.chaining.ordered():
+        raise DatasetError(f"{columns.name}: unordered transitions cannot be written as Minari episodes")
+    steps = episodes = 0
+    with new_folder(folder) as staged:
+        with h5py.File(staged / "main_data.hdf5", "w", track_order=True) as file:
+            start = 0
+            for stop in np.flatnonzero(walk.ends) + 1:
+                arrays = _episode(columns, start, int(stop), keep_last=bool(walk.kept[stop - 1]))
+                start = int(stop)
+                length = len(arrays["rewards"])
+                if length == 0:
+                    continue
+                group = file.create_group(f"episode_{episodes}", track_order=True)
+                group.attrs["id"], group.attrs["total_steps"] = episodes, length
+                for name, array in arrays.items():
+                    group.create_dataset(name, data=array, compression="gzip")
+                group.create_group("infos")
+                episodes += 1
+                steps += length
+        metadata = _metadata(dataset_id, columns, spaces, episodes, steps)
+        (staged / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
+    return folder
+
+
+def _episode(columns: Columns, start: int, stop: int, *, keep_last: bool) -> dict[str, NDArray[Any]]:
+    """One episode in Minari's layout; without `keep_last` its last row only lends its observation."""
+    read = {name: column.read(start, stop) for name, column in columns.data.items()}
+    observations = read["observations"]
+    if observations.dtype.kind != "f":
+        observations = observations.astype(np.float32)
+    if keep_last:
+        final = read.get("next_observations", observations)[-1:]
+        observations = np.concatenate([observations, final.astype(observations.dtype)])
+    length = len(observations) - 1
+    terminations = read["terminals"][:length].astype(np.bool_)
+    truncations = np.zeros(length, np.bool_)
+    if "timeouts" in read:
+        truncations[:] = read["timeouts"][:length].astype(np.bool_)
+    if length and not terminations[-1]:
+        truncations[-1] = True
+    actions = read["actions"][:length]
+    return {
+        "observations": observations,
+        "actions": actions.reshape(-1) if columns.num_actions else actions,
+        "rewards": read["rewards"][:length],
+        "terminations": terminations,
+        "truncations": truncations,
+    }
+
+
+def _metadata(dataset_id: str, columns: Columns, spaces: SpaceSpec, episodes: int, steps: int) -> dict[str, Any]:
+    obs_type = columns.data["observations"].dtype
+    observation = {
+        "type": "Box",
+        "dtype": str(obs_type.newbyteorder("=")) if obs_type.kind == "f" else "float32",
+        "shape": [spaces.obs_dim],
+        "low": [-math.inf] * spaces.obs_dim,
+        "high": [math.inf] * spaces.obs_dim,
+    }
+    action: dict[str, Any] = {
+        "type": "Box",
+        "dtype": str(columns.data["actions"].dtype.newbyteorder("=")),
+        "shape": [spaces.action_dim],
+        "low": list(spaces.low),
+        "high": list(spaces.high),
+    }
+    if spaces.discrete:
+        action = {"type": "Discrete", "dtype": "int64", "start": spaces.start, "n": spaces.num_actions}
+    return {
+        "dataset_id": dataset_id,
+        "data_format": "hdf5",
+        "minari_version": _MINARI_FORMAT,
+        "total_episodes": episodes,
+        "total_steps": steps,
+        "observation_space": json.dumps(observation),
+        "action_space": json.dumps(action),
+    }

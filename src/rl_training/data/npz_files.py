@@ -1,7 +1,7 @@
 """Transitions in `.npz` archives: read as a stream, without pickles, without loading whole columns.
 
-Members are `observations actions rewards terminals` and optionally `timeouts next_observations`, `action_low`,
-`action_high`, `num_actions`, `start`; others are not looked at.
+Members are `observations actions rewards terminals` and optionally `timeouts next_observations`,
+`action_low action_high`, `num_actions start`; others are not looked at.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from rl_training.data.columns import OPTIONAL, REQUIRED, Column, Columns
-from rl_training.data.files import existing_file, new_file, refuse_hollow
+from rl_training.data.files import existing_file, hollow, new_file
 from rl_training.errors import DatasetError
 from rl_training.memory import available_memory
 
 _SMALL = 4096  # more numbers than any action space has components
+_MAX_EXPANSION = 1100  # deflate, which numpy uses, cannot expand more than about 1032 times
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError)
 
 
@@ -35,7 +36,8 @@ class NpzColumn:
         self.column = info.filename.removesuffix(".npy")
         if info.flag_bits & 1:
             raise self._fail("is encrypted; save the data again without a password")
-        refuse_hollow(str(path), self.column, info.file_size, info.compress_size)
+        if info.file_size > info.compress_size * _MAX_EXPANSION:
+            raise hollow(str(path), self.column, info.file_size, info.compress_size)
         try:
             self._stream = self._open()
             self.shape, fortran, self.dtype = self._header(self._stream)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -50,59 +51,81 @@ def allocate_rows(name: str, count: int, width: int, memory_limit: int | None = 
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(count, width))
 
 
-def pack(columns: Columns, spaces: SpaceSpec, memory_limit: int | None = None) -> Packed:
-    """Check every row of `columns` and pack those that are transitions.
+class Segment(NamedTuple):
+    """Consecutive checked rows whose successors are known."""
+
+    block: Block
+    next_obs: NDArray[np.float32]
+    keep: NDArray[np.bool_]  # rows that are transitions
+
+
+class Walk:
+    """One pass over columns that checks every row and finds the episodes.
 
     Without `next_observations` they are the following row's observations; the last row of an episode that did
-    not terminate then has none and is left out, a terminal row keeps its own, which is never looked at.
+    not terminate then has none and is not kept, a terminal row keeps its own, which is never looked at.
+    After the pass, `ends` and `kept` have a flag per row of the columns and `chaining` its verdict.
     """
-    layout, checker, chaining = RowLayout.of(spaces), Checker(columns.name, spaces), Chaining(columns)
-    count = len(columns)
-    rows = allocate_rows(columns.name, count, layout.width, memory_limit)
-    ends, kept = np.zeros(count, np.bool_), np.ones(count, np.bool_)
+
+    def __init__(self, columns: Columns, spaces: SpaceSpec) -> None:
+        self.columns = columns
+        self.checker = Checker(columns.name, spaces)
+        self.chaining = Chaining(columns)
+        self.ends = np.zeros(len(columns), np.bool_)
+        self.kept = np.ones(len(columns), np.bool_)
+
+    def __iter__(self) -> Iterator[Segment]:
+        carried: Block | None = None  # the last row so far, which needs its successor
+        for first, raw in self.columns.chunks():
+            block = self.checker.block(first, raw)
+            if carried is not None:
+                block, first = carried.join(block), first - 1
+            final = first + len(block.rewards) == len(self.columns)
+            end = block.terminals.copy() if block.timeouts is None else block.terminals | block.timeouts
+            end[-1] |= final
+            if block.next_obs is None:
+                next_obs = block.obs.copy()
+                next_obs[:-1] = np.where(end[:-1, None], block.obs[:-1], block.obs[1:])
+                keep = ~end | block.terminals
+            else:
+                broken = self.chaining.observe(block, first)
+                if block.timeouts is None:
+                    end[:-1] |= broken
+                next_obs, keep = block.next_obs, np.ones(len(end), np.bool_)
+            carried = block.rows(slice(-1, None))
+            ready = slice(0, len(end) if final else len(end) - 1)
+            self.ends[first : first + ready.stop] = end[ready]
+            self.kept[first : first + ready.stop] = keep[ready]
+            yield Segment(block.rows(ready), next_obs[ready], keep[ready])
+
+
+def pack(columns: Columns, spaces: SpaceSpec, memory_limit: int | None = None) -> Packed:
+    """Check every row of `columns` and pack those that are transitions."""
+    layout = RowLayout.of(spaces)
+    rows = allocate_rows(columns.name, len(columns), layout.width, memory_limit)
+    walk = Walk(columns, spaces)
     written = 0
-    carried: Block | None = None  # the last row so far, which needs its successor
-    for first, raw in columns.chunks():
-        block = checker.block(first, raw)
-        if carried is not None:
-            block, first = carried.join(block), first - 1
-        final = first + len(block.rewards) == count
-        end = block.terminals.copy() if block.timeouts is None else block.terminals | block.timeouts
-        end[-1] |= final
-        if block.next_obs is None:
-            next_obs = block.obs.copy()
-            next_obs[:-1] = np.where(end[:-1, None], block.obs[:-1], block.obs[1:])
-            keep = ~end | block.terminals
-        else:
-            broken = chaining.observe(block, first)
-            if block.timeouts is None:
-                end = np.append(end[:-1] | broken, end[-1])
-            next_obs, keep = block.next_obs, np.ones(len(end), np.bool_)
-        done = slice(0, len(end) if final else -1)
-        ends[first : first + len(end[done])] = end[done]
-        kept[first : first + len(end[done])] = keep[done]
-        keep = keep[done]
+    for block, next_obs, keep in walk:
         stop = written + int(keep.sum())
         layout.pack(
-            obs=block.obs[done][keep],
-            actions=block.actions[done][keep],
-            rewards=block.rewards[done][keep],
-            next_obs=next_obs[done][keep],
-            dones=block.terminals[done][keep],
+            obs=block.obs[keep],
+            actions=block.actions[keep],
+            rewards=block.rewards[keep],
+            next_obs=next_obs[keep],
+            dones=block.terminals[keep],
             out=rows[written:stop],
         )
         written = stop
-        carried = block.last()
     if written == 0:
         raise DatasetError(
-            f"{columns.name}: no complete transition among {count} row{'s' * (count > 1)}; without "
-            "'next_observations' the last row of an episode has no successor"
+            f"{columns.name}: no complete transition in {len(columns)} row{'s' * (len(columns) > 1)}; "
+            "without 'next_observations' the last row of an episode has no successor"
         )
-    ordered = chaining.ordered()
+    ordered = walk.chaining.ordered()
     return Packed(
         rows[:written],
-        _episode_ends(ends, kept) if ordered else np.zeros(0, np.int64),
-        _notes(ordered, chaining, count - written),
+        _episode_ends(walk.ends, walk.kept) if ordered else np.zeros(0, np.int64),
+        _notes(ordered, walk.chaining, len(columns) - written),
     )
 
 

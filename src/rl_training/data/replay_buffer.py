@@ -5,8 +5,6 @@ Its size is a device tensor, so a recorded update keeps drawing from all that ha
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,52 +20,41 @@ class ReplayBuffer:
     `added % capacity`.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        layout: RowLayout,
-        generator: torch.Generator,
-        *,
-        storage: torch.device | None = None,
-    ) -> None:
+    def __init__(self, capacity: int, layout: RowLayout, generator: torch.Generator, *, pin: bool = False) -> None:
+        """Rows live on the generator's device; `pin` host memory that a GPU will copy from."""
         self.capacity = capacity
         self.layout = layout
         self.generator = generator
-        self.device = generator.device
-        where = self.device if storage is None else storage
         # Not zeroed: the operating system then hands out memory only as the ring fills.
-        pin = where.type == "cpu" and self.device.type == "cuda"
-        self.rows = torch.empty((capacity, layout.width), device=where, pin_memory=pin)
+        self.rows = torch.empty((capacity, layout.width), device=generator.device, pin_memory=pin)
         self.added = 0
-        self._size = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._size = torch.zeros((), dtype=torch.int64, device=generator.device)
 
     def __len__(self) -> int:
         return min(self.added, self.capacity)
 
     def add(self, rows: NDArray[np.float32]) -> None:
         """Append `[n, width]` rows, overwriting the oldest."""
-        fresh = torch.from_numpy(rows)
-        start = self.added % self.capacity
-        head = min(len(rows), self.capacity - start)
+        fresh = torch.from_numpy(rows[-self.capacity :])
+        start = (self.added + len(rows) - len(fresh)) % self.capacity
+        head = min(len(fresh), self.capacity - start)
         self.rows[start : start + head].copy_(fresh[:head], non_blocking=True)
-        if head < len(rows):
-            self.rows[: len(rows) - head].copy_(fresh[head:], non_blocking=True)
+        if head < len(fresh):
+            self.rows[: len(fresh) - head].copy_(fresh[head:], non_blocking=True)
         self.added += len(rows)
         if self.added <= self.capacity + len(rows):
             self._size.fill_(len(self))
 
+    @property
+    def device(self) -> torch.device:
+        return self.rows.device
+
     def sample_rows(self, batch_size: int) -> Tensor:
-        index = torch.randint(2**62, (batch_size,), generator=self.generator, device=self.device) % self._size
-        if self.rows.device == self.device:
-            return self.rows.index_select(0, index)
-        return self.rows.index_select(0, index.cpu()).to(self.device, non_blocking=True)
+        draws = torch.randint(2**62, (batch_size,), generator=self.generator, device=self.device)
+        return self.rows.index_select(0, draws % self._size)
 
     def load(self, rows: Tensor, *, added: int) -> None:
         """Restore `rows` (slot order) of a buffer that had seen `added` rows."""
         self.rows[: len(rows)].copy_(rows)
         self.added = added
         self._size.fill_(len(self))
-
-    def state(self) -> dict[str, Any]:
-        """The plain numbers beside the rows."""
-        return {"added": self.added, "capacity": self.capacity}

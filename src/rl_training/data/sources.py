@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rl_training.data.transitions import RowLayout, TransitionBatch
+from rl_training.data.transitions import RowLayout
 from rl_training.errors import ConfigError
 
 
@@ -20,16 +20,14 @@ class BatchSource(Protocol):
 
     layout: RowLayout
 
+    @property
+    def device(self) -> torch.device: ...
+
     def sample_rows(self, batch_size: int) -> Tensor:
         """`batch_size` packed rows drawn uniformly with replacement, `[B, width]`."""
         ...
 
     def __len__(self) -> int: ...
-
-
-def sample(source: BatchSource, batch_size: int) -> TransitionBatch:
-    """A minibatch of `source` as columns."""
-    return source.layout.unpack(source.sample_rows(batch_size))
 
 
 class TensorSource:
@@ -40,10 +38,12 @@ class TensorSource:
         self.layout = layout
         self.generator = generator
 
+    @property
+    def device(self) -> torch.device:
+        return self.rows.device
+
     def sample_rows(self, batch_size: int) -> Tensor:
-        index = torch.randint(
-            len(self.rows), (batch_size,), generator=self.generator, device=self.rows.device
-        )
+        index = torch.randint(len(self.rows), (batch_size,), generator=self.generator, device=self.rows.device)
         return self.rows.index_select(0, index)
 
     def __len__(self) -> int:
@@ -60,6 +60,10 @@ class MixedSource:
         self.replay = replay
         self.ratio = ratio
         self.layout = prior.layout
+
+    @property
+    def device(self) -> torch.device:
+        return self.prior.device
 
     def split(self, batch_size: int) -> tuple[int, int]:
         """Rows drawn from the prior data and from the replay buffer."""

@@ -1,6 +1,7 @@
 """Transitions as rows: one packed float32 row per transition, one gather per minibatch.
 
-A row is `[obs | next_obs | action | reward | done]`. Replay buffer, data sets, checkpoint shards and the
+A row is `[obs | next_obs | action | padding | reward | done]`, padded to a multiple of four numbers because
+aligned rows are gathered several times faster on a GPU. Replay buffer, data sets, checkpoint shards and the
 device all hold rows; `RowLayout` is the only place that knows the columns.
 """
 
@@ -30,19 +31,31 @@ class TransitionBatch(NamedTuple):
 
     @classmethod
     def from_mapping(cls, batch: Mapping[str, Any]) -> TransitionBatch:
-        """Check the column names and flatness of a user's mapping."""
+        """Check the names and shapes of a user's mapping; numbers become float32, discrete actions int64."""
         if isinstance(batch, cls):
             return batch
         missing = [name for name in cls._fields if name not in batch]
         if missing:
             raise ConfigError(f"batch: missing column {missing[0]!r}; needed: {', '.join(cls._fields)}")
-        columns = cls(*(torch.as_tensor(batch[name]) for name in cls._fields))
-        rows = columns.obs.shape[0]
-        for name in ("rewards", "dones"):
-            shape = tuple(getattr(columns, name).shape)
-            if shape != (rows,):
-                raise ConfigError(f"batch: {name} must have shape ({rows},), got {shape}")
-        return columns
+        given = {name: torch.as_tensor(batch[name]) for name in cls._fields}
+        obs, actions = given["obs"], given["actions"]
+        if obs.ndim != 2:
+            raise ConfigError(f"batch: obs must have shape (B, O), got {tuple(obs.shape)}")
+        rows = len(obs)
+        wanted: dict[str, tuple[int, ...]] = {
+            "actions": (rows, *actions.shape[1:]),
+            "rewards": (rows,),
+            "next_obs": tuple(obs.shape),
+            "dones": (rows,),
+        }
+        for name, shape in wanted.items():
+            if tuple(given[name].shape) != shape:
+                raise ConfigError(f"batch: {name} must have shape {shape}, got {tuple(given[name].shape)}")
+        discrete = actions.ndim == 1 and not actions.is_floating_point()
+        return cls(
+            **{name: column.float() for name, column in given.items()}
+            | {"actions": actions.long() if discrete else actions.float()}
+        )
 
 
 @dataclass(frozen=True)
@@ -59,7 +72,7 @@ class RowLayout:
 
     @property
     def width(self) -> int:
-        return 2 * self.obs_dim + self.action_dim + 2
+        return -(-(2 * self.obs_dim + self.action_dim + 2) // 4) * 4
 
     def pack(
         self,
@@ -77,6 +90,7 @@ class RowLayout:
         rows[:, :o] = obs
         rows[:, o : 2 * o] = next_obs
         rows[:, 2 * o : 2 * o + a] = np.reshape(actions, (n, a))
+        rows[:, 2 * o + a : -2] = 0.0
         rows[:, -2] = rewards
         rows[:, -1] = dones
         return rows

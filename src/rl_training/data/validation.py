@@ -38,15 +38,15 @@ class Block(NamedTuple):
         columns: list[Any] = [None if a is None else np.concatenate([a, b]) for a, b in zip(self, later)]
         return Block(*columns)
 
-    def last(self) -> Block:
-        """The last row alone."""
-        columns: list[Any] = [None if column is None else column[-1:] for column in self]
+    def rows(self, span: slice) -> Block:
+        """Some rows alone."""
+        columns: list[Any] = [None if column is None else column[span] for column in self]
         return Block(*columns)
 
 
 def resolve_spaces(columns: Columns, spaces: SpaceSpec | None) -> SpaceSpec:
     """The spaces of a data set, `spaces` of an environment checked against what the source says of itself."""
-    own = _own_spaces(columns)
+    own = declared_spaces(columns)
     if spaces is None:
         if own is None:
             raise DatasetError(
@@ -64,15 +64,15 @@ def resolve_spaces(columns: Columns, spaces: SpaceSpec | None) -> SpaceSpec:
     if width != spaces.action_dim or (len(shape) == 1 and not spaces.discrete):
         wanted = "[n]" if spaces.discrete else f"[n, {spaces.action_dim}]"
         raise DatasetError(
-            f"{columns.name}: column 'actions' must have shape {wanted} for this action space, "
-            f"got {list(shape)}"
+            f"{columns.name}: column 'actions' must have shape {wanted} for this action space, got {list(shape)}"
         )
     if own is not None:
-        _same_actions(columns.name, own, spaces)
+        require_same_actions(columns.name, own, spaces)
     return spaces
 
 
-def _own_spaces(columns: Columns) -> SpaceSpec | None:
+def declared_spaces(columns: Columns) -> SpaceSpec | None:
+    """The spaces as the source itself states them, if it does."""
     try:
         if columns.num_actions:
             return SpaceSpec(columns.obs_dim, num_actions=columns.num_actions, start=columns.start)
@@ -91,25 +91,19 @@ def _wide(bound: tuple[float, ...], width: int) -> tuple[float, ...]:
     return bound * width if len(bound) == 1 else bound
 
 
-def _same_actions(name: str, own: SpaceSpec, spaces: SpaceSpec) -> None:
-    if own.discrete != spaces.discrete or (own.num_actions, own.start) != (spaces.num_actions, spaces.start):
+def require_same_actions(name: str, own: SpaceSpec, wanted: SpaceSpec) -> None:
+    """Refuse data whose own action space is not the one of the environment or configuration."""
+    same = (own.num_actions, own.start, len(own.low)) == (wanted.num_actions, wanted.start, len(wanted.low))
+    if not same or not np.allclose([own.low, own.high], [wanted.low, wanted.high], rtol=1e-5, atol=1e-8):
         raise DatasetError(
-            f"{name}: its actions are {_describe(own)}, the environment's are {_describe(spaces)}; "
-            "they must be the same"
-        )
-    same = len(own.low) == len(spaces.low) and np.allclose(
-        [own.low, own.high], [spaces.low, spaces.high], rtol=ACTION_TOLERANCE, atol=0
-    )
-    if not same:
-        raise DatasetError(
-            f"{name}: its action bounds {_describe(own)} are not the environment's {_describe(spaces)}; "
-            "convert the actions or correct action_low and action_high"
+            f"{name}: its actions are {_describe(own)}, but the environment or the configuration has "
+            f"{_describe(wanted)}; convert the data or correct action_low and action_high"
         )
 
 
 def _describe(spaces: SpaceSpec) -> str:
     if spaces.discrete:
-        return f"{spaces.num_actions} discrete ones from {spaces.start}"
+        return f"{spaces.num_actions} discrete actions from {spaces.start}"
     return f"[{', '.join(f'{low:g}..{high:g}' for low, high in zip(spaces.low, spaces.high))}]"
 
 
@@ -234,7 +228,7 @@ class Chaining:
             raise self._fail(
                 self.first_crossing,
                 "is the first observation of the next episode although 'timeouts' ends the episode here; "
-                "leave the column out to have it rebuilt inside episodes, or clear the flag if the episode goes on",
+                "leave the column out to have it rebuilt, or clear the flag if the episode goes on",
             )
         return True
 

@@ -21,9 +21,7 @@ class Part(NamedTuple):
 class WeightedSource:
     """Each row of a batch chooses its part by weight, then one of the part's rows uniformly."""
 
-    def __init__(
-        self, rows: Tensor, layout: RowLayout, generator: torch.Generator, parts: Sequence[Part]
-    ) -> None:
+    def __init__(self, rows: Tensor, layout: RowLayout, generator: torch.Generator, parts: Sequence[Part]) -> None:
         self.rows = rows
         self.layout = layout
         self.generator = generator
@@ -34,8 +32,12 @@ class WeightedSource:
         self.sizes = sizes.to(rows.device)
         self.starts = (sizes.cumsum(0) - sizes).to(rows.device)
 
+    @property
+    def device(self) -> torch.device:
+        return self.rows.device
+
     def sample_rows(self, batch_size: int) -> Tensor:
-        device = self.rows.device
+        device = self.device
         draw = torch.rand(batch_size, generator=self.generator, device=device)
         part = torch.searchsorted(self.edges, draw, right=True)  # [B]
         offset = torch.randint(2**62, (batch_size,), generator=self.generator, device=device)

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.strict_yaml import parse_yaml
-from rl_training.settings import NonNegativeInt, PositiveInt, Settings, describe, nearest
+from rl_training.settings import NonNegativeInt, PositiveFloat, PositiveInt, Settings, describe, nearest
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 
@@ -83,6 +83,10 @@ class TrainConfig(Settings):
     tags                 free words, recorded with the run
     algo_kwargs          settings of the algorithm, its data and its controls, one flat mapping
     env_kwargs           passed to `gymnasium.make`
+    init_from            checkpoint whose networks the run starts from
+    allow_import         permit an `env_id` of the form `module:Env`, which imports that module
+    env_processes        run each environment in a process of its own, which may die or hang without harm
+    env_timeout          seconds after which such an environment counts as hung
     acceleration, tf32   how updates are executed; `auto` picks by device
     """
 
@@ -100,6 +104,10 @@ class TrainConfig(Settings):
     tags: Annotated[tuple[str, ...], BeforeValidator(_list_as_tuple)] = ()
     algo_kwargs: PlainMapping = Field(default_factory=dict)
     env_kwargs: PlainMapping = Field(default_factory=dict)
+    init_from: Annotated[Text, BeforeValidator(_path_as_text)] | None = None
+    allow_import: bool = False
+    env_processes: bool = False
+    env_timeout: PositiveFloat = 60.0
     acceleration: Literal["auto", "eager", "compile", "graph"] = "auto"
     tf32: bool = False
 
@@ -163,9 +171,7 @@ def _locate(dotted: str, place: str, lines: Mapping[str, int], overridden: froze
     return place
 
 
-def _explain(
-    error: ConfigError, place: str, lines: Mapping[str, int], overridden: frozenset[str]
-) -> ConfigError:
+def _explain(error: ConfigError, place: str, lines: Mapping[str, int], overridden: frozenset[str]) -> ConfigError:
     where = _locate(error.key or "", place, lines, overridden)
     return type(error)(f"{where}: {error}", key=error.key)
 

@@ -107,8 +107,6 @@ def _check_plain(value: Any, path: str) -> None:
             _check_plain(item, f"{path}[{i}]")
     elif kind is float:
         if not math.isfinite(value):
-            raise ValueError(
-                f"{path or 'record'} must be finite to be stored, got {value!r}; store null instead"
-            )
+            raise ValueError(f"{path or 'record'} must be finite to be stored, got {value!r}; store null instead")
     elif value is not None and kind not in (bool, int, str):
         raise ValueError(f"{path or 'record'} must be plain data, got {kind.__module__}.{kind.__name__}")

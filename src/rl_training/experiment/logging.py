@@ -199,9 +199,7 @@ _RETURNS = {"rollout/ep_rew_mean": "return", "eval/mean_reward": "eval"}
 def _headlines(values: Mapping[str, float]) -> dict[str, float]:
     """What a person watches: returns and losses, by their short names."""
     names = {name: _RETURNS.get(name) or name.rpartition("/")[2] for name in values}
-    return {
-        short: values[name] for name, short in names.items() if name in _RETURNS or short.endswith("loss")
-    }
+    return {short: values[name] for name, short in names.items() if name in _RETURNS or short.endswith("loss")}
 
 
 class _Worker:

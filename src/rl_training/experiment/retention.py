@@ -46,19 +46,13 @@ def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Pa
     of each that was passed over.
     """
     if not path.is_dir():
-        what = (
-            "a file, not a checkpoint folder written by this package"
-            if path.exists()
-            else "no such checkpoint"
-        )
+        what = "a file, not a checkpoint folder written by this package" if path.exists() else "no such checkpoint"
         raise CheckpointError(f"{path}: {what}")
     if (path / MANIFEST).exists() or _STEP.fullmatch(path.name):
         return path
     parent = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if parent == path and not list_checkpoints(path):
-        raise CheckpointError(
-            f"{path}: neither a checkpoint nor a run folder (no {MANIFEST}, no checkpoints/)"
-        )
+        raise CheckpointError(f"{path}: neither a checkpoint nor a run folder (no {MANIFEST}, no checkpoints/)")
     found, warnings = latest_valid(parent)
     if warn is not None:
         for warning in warnings:

@@ -90,7 +90,7 @@ class RowsInfo:
         ):
             return set()
         written = self.added - old.added
-        if not 0 <= written < self.capacity:
+        if not 0 <= written < max(self.capacity, 1):
             return set()
         first = old.added % max(self.capacity, 1)
         spans = [(first, first + written), (first - self.capacity, first + written - self.capacity)]
@@ -98,5 +98,6 @@ class RowsInfo:
         return {
             name
             for name, start, end in self.shards()
-            if (name, start, end) in before and all(end <= low or high <= start for low, high in spans)
+            if (name, start, end) in before
+            and all(end <= low or high <= start or low == high for low, high in spans)
         }

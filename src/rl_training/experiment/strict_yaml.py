@@ -53,9 +53,7 @@ class _StrictLoader(yaml.SafeLoader):
                 problem="anchors and aliases are not supported", problem_mark=event.start_mark
             )
         if getattr(event, "tag", None):
-            raise yaml.MarkedYAMLError(
-                problem=f"tag {event.tag!r} is not supported", problem_mark=event.start_mark
-            )
+            raise yaml.MarkedYAMLError(problem=f"tag {event.tag!r} is not supported", problem_mark=event.start_mark)
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise yaml.MarkedYAMLError(
@@ -125,9 +123,7 @@ class _Reader:
             try:
                 return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
             except ValueError:
-                raise self.fail(
-                    node, f"{_named(path)}number of {len(text)} digits is too long", path
-                ) from None
+                raise self.fail(node, f"{_named(path)}number of {len(text)} digits is too long", path) from None
         if kind == "float":
             named = text[-1] in "fFnN"  # .inf and .nan
             if named or not math.isfinite(float(text)):

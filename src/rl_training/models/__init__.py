@@ -1,6 +1,8 @@
 """Networks. Everything is flat-vector MLPs; an ensemble is an axis."""
 
 from rl_training.models.mlp import MLP, EnsembleLinear, EnsembleMLP, NetworkConfig
+from rl_training.models.mlp_bc import MLPBCModel
+from rl_training.models.mlp_iql import GaussianActor, MLPIQLModel
 from rl_training.models.mlp_q import MLPQNetwork
 from rl_training.models.mlp_redq import MLPREDQModel
 from rl_training.models.mlp_sac import MLPSACModel
@@ -13,7 +15,10 @@ __all__ = [
     "DeterministicActor",
     "EnsembleLinear",
     "EnsembleMLP",
+    "GaussianActor",
+    "MLPBCModel",
     "MLPDDPGModel",
+    "MLPIQLModel",
     "MLPQNetwork",
     "MLPREDQModel",
     "MLPSACModel",

@@ -38,9 +38,7 @@ class Model(nn.Module):
 class ActorCriticModel(Model):
     """An actor with N critics and their target copies."""
 
-    def __init__(
-        self, obs_dim: int, actor: nn.Module, critics: Critics, *, normalize_observations: bool
-    ) -> None:
+    def __init__(self, obs_dim: int, actor: nn.Module, critics: Critics, *, normalize_observations: bool) -> None:
         super().__init__(obs_dim, actor, normalize_observations=normalize_observations)
         self.critics = critics
         self.target_critics = frozen_copy(critics)
@@ -73,7 +71,7 @@ class StochasticActorCritic(ActorCriticModel):
         num_critics: int,
         *,
         critic_hidden_sizes: Sequence[int] | None = None,
-        critic_outputs: int = 1,
+        critic_quantiles: int | None = None,
         normalize_observations: bool = False,
         log_std_bounds: tuple[float, float] = (-20.0, 2.0),
         layer_norm: bool = False,
@@ -87,7 +85,7 @@ class StochasticActorCritic(ActorCriticModel):
                 obs_dim,
                 action_dim,
                 hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes,
-                outputs=critic_outputs,
+                quantiles=critic_quantiles,
                 layer_norm=layer_norm,
                 init=init,
             ),

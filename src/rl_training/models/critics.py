@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.mlp import EnsembleMLP, Init
+from rl_training.models.mlp import EnsembleMLP, Init, Members
 
 
 class Critics(nn.Module):
-    """N networks Q_i(s, a). With `outputs` > 1 each returns that many quantiles."""
+    """N networks Q_i(s, a); given `quantiles`, each returns that many of them."""
 
     def __init__(
         self,
@@ -20,26 +20,32 @@ class Critics(nn.Module):
         action_dim: int,
         hidden_sizes: Sequence[int],
         *,
-        outputs: int = 1,
+        quantiles: int | None = None,
         layer_norm: bool = False,
         init: Init = "torch",
     ) -> None:
         super().__init__()
         self.num_critics = num_critics
         self.action_dim = action_dim
+        self.layer_norm = layer_norm
+        self.quantiles = quantiles
         self.net = EnsembleMLP(
-            num_critics, obs_dim + action_dim, hidden_sizes, outputs, layer_norm=layer_norm, init=init
+            num_critics, obs_dim + action_dim, hidden_sizes, quantiles or 1, layer_norm=layer_norm, init=init
         )
 
-    def forward(
-        self, obs: Tensor, actions: Tensor, frozen: bool = False, members: int | None = None
-    ) -> Tensor:
-        """`[N, B]` values (`[N, B, M]` quantiles), of the first `members` if given.
+    def forward(self, obs: Tensor, actions: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
+        """`[N, B]` values (`[N, B, M]` quantiles), of the first `members`, or of those it lists, if given.
 
         `frozen` keeps gradients out of the weights.
         """
         out: Tensor = self.net(torch.cat([obs, actions], dim=-1), frozen, members)
-        return out.squeeze(-1) if out.shape[-1] == 1 else out
+        return out.squeeze(-1) if self.quantiles is None else out
+
+    def over_actions(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """K actions per state, `[K, B, A]`, in one product per layer: `[N, K, B]`."""
+        rows = torch.cat([obs.expand(len(actions), -1, -1), actions], dim=-1)  # [K, B, O + A]
+        out: Tensor = self.net(rows.flatten(0, 1))
+        return out.view(self.num_critics, *rows.shape[:2])
 
     def with_slopes(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Values `[N, B]` and their slopes in the action, `[N, B, A]`."""

@@ -7,9 +7,10 @@ N = 50 run the same code.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,11 @@ from torch import Tensor, nn
 
 from rl_training.settings import Settings, Sizes
 
+Select = Callable[[Tensor], Tensor]
 Init = Literal["torch", "xavier", "orthogonal"]
+# All members (None), the first few, or those an index tensor names.
+Members = int | Tensor | None
+Network = TypeVar("Network", bound=nn.Module)
 
 
 class NetworkConfig(Settings):
@@ -45,27 +50,6 @@ def _init_matrix(weight: Tensor, bias: Tensor, fan_in: int, init: Init) -> None:
     nn.init.zeros_(bias)
 
 
-class MLP(nn.Module):
-    """`in -> hidden (ReLU) … -> out`, a plain network for actors and value functions."""
-
-    def __init__(
-        self, in_features: int, hidden_sizes: Sequence[int], out_features: int, *, init: Init = "torch"
-    ) -> None:
-        super().__init__()
-        sizes = [in_features, *hidden_sizes, out_features]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:]))
-        for layer in self.layers:
-            assert isinstance(layer, nn.Linear)
-            _init_matrix(layer.weight.data, layer.bias.data, layer.in_features, init)
-
-    def forward(self, x: Tensor) -> Tensor:
-        *hidden, head = self.layers
-        for layer in hidden:
-            x = F.relu(layer(x))
-        out: Tensor = head(x)
-        return out
-
-
 class EnsembleLinear(nn.Module):
     """N independent affine maps as one batched product: `[N, B, in] -> [N, B, out]`."""
 
@@ -76,9 +60,13 @@ class EnsembleLinear(nn.Module):
         for weight, bias in zip(self.weight.data, self.bias.data):
             _init_matrix(weight.T, bias, in_features, init)
 
-    def forward(self, x: Tensor, frozen: bool = False) -> Tensor:
-        weight, bias = _members(self, len(x), frozen)
-        return torch.baddbmm(bias, x, weight)
+    def forward(self, x: Tensor, select: Select) -> Tensor:
+        weight, bias = select(self.weight), select(self.bias)
+        if weight.shape[-1] == 1:
+            # A product with one column is a weighted sum, which fuses with the activation before it.
+            return (x * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
+        # Not baddbmm: it copies the bias first, while a separate sum fuses with the activation after it.
+        return torch.bmm(x, weight) + bias
 
 
 class EnsembleLayerNorm(nn.Module):
@@ -89,22 +77,29 @@ class EnsembleLayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(num_members, 1, features))
         self.bias = nn.Parameter(torch.zeros(num_members, 1, features))
 
-    def forward(self, x: Tensor, frozen: bool = False) -> Tensor:
-        weight, bias = _members(self, len(x), frozen)
-        return torch.addcmul(bias, F.layer_norm(x, x.shape[-1:]), weight)
+    def forward(self, x: Tensor, select: Select) -> Tensor:
+        return torch.addcmul(select(self.bias), F.layer_norm(x, x.shape[-1:]), select(self.weight))
 
 
-def _members(layer: EnsembleLinear | EnsembleLayerNorm, count: int, frozen: bool) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the first `count` members, detached if `frozen`."""
-    weight, bias = layer.weight[:count], layer.bias[:count]
-    return (weight.detach(), bias.detach()) if frozen else (weight, bias)
+def _selection(frozen: bool, members: int | Tensor | None) -> Select:
+    """How a layer's parameters enter a forward pass: all or some members, with or without gradient."""
+
+    def select(parameter: Tensor) -> Tensor:
+        if isinstance(members, Tensor):
+            parameter = parameter.index_select(0, members)
+        elif members is not None:
+            parameter = parameter[:members]
+        return parameter.detach() if frozen else parameter
+
+    return select
 
 
 class EnsembleMLP(nn.Module):
     """N networks `in -> hidden (LayerNorm?) ReLU … -> out` of one shape, evaluated together.
 
     `frozen` evaluates with detached weights: the caller's gradient flows to the input only, and no backward,
-    compiled or not, computes a weight gradient nobody asked for.
+    compiled or not, computes a weight gradient nobody asked for. `members` evaluates only the first so many, or
+    those a tensor of indices names: what is not asked for is not computed.
     """
 
     def __init__(
@@ -121,7 +116,7 @@ class EnsembleMLP(nn.Module):
         self.num_members = num_members
         sizes = [in_features, *hidden_sizes]
         self.hidden = nn.ModuleList(
-            EnsembleLinear(num_members, a, b, init=init) for a, b in zip(sizes[:-1], sizes[1:])
+            EnsembleLinear(num_members, a, b, init=init) for a, b in itertools.pairwise(sizes)
         )
         self.norms = nn.ModuleList(EnsembleLayerNorm(num_members, h) for h in hidden_sizes if layer_norm)
         self.head = EnsembleLinear(num_members, sizes[-1], out_features, init=init)
@@ -130,15 +125,17 @@ class EnsembleMLP(nn.Module):
         norms = list(self.norms) if len(self.norms) else [None] * len(self.hidden)
         return zip(self.hidden, norms)
 
-    def forward(self, x: Tensor, frozen: bool = False, members: int | None = None) -> Tensor:
-        """`x [B, in]` is seen by all members, or by the first `members`: `[N, B, out]`."""
-        x = x.expand(members or self.num_members, -1, -1)
+    def forward(self, x: Tensor, frozen: bool = False, members: int | Tensor | None = None) -> Tensor:
+        """`x [B, in]`, seen by every member evaluated: `[N, B, out]`."""
+        select = _selection(frozen, members)
+        count = len(members) if isinstance(members, Tensor) else members or self.num_members
+        x = x.expand(count, -1, -1)
         for linear, norm in self._layers():
-            x = linear(x, frozen)
+            x = linear(x, select)
             if norm is not None:
-                x = norm(x, frozen)
+                x = norm(x, select)
             x = F.relu(x)
-        out: Tensor = self.head(x, frozen)
+        out: Tensor = self.head(x, select)
         return out
 
     def with_slopes(self, x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
@@ -149,19 +146,32 @@ class EnsembleMLP(nn.Module):
         """
         if len(self.norms) or self.head.weight.shape[-1] != 1:
             raise ValueError("slopes are defined for plain ReLU critics with one output (no LayerNorm)")
+        select = _selection(frozen=False, members=None)
         x = x.expand(self.num_members, -1, -1)
         masks: list[Tensor] = []
         for linear, _ in self._layers():
-            x = linear(x)
+            x = linear(x, select)
             masks.append((x > 0).to(x.dtype))
             x = F.relu(x)
         slope = self.head.weight.transpose(1, 2) * masks[-1]  # [N, B, H]
         for linear, mask in zip(reversed(list(self.hidden)[1:]), reversed(masks[:-1])):
             slope = torch.bmm(slope, linear.weight.transpose(1, 2)) * mask  # type: ignore[operator]
         first = self.hidden[0].weight[:, -columns:, :]  # type: ignore[index]
-        return self.head(x), torch.bmm(slope, first.transpose(1, 2))
+        return self.head(x, select), torch.bmm(slope, first.transpose(1, 2))
 
 
-def frozen_copy(module: nn.Module) -> nn.Module:
+class MLP(EnsembleMLP):
+    """One network: an ensemble of one whose axis is taken off, `[B, in] -> [B, out]`."""
+
+    def __init__(
+        self, in_features: int, hidden_sizes: Sequence[int], out_features: int, *, init: Init = "torch"
+    ) -> None:
+        super().__init__(1, in_features, hidden_sizes, out_features, init=init)
+
+    def forward(self, x: Tensor, frozen: bool = False, members: int | Tensor | None = None) -> Tensor:
+        return super().forward(x, frozen, members).squeeze(0)
+
+
+def frozen_copy(module: Network) -> Network:
     """A target network: a deep copy that no gradient reaches."""
     return copy.deepcopy(module).requires_grad_(False)

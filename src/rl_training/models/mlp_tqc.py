@@ -22,9 +22,7 @@ class MLPTQCModel(StochasticActorCritic):
         n_quantiles: int,
         **options: Any,
     ) -> None:
-        super().__init__(
-            obs_dim, action_dim, hidden_sizes, num_critics, critic_outputs=n_quantiles, **options
-        )
+        super().__init__(obs_dim, action_dim, hidden_sizes, num_critics, critic_quantiles=n_quantiles, **options)
         self.n_quantiles = n_quantiles
 
     def quantiles(self, obs: Tensor, actions: Tensor) -> Tensor:

@@ -83,20 +83,28 @@ class TanhGaussianActor(nn.Module):
     def sample_with_logprob(self, obs: Tensor, noise: Tensor) -> ActionSample:
         """Reparameterised: gradients flow through the action and its log-probability."""
         mean, log_std = self(obs)
-        pre_tanh = mean + log_std.exp() * noise
-        log_normal = -0.5 * (noise * noise + LOG_2PI) - log_std
-        return ActionSample(
-            torch.tanh(pre_tanh), (log_normal - log_tanh_slope(pre_tanh)).sum(-1)
-        )
+        return squashed_sample(mean, log_std, noise)
 
     def log_prob(self, obs: Tensor, actions: Tensor) -> Tensor:
         """log pi(a|s) of given actions, `[B]`; those beyond ±(1 - 1e-6) count as lying there."""
         mean, log_std = self(obs)
-        clipped = actions.clamp(-ACTION_LIMIT, ACTION_LIMIT)
-        pre_tanh = 0.5 * (torch.log1p(clipped) - torch.log1p(-clipped))
-        z = (pre_tanh - mean) * torch.exp(-log_std)
-        log_normal = -0.5 * (z * z + LOG_2PI) - log_std
-        return (log_normal - torch.log1p(clipped) - torch.log1p(-clipped)).sum(-1)
+        return squashed_log_prob(mean, log_std, actions)
+
+
+def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> ActionSample:
+    """tanh(mean + std noise) and its log-probability; leading axes of `noise` are draws per state."""
+    pre_tanh = mean + log_std.exp() * noise
+    log_normal = -0.5 * (noise * noise + LOG_2PI) - log_std
+    return ActionSample(torch.tanh(pre_tanh), (log_normal - log_tanh_slope(pre_tanh)).sum(-1))
+
+
+def squashed_log_prob(mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
+    """Log-density of tanh(N(mean, std^2)) at `actions`, clipped to ±(1 - 1e-6)."""
+    clipped = actions.clamp(-ACTION_LIMIT, ACTION_LIMIT)
+    upper, lower = torch.log1p(clipped), torch.log1p(-clipped)
+    z = (0.5 * (upper - lower) - mean) * torch.exp(-log_std)
+    log_normal = -0.5 * (z * z + LOG_2PI) - log_std
+    return (log_normal - upper - lower).sum(-1)
 
 
 def log_tanh_slope(pre_tanh: Tensor) -> Tensor:
@@ -109,9 +117,7 @@ class DeterministicActor(nn.Module):
 
     stochastic = False
 
-    def __init__(
-        self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], *, init: Init = "torch"
-    ) -> None:
+    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], *, init: Init = "torch") -> None:
         super().__init__()
         self.net = MLP(obs_dim, hidden_sizes, action_dim, init=init)
 

@@ -17,8 +17,9 @@ import torch
 
 from rl_training.algorithms.base import Execution, Learner, Terms
 from rl_training.algorithms.optim import apply_lists
-from rl_training.data.sources import BatchSource, sample
+from rl_training.data.sources import BatchSource
 from rl_training.errors import ConfigError
+from rl_training.runtime.schedules import OptimizationConfig
 
 Acceleration = Literal["auto", "eager", "compile", "graph"]
 _log = logging.getLogger(__name__)
@@ -51,12 +52,21 @@ class Updater:
     """Runs updates of `learner` on minibatches of `source`."""
 
     def __init__(
-        self, learner: Learner, source: BatchSource, batch_size: int, *, mode: Acceleration = "auto"
+        self,
+        learner: Learner,
+        source: BatchSource,
+        batch_size: int,
+        *,
+        mode: Acceleration = "auto",
+        schedule: OptimizationConfig | None = None,
+        total_updates: int = 0,
     ) -> None:
         self.learner = learner
         self.source = source
         self.batch_size = batch_size
         self.mode = choose(mode, learner.device)
+        self.schedule = None if schedule is None or schedule.constant else schedule
+        self.total_updates = total_updates
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Terms]] = {}
         on_gpu = learner.device.type == "cuda"
         if self.mode == "compile":
@@ -66,16 +76,26 @@ class Updater:
             )
         if self.mode != "eager" and on_gpu:
             learner.execution.branches = tuple(torch.cuda.Stream(learner.device) for _ in range(3))
-        self._run: Callable[[Hashable], Terms] = self._replay if self.mode != "eager" and on_gpu else self._step
+        record = self.mode != "eager" and on_gpu
+        self._run: Callable[[Hashable], Terms] = self._replay if record else self._step
+        # Rows of a source in host memory are copied here before each update, so that a graph finds them.
+        self._staged: Tensor | None = None
+        if source.device != learner.device:
+            self._staged = torch.empty((batch_size, source.layout.width), device=learner.device)
 
     def run(self, count: int) -> None:
         """`count` updates; nothing is read back from the device."""
         for _ in range(count):
+            if self.schedule is not None:
+                factor = self.schedule.factor(self.learner.updates, self.total_updates)
+                self.learner.scale_learning_rates(factor)
+            if self._staged is not None:
+                self._staged.copy_(self.source.sample_rows(self.batch_size), non_blocking=True)
             self.learner.finish_step(self._run(self.learner.phase()))
 
     def _step(self, phase: Hashable) -> Terms:
-        batch = self.learner.normalized(sample(self.source, self.batch_size))
-        return self.learner.gradient_step(batch, phase)
+        rows = self.source.sample_rows(self.batch_size) if self._staged is None else self._staged
+        return self.learner.gradient_step(self.learner.normalized(self.source.layout.unpack(rows)), phase)
 
     def _replay(self, phase: Hashable) -> Terms:
         if phase not in self._graphs:

@@ -1,0 +1,202 @@
+"""CQL(H): Conservative Q-Learning (Kumar et al. 2020).
+
+SAC whose critics are pushed down where the policy might go and up at the data: each critic pays
+`cql_alpha` (E_s[log sum_k exp(Q(s, a_k) - log p(a_k))] - E[Q(s, a)]) over 3 `n_actions` actions per state, drawn
+uniformly, from pi(.|s') and from pi(.|s), all valued at s. The penalty is summed over the critics, not averaged,
+and the constant log(3 n_actions) is not subtracted. With `lagrange_threshold` a learned multiplier in [0, 1e6]
+holds the penalty near that value; it is stepped by the critics' optimiser. For the first `bc_steps` updates the
+actor maximises log pi(a|s) of the data instead of Q. The backup has no entropy term unless asked for, and takes a
+sampled action, as the authors' code.
+Departures: alpha is fixed unless `alpha: auto`; `bc_steps` is 0 by default (the authors: 40 000 of 3 million).
+Axes: critics `[2, B]`, K = 3 n_actions sampled actions `[K, B, A]` with values `[2, K, B]`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Learner, Terms
+from rl_training.algorithms.losses import (
+    conservative_gap,
+    soft_policy_loss,
+    soft_value,
+    squared_error,
+    td_target,
+)
+from rl_training.algorithms.temperature import SoftConfig, Temperature
+from rl_training.data.transitions import TransitionBatch
+from rl_training.models.mlp import NetworkConfig
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.models.policies import squashed_log_prob, squashed_sample
+from rl_training.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Sizes
+
+MULTIPLIER_LIMIT = 1e6
+
+
+class CQLNetwork(NetworkConfig):
+    """The authors' three hidden layers."""
+
+    hidden_sizes: Sizes = (256, 256, 256)
+
+
+class CQLConfig(SoftConfig):
+    """`lagrange_threshold` unset keeps the penalty's weight at `cql_alpha`."""
+
+    backup_entropy: bool = False
+    actor_learning_rate: PositiveFloat = 1e-4
+    cql_alpha: NonNegativeFloat = 5.0
+    n_actions: PositiveInt = 10
+    lagrange_threshold: float | None = None
+    bc_steps: NonNegativeInt = 0
+
+
+class Multiplier(nn.Module):
+    """The Lagrange multiplier: exp of a parameter, starting at 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_value = nn.Parameter(torch.zeros(()))
+
+    def forward(self) -> Tensor:
+        return self.log_value.exp().clamp(0.0, MULTIPLIER_LIMIT)
+
+
+def critic_terms(
+    q: Tensor,
+    target: Tensor,
+    gap: Tensor,
+    cql_alpha: float,
+    multiplier: Tensor | None = None,
+    threshold: float | None = None,
+) -> Terms:
+    """`q [2, B]` against `target [B]`, plus the penalty for `gap [2]`.
+
+    With a multiplier the critics' penalty is multiplier (cql_alpha gap - threshold), and `multiplier_loss` raises
+    the multiplier while the penalty is above the threshold.
+    """
+    penalty = cql_alpha * gap  # [2]
+    terms = {"target_q_mean": target.mean(), "conservative_gap": gap.mean()}
+    if multiplier is not None and threshold is not None:
+        excess = penalty - threshold
+        penalty = multiplier.detach() * excess
+        terms["multiplier"] = multiplier.detach()
+        terms["multiplier_loss"] = -0.5 * (multiplier * excess.detach()).sum()
+    error, conservative = squared_error(q, target), penalty.sum()
+    return terms | {
+        "critic_loss": error + conservative,
+        "critic_mse_loss": error,
+        "conservative_loss": conservative,
+    }
+
+
+def actor_terms(value: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Terms:
+    """`value [B]`: min Q at the policy's own actions, or log pi of the data's while cloning."""
+    return {
+        "actor_loss": soft_policy_loss(value, logprobs, alpha),
+        "entropy_term": (alpha * logprobs).mean(),
+    }
+
+
+def cql_loss(batch: Mapping[str, Any]) -> Terms:
+    """Every term from precomputed tensors: `q1_values q2_values target_q_values q1_candidates q2_candidates
+    [K, B] candidate_log_densities [K, B] cql_alpha sampled_q1 sampled_q2 sampled_logprobs alpha`, and with a
+    Lagrange multiplier `multiplier lagrange_threshold`."""
+    q = torch.stack([batch["q1_values"], batch["q2_values"]])
+    candidates = torch.stack([batch["q1_candidates"], batch["q2_candidates"]])
+    gap = conservative_gap(candidates, batch["candidate_log_densities"], q)
+    sampled_q = torch.stack([batch["sampled_q1"], batch["sampled_q2"]])
+    return critic_terms(
+        q,
+        batch["target_q_values"],
+        gap,
+        batch["cql_alpha"],
+        batch.get("multiplier"),
+        batch.get("lagrange_threshold"),
+    ) | actor_terms(sampled_q.amin(0), batch["sampled_logprobs"], batch["alpha"])
+
+
+class CQL(Learner):
+    """Conservative Q-learning on an `MLPSACModel`."""
+
+    name = "cql"
+    Config = CQLConfig
+    Model = MLPSACModel
+    Network = CQLNetwork
+
+    def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **hyperparameters)
+        self.temperature = Temperature(self.config, target_entropy=-float(model.action_dim)).to(self.device)
+        self.multiplier: Multiplier | None = None
+        critics: list[nn.Module] = [model.critics]
+        if self.config.lagrange_threshold is not None:
+            self.multiplier = Multiplier().to(self.device)
+            critics.append(self.multiplier)
+        self.optimizers = {
+            "critics": self.adam(*critics),
+            "actor": self.adam(model.actor, self.temperature, learning_rate=self.config.actor_learning_rate),
+        }
+
+    @classmethod
+    def model_options(cls, config: Any) -> dict[str, Any]:
+        return {"log_std_bounds": (-5.0, 2.0)}
+
+    def modules(self) -> dict[str, nn.Module]:
+        shared: dict[str, nn.Module] = {"model": self.model, "temperature": self.temperature}
+        return shared if self.multiplier is None else shared | {"multiplier": self.multiplier}
+
+    def phase(self) -> bool:
+        """Whether the actor still clones the data."""
+        return bool(self.updates < self.config.bc_steps)
+
+    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
+        n, shape = self.config.n_actions, batch.actions.shape
+        # Row 0 is for a (actor) and a' (backup), the others for the penalty at s and s'.
+        noise = self.normal(1 + n, 2, *shape)
+        uniform = 2.0 * torch.rand(n, *shape, device=self.device, generator=self.generator) - 1.0
+        return self.minimize(
+            (batch, noise, uniform),
+            {"critics": self.critic_loss, "actor": self.cloning_loss if phase else self.actor_loss},
+            {self.model.target_critics: self.model.critics},
+            tau=self.config.tau,
+        )
+
+    def critic_loss(self, batch: TransitionBatch, noise: Tensor, uniform: Tensor) -> tuple[Tensor, Terms]:
+        rows = len(batch.rewards)
+        with torch.no_grad():
+            states = torch.cat([batch.obs, batch.next_obs])  # the policy is evaluated once for all draws
+            draws, logprobs = self.model.actor.sample_with_logprob(states, noise.flatten(1, 2))  # [1 + n, 2 B]
+            value = self.model.target_critics(batch.next_obs, draws[0, rows:]).amin(0)  # [B]
+            if self.config.backup_entropy:
+                value = soft_value(value, logprobs[0, rows:], self.temperature.alpha())
+            target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
+            policy_actions = draws[1:].reshape(-1, *batch.actions.shape)  # [2 n, B, A]
+            uniform_density = logprobs.new_full(uniform.shape[:2], -batch.actions.shape[-1] * math.log(2.0))
+            densities = torch.cat([logprobs[1:].reshape(-1, rows), uniform_density])  # [K, B]
+            candidates = torch.cat([batch.actions[None], policy_actions, uniform])  # [1 + K, B, A]
+        q = self.model.critics.over_actions(batch.obs, candidates)  # [2, 1 + K, B]
+        q_data = q[:, 0]
+        gap = conservative_gap(q[:, 1:], densities, q_data)
+        multiplier = None if self.multiplier is None else self.multiplier()
+        terms = critic_terms(q_data, target, gap, self.config.cql_alpha, multiplier, self.config.lagrange_threshold)
+        loss = terms["critic_loss"]
+        return (loss if multiplier is None else loss + terms["multiplier_loss"]), terms
+
+    def actor_loss(self, batch: TransitionBatch, noise: Tensor, uniform: Tensor) -> tuple[Tensor, Terms]:
+        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise[0, 0])
+        q = self.model.critics(batch.obs, actions, frozen=True).amin(0)  # [B]
+        return self._soft_objective(q, logprobs)
+
+    def cloning_loss(self, batch: TransitionBatch, noise: Tensor, uniform: Tensor) -> tuple[Tensor, Terms]:
+        mean, log_std = self.model.actor(batch.obs)
+        _, logprobs = squashed_sample(mean, log_std, noise[0, 0])
+        return self._soft_objective(squashed_log_prob(mean, log_std, batch.actions), logprobs)
+
+    def _soft_objective(self, value: Tensor, logprobs: Tensor) -> tuple[Tensor, Terms]:
+        alpha = self.temperature.alpha()
+        terms = actor_terms(value, logprobs, alpha) | {"alpha": alpha}
+        return terms["actor_loss"] + self.temperature.loss(logprobs), terms

@@ -1,0 +1,106 @@
+"""CRR: Critic Regularized Regression (Wang et al. 2020).
+
+Like AWAC a weighted cloning of the data, with another filter: the advantage is Q(s, a) minus the mean (or the
+maximum, `advantage_type: max`) of Q over `n_action_samples` policy actions, Q being the mean of both online
+critics; the weight is 1[A > 0] (`weight_type: binary`) or min(exp(A / beta), `max_weight`) (`exp`). The critics'
+target is the minimum of the target critics at an action of the target policy.
+Departures: two scalar critics with soft targets (the authors: one distributional critic, hard copies every 100
+updates; d3rlpy's reproduction uses soft ones); log-std in [-5, 2], data actions clipped to ±(1 - 1e-6); acting is
+by the policy's mode, without the critic-weighted resampling of the paper.
+Axes: critics `[2, B]`, K = 1 + m actions per state (data, then samples) as `[2, K, B]`, weights `[B]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Learner, TargetConfig, Terms
+from rl_training.algorithms.losses import clipped_exponential, cloning_terms, critic_terms, td_target
+from rl_training.data.transitions import TransitionBatch
+from rl_training.models.mlp import frozen_copy
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.models.policies import squashed_log_prob
+from rl_training.settings import PositiveFloat, PositiveInt
+
+
+class CRRConfig(TargetConfig):
+    """`beta` divides the advantage; `beta` and `max_weight` concern `weight_type: exp` only."""
+
+    beta: PositiveFloat = 1.0
+    n_action_samples: PositiveInt = 4
+    max_weight: PositiveFloat = 20.0
+    advantage_type: Literal["mean", "max"] = "mean"
+    weight_type: Literal["binary", "exp"] = "exp"
+
+
+def advantage(q_data: Tensor, q_policy: Tensor, advantage_type: str) -> Tensor:
+    """`q_data [B]` above the mean or maximum of `q_policy [m, B]`."""
+    return q_data - (q_policy.amax(0) if advantage_type == "max" else q_policy.mean(0))
+
+
+def advantage_weights(advantages: Tensor, config: CRRConfig) -> Tensor:
+    """What each transition counts in the actor's loss: `[B] -> [B]`."""
+    if config.weight_type == "binary":
+        return (advantages > 0).to(advantages.dtype)
+    return clipped_exponential(advantages / config.beta, config.max_weight)
+
+
+def crr_loss(batch: Mapping[str, Any]) -> Terms:
+    """Every term from precomputed tensors: `q1_values q2_values target_q_values behavior_logprobs advantages
+    advantage_weights`."""
+    q = torch.stack([batch["q1_values"], batch["q2_values"]])
+    return critic_terms(q, batch["target_q_values"]) | cloning_terms(
+        batch["behavior_logprobs"], batch["advantages"], batch["advantage_weights"]
+    )
+
+
+class CRR(Learner):
+    """Critic-regularised regression on an `MLPSACModel`; the target policy is the learner's own."""
+
+    name = "crr"
+    Config = CRRConfig
+    Model = MLPSACModel
+
+    def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **hyperparameters)
+        self.target_actor = frozen_copy(model.actor)
+        self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
+
+    @classmethod
+    def model_options(cls, config: Any) -> dict[str, Any]:
+        return {"log_std_bounds": (-5.0, 2.0)}
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {"model": self.model, "target_actor": self.target_actor}
+
+    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
+        noise = self.normal(1 + self.config.n_action_samples, *batch.actions.shape)  # for a', then for a_j
+        return self.minimize(
+            (batch, noise),
+            {"critics": self.critic_loss, "actor": self.actor_loss},
+            {self.model.target_critics: self.model.critics, self.target_actor: self.model.actor},
+            tau=self.config.tau,
+        )
+
+    def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+        with torch.no_grad():
+            next_actions = self.target_actor.sample(batch.next_obs, noise[0])
+            value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
+            target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
+        terms = critic_terms(self.model.critics(batch.obs, batch.actions), target)
+        return terms["critic_loss"], terms
+
+    def actor_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+        mean, log_std = self.model.actor(batch.obs)
+        with torch.no_grad():
+            samples = torch.tanh(mean + log_std.exp() * noise[1:])  # [m, B, A]
+            candidates = torch.cat([batch.actions[None], samples])  # [1 + m, B, A]
+            q = self.model.critics.over_actions(batch.obs, candidates).mean(0)  # [1 + m, B]
+            advantages = advantage(q[0], q[1:], self.config.advantage_type)
+            weights = advantage_weights(advantages, self.config)
+        terms = cloning_terms(squashed_log_prob(mean, log_std, batch.actions), advantages, weights)
+        return terms["actor_loss"], terms

@@ -1,0 +1,150 @@
+"""EDAC: Ensemble-Diversified Actor Critic (An et al. 2021); with `eta: 0` it is SAC-N from the same paper.
+
+SAC with N critics whose minimum, over all N, is both the target and the actor's objective. What makes a smaller N
+enough is diversity: the slopes of the critics in the action, at the data's actions and normalised to length one,
+are pushed apart, L = E[sum_{i != j} <g_i, g_j>] / (N - 1), weighted by `eta`. The TD loss is summed over critics.
+The slopes are forward operations of the model (`Critics.with_slopes`), computed in the same pass as Q, so there is
+no double backward.
+Departures: alpha is fixed unless `alpha: auto` (the authors learn it); torch's initialisation; targets start as
+copies. As in the authors' code all losses are formed before any step.
+Axes: critics `[N, B]`, slopes `[N, B, A]` (`[B, N, A]` at `critic_diversity_loss`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from pydantic import model_validator
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Learner, Terms, check_num_critics
+from rl_training.algorithms.losses import soft_policy_loss, soft_value, squared_error, td_target
+from rl_training.algorithms.temperature import SoftConfig, Temperature
+from rl_training.data.transitions import TransitionBatch
+from rl_training.models.mlp import NetworkConfig
+from rl_training.models.mlp_redq import MLPREDQModel
+from rl_training.settings import NonNegativeFloat, PositiveInt, Sizes
+
+
+class EDACNetwork(NetworkConfig):
+    """The authors' three hidden layers."""
+
+    hidden_sizes: Sizes = (256, 256, 256)
+
+
+class EDACConfig(SoftConfig):
+    """`eta` weighs diversity against the TD loss; 0 switches it off."""
+
+    num_critics: PositiveInt = 10
+    eta: NonNegativeFloat = 1.0
+
+    @model_validator(mode="after")
+    def _diversity_needs_two(self) -> Self:
+        if self.eta > 0 and self.num_critics == 1:
+            raise ValueError(f"num_critics must be >= 2 unless eta is 0, got 1 with eta {self.eta}")
+        return self
+
+
+def critic_diversity_loss(gradients: Tensor) -> Tensor:
+    """How much the critics' slopes `[B, N, A]` point the same way: N for equal ones, 0 for orthogonal ones.
+
+    The pairwise sum over i != j is |sum_i g_i|^2 - sum_i |g_i|^2, which needs no N x N matrix.
+    """
+    units = gradients / (torch.linalg.vector_norm(gradients, dim=-1, keepdim=True) + 1e-10)
+    together = units.sum(1).square().sum(-1)  # [B]
+    alone = units.square().sum((1, 2))  # [B]
+    loss: Tensor = (together - alone).mean() / (gradients.shape[1] - 1)
+    return loss
+
+
+def disagreement(q: Tensor) -> Tensor:
+    """Standard deviation over critics (0 for a single one), averaged over the batch: `q [N, B]`."""
+    return q.std(0, correction=0).mean()
+
+
+def critic_terms(q: Tensor, target: Tensor, diversity: Tensor, eta: float) -> Terms:
+    """`q [N, B]` against `target [B]`, plus `eta` times the scalar `diversity`."""
+    error = squared_error(q, target)
+    return {
+        "critic_loss": error + eta * diversity,
+        "critic_mse_loss": error,
+        "diversity_loss": diversity,
+        "target_q_mean": target.mean(),
+        "q_data_std": disagreement(q.detach()),
+    }
+
+
+def actor_terms(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Terms:
+    """`q [N, B]` at the policy's own actions."""
+    return {
+        "actor_loss": soft_policy_loss(q.amin(0), logprobs, alpha),
+        "entropy_term": (alpha * logprobs).mean(),
+        "q_policy_std": disagreement(q.detach()),
+    }
+
+
+def edac_loss(batch: Mapping[str, Any]) -> Terms:
+    """Every term from precomputed tensors: `critic_q_values [B, N] target_q_values diversity_loss eta
+    sampled_q_values [B, N] sampled_logprobs alpha`."""
+    return critic_terms(
+        batch["critic_q_values"].T, batch["target_q_values"], batch["diversity_loss"], batch["eta"]
+    ) | actor_terms(batch["sampled_q_values"].T, batch["sampled_logprobs"], batch["alpha"])
+
+
+class EDAC(Learner):
+    """Diversified ensembles on an `MLPREDQModel`."""
+
+    name = "edac"
+    Config = EDACConfig
+    Model = MLPREDQModel
+    Network = EDACNetwork
+
+    def __init__(self, *, model: MLPREDQModel, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **{"num_critics": model.num_critics} | hyperparameters)
+        check_num_critics(self.config, model)
+        self.temperature = Temperature(self.config, target_entropy=-float(model.action_dim)).to(self.device)
+        self.optimizers = {
+            "critics": self.adam(model.critics),
+            "actor": self.adam(model.actor, self.temperature),
+        }
+
+    @classmethod
+    def model_options(cls, config: Any) -> dict[str, Any]:
+        return {"num_critics": config.num_critics, "log_std_bounds": (-5.0, 2.0)}
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {"model": self.model, "temperature": self.temperature}
+
+    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
+        noise = self.normal(2, *batch.actions.shape)  # for a' and for a
+        return self.minimize(
+            (batch, noise),
+            {"critics": self.critic_loss, "actor": self.actor_loss},
+            {self.model.target_critics: self.model.critics},
+            tau=self.config.tau,
+        )
+
+    def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+        with torch.no_grad():
+            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, noise[0])
+            value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
+            if self.config.backup_entropy:
+                value = soft_value(value, next_logprobs, self.temperature.alpha())
+            target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
+        if self.config.eta > 0:
+            q, slopes = self.model.critics.with_slopes(batch.obs, batch.actions)  # [N, B], [N, B, A]
+            diversity = critic_diversity_loss(slopes.transpose(0, 1))
+        else:
+            q = self.model.critics(batch.obs, batch.actions)  # [N, B]
+            diversity = target.new_zeros(())
+        terms = critic_terms(q, target, diversity, self.config.eta)
+        return terms["critic_loss"], terms
+
+    def actor_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise[1])
+        q = self.model.critics(batch.obs, actions, frozen=True)  # [N, B]
+        alpha = self.temperature.alpha()
+        terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}
+        return terms["actor_loss"] + self.temperature.loss(logprobs), terms

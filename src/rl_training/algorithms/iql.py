@@ -1,0 +1,112 @@
+"""IQL: Implicit Q-Learning (Kostrikov et al. 2022).
+
+No action outside the data is ever valued: V is the upper `expectile` of min Qbar(s, a) over the data's actions,
+the critics regress on r + gamma V(s'), and the actor clones the data with weights
+min(exp(beta (min Qbar - V)), `max_weight`).
+All terms are taken from the parameters before the step, as CORL and rlkit do (the authors use V after its step).
+The actor is an unsquashed Gaussian around a tanh mean, so data actions at ±1 need no clipping (the authors clip
+them to ±(1 - 1e-5)). A learning-rate schedule turns the actor's rate only, as the authors' cosine does.
+Departures: no dropout.
+Axes: critics `[2, B]`, values and weights `[B]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.base import Learner, TargetConfig, Terms
+from rl_training.algorithms.losses import (
+    clipped_exponential,
+    cloning_terms,
+    critic_terms,
+    expectile_loss,
+    td_target,
+)
+from rl_training.data.transitions import TransitionBatch
+from rl_training.models.mlp_iql import MLPIQLModel
+from rl_training.settings import NonNegativeFloat, PositiveFloat
+
+
+class IQLConfig(TargetConfig):
+    """`beta` multiplies the advantage (AWAC's lambda divides); the authors' locomotion settings."""
+
+    expectile: Annotated[float, Field(gt=0, lt=1)] = 0.7
+    beta: NonNegativeFloat = 3.0
+    max_weight: PositiveFloat = 100.0
+
+
+def value_terms(advantages: Tensor, expectile: float) -> Terms:
+    """`advantages [B]`: min Qbar(s, a) - V(s), differentiable in V."""
+    return {"value_loss": expectile_loss(advantages, expectile)}
+
+
+def actor_terms(logprobs: Tensor, advantages: Tensor, beta: float, max_weight: float) -> Terms:
+    """`logprobs [B]` of the data's actions, `advantages [B]` as constants."""
+    weights = clipped_exponential(beta * advantages, max_weight)
+    return cloning_terms(logprobs, advantages, weights)
+
+
+def iql_loss(batch: Mapping[str, Any]) -> Terms:
+    """Every term from precomputed tensors: `q1_values q2_values target_q_values advantages behavior_logprobs
+    expectile beta max_weight`."""
+    q = torch.stack([batch["q1_values"], batch["q2_values"]])
+    advantages = batch["advantages"]
+    return (
+        critic_terms(q, batch["target_q_values"])
+        | value_terms(advantages, batch["expectile"])
+        | actor_terms(batch["behavior_logprobs"], advantages.detach(), batch["beta"], batch["max_weight"])
+    )
+
+
+class IQL(Learner):
+    """Implicit Q-learning on an `MLPIQLModel`."""
+
+    name = "iql"
+    Config = IQLConfig
+    Model = MLPIQLModel
+    scheduled = ("actor",)
+
+    def __init__(self, *, model: MLPIQLModel, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **hyperparameters)
+        self.optimizers = {
+            "critics": self.adam(model.critics),
+            "value": self.adam(model.value),
+            "actor": self.adam(model.actor),
+        }
+
+    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
+        return self.minimize(
+            (batch,),
+            {"critics": self.critic_loss, "value": self.value_loss, "actor": self.actor_loss},
+            {self.model.target_critics: self.model.critics},
+            tau=self.config.tau,
+        )
+
+    def target_minimum(self, batch: TransitionBatch) -> Tensor:
+        """min Qbar(s, a), `[B]`, a constant. Value and actor each ask for it, so neither waits for the other."""
+        with torch.no_grad():
+            q: Tensor = self.model.target_critics(batch.obs, batch.actions).amin(0)
+        return q
+
+    def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, Terms]:
+        with torch.no_grad():
+            target = td_target(batch.rewards, batch.dones, self.model.value(batch.next_obs), self.config.gamma)
+        terms = critic_terms(self.model.critics(batch.obs, batch.actions), target)
+        return terms["critic_loss"], terms
+
+    def value_loss(self, batch: TransitionBatch) -> tuple[Tensor, Terms]:
+        advantages = self.target_minimum(batch) - self.model.value(batch.obs)  # [B]
+        terms = value_terms(advantages, self.config.expectile)
+        return terms["value_loss"], terms
+
+    def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, Terms]:
+        with torch.no_grad():
+            advantages = self.target_minimum(batch) - self.model.value(batch.obs)  # [B]
+        logprobs = self.model.actor.log_prob(batch.obs, batch.actions)
+        terms = actor_terms(logprobs, advantages, self.config.beta, self.config.max_weight)
+        return terms["actor_loss"], terms

@@ -1,0 +1,157 @@
+"""RLPD: Reinforcement Learning with Prior Data (Ball et al. 2023).
+
+SAC on batches that mix prior data with fresh experience (the mixing is the source's business, not this file's).
+With two critics (`MLPSACModel`) the update is SAC's own, to the bit. With more (`MLPREDQModel`) the target is the
+minimum over a random subset of `subset_size` target critics, shared by the batch, and the actor climbs the mean of
+all, as REDQ. `layer_norm` puts LayerNorm, with gain and shift per critic, after every hidden layer of the critics
+only. The critics' loss is the mean over the ensemble, the authors' choice, which for two critics is exactly SAC's
+half of the sum. The target entropy is -A/2.
+Departures: two critics, no LayerNorm and a fixed alpha unless asked for (the authors: ten, LayerNorm, learned);
+the temperature loss is taken in log alpha; the actor sees the critics before their step (see `base`).
+Axes: critics `[N, B]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Learner, Terms, check_num_critics
+from rl_training.algorithms.losses import soft_policy_loss, soft_value, squared_error, td_target
+from rl_training.algorithms.redq import _sample_target_critic_indices
+from rl_training.algorithms.temperature import SoftConfig, Temperature
+from rl_training.data.transitions import TransitionBatch
+from rl_training.errors import ConfigError
+from rl_training.models.mlp_redq import MLPREDQModel
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.settings import PositiveInt
+
+
+class RLPDConfig(SoftConfig):
+    """`policy_delay`: critic updates per actor update; unset, the trainer's `gradient_updates_per_step`."""
+
+    num_critics: Annotated[int, Field(ge=2)] = 2
+    subset_size: PositiveInt = 2
+    layer_norm: bool = False
+    policy_delay: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _subset_fits(self) -> Self:
+        if self.subset_size > self.num_critics:
+            raise ValueError(f"subset_size must be <= num_critics ({self.num_critics}), got {self.subset_size}")
+        return self
+
+
+def rlpd_model(
+    obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], num_critics: int = 2, **options: Any
+) -> MLPSACModel | MLPREDQModel:
+    """SAC's model for two critics, REDQ's (Xavier initialisation, as the authors) for more."""
+    if num_critics == 2:
+        return MLPSACModel(obs_dim, action_dim, hidden_sizes, **options)
+    return MLPREDQModel(obs_dim, action_dim, hidden_sizes, num_critics, **{"init": "xavier"} | options)
+
+
+def policy_value(q: Tensor) -> Tensor:
+    """What the actor climbs: the minimum of two critics (SAC), the mean of more (REDQ): `[N, B] -> [B]`."""
+    return q.amin(0) if len(q) == 2 else q.mean(0)
+
+
+def critic_terms(q: Tensor, target: Tensor) -> Terms:
+    """`q [N, B]` against `target [B]`."""
+    return {"critic_loss": squared_error(q, target) / len(q), "target_q_mean": target.mean()}
+
+
+def actor_terms(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Terms:
+    """`q [N, B]` at the policy's own actions."""
+    return {
+        "actor_loss": soft_policy_loss(policy_value(q), logprobs, alpha),
+        "entropy_term": (alpha * logprobs).mean(),
+    }
+
+
+def rlpd_loss(batch: Mapping[str, Any]) -> Terms:
+    """Every term, for two critics, from precomputed tensors: `q1_values q2_values target_q_values
+    sampled_logprobs sampled_q1 sampled_q2 alpha`."""
+    q = torch.stack([batch["q1_values"], batch["q2_values"]])
+    sampled_q = torch.stack([batch["sampled_q1"], batch["sampled_q2"]])
+    return critic_terms(q, batch["target_q_values"]) | actor_terms(
+        sampled_q, batch["sampled_logprobs"], batch["alpha"]
+    )
+
+
+class RLPD(Learner):
+    """SAC with prior data on an `MLPSACModel`, or on an `MLPREDQModel` for more than two critics."""
+
+    name = "rlpd"
+    Config = RLPDConfig
+    Model = staticmethod(rlpd_model)
+
+    def __init__(self, *, model: MLPSACModel | MLPREDQModel, **hyperparameters: Any) -> None:
+        layer_norm = model.critics.layer_norm
+        of_model = {"num_critics": model.num_critics, "layer_norm": layer_norm}
+        super().__init__(model=model, **of_model | hyperparameters)
+        check_num_critics(self.config, model)
+        if self.config.layer_norm != layer_norm:
+            raise ConfigError(f"layer_norm must equal the model's {layer_norm}, got {self.config.layer_norm}")
+        target_entropy = -0.5 * model.action_dim
+        self.temperature = Temperature(self.config, target_entropy=target_entropy).to(self.device)
+        self.optimizers = {
+            "critics": self.adam(model.critics),
+            "actor": self.adam(model.actor, self.temperature),
+        }
+        self.expect_terms("actor_loss", "entropy_term", "alpha")
+
+    @classmethod
+    def model_options(cls, config: Any) -> dict[str, Any]:
+        return {"num_critics": config.num_critics, "layer_norm": config.layer_norm}
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {"model": self.model, "temperature": self.temperature}
+
+    def phase(self) -> bool:
+        """Whether this update moves the actor: the last of every `policy_delay`."""
+        return (self.updates + 1) % (self.config.policy_delay or 1) == 0
+
+    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
+        noise = self.normal(2, *batch.actions.shape)  # for a' and for a
+        objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if phase else {})
+        return self.minimize(
+            (batch, noise, self.target_subset()),
+            objectives,
+            {self.model.target_critics: self.model.critics},
+            tau=self.config.tau,
+        )
+
+    def target_subset(self) -> Tensor | None:
+        """The target critics of this update, `[M]`; None, and no draw, where the subset is all of them."""
+        if self.config.subset_size == self.config.num_critics:
+            return None
+        return _sample_target_critic_indices(
+            num_critics=self.config.num_critics,
+            subset_size=self.config.subset_size,
+            generator=self.generator,
+            device=self.device,
+        )
+
+    def critic_loss(self, batch: TransitionBatch, noise: Tensor, subset: Tensor | None) -> tuple[Tensor, Terms]:
+        with torch.no_grad():
+            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, noise[0])
+            next_q = self.model.target_critics(batch.next_obs, next_actions, members=subset)  # [M, B]
+            value = next_q.amin(0)
+            if self.config.backup_entropy:
+                value = soft_value(value, next_logprobs, self.temperature.alpha())
+            target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
+        q = self.model.critics(batch.obs, batch.actions)  # [N, B]
+        terms = critic_terms(q, target)
+        return terms["critic_loss"], terms
+
+    def actor_loss(self, batch: TransitionBatch, noise: Tensor, subset: Tensor | None) -> tuple[Tensor, Terms]:
+        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise[1])
+        q = self.model.critics(batch.obs, actions, frozen=True)  # [N, B]
+        alpha = self.temperature.alpha()
+        terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}
+        return terms["actor_loss"] + self.temperature.loss(logprobs), terms

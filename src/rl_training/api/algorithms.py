@@ -1,0 +1,209 @@
+"""The managed classes a user trains with: `REDQ("Pendulum-v1").learn(5_000)`, the same for every algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from numpy.typing import ArrayLike, NDArray
+
+from rl_training.data.datasets import TransitionDataset
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.manager import ExperimentManager
+from rl_training.experiment.registry import get_algorithm_spec, resolve
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.launch import set_quiet
+from rl_training.runtime.session import TrainResult
+from rl_training.runtime.workflows import (
+    LoadedPolicy,
+    config_of,
+    evaluate_checkpoint,
+    load_policy,
+    open_checkpoint,
+    resume_training,
+)
+from rl_training.settings import nearest
+
+
+class ManagedAlgorithm:
+    """Learn, evaluate, predict, resume.
+
+    Made from an environment's name and any `TrainConfig` field or `algo_kwargs` key, or from a `TrainConfig`.
+    `env` None trains on data alone.
+    """
+
+    algo: ClassVar[str]
+
+    def __init__(self, env: str | TrainConfig | None = None, **settings: Any) -> None:
+        self.config = env if isinstance(env, TrainConfig) else self._config(env, settings)
+        if isinstance(env, TrainConfig):
+            if settings:
+                raise ConfigError(f"give either a TrainConfig or settings, not both: {next(iter(settings))!r}")
+            if env.algo != self.algo:
+                raise ConfigError(f"algo: {type(self).__name__} cannot run a config for {env.algo!r}", key="algo")
+        resolve(self.config)
+        self.checkpoint_path: Path | None = None
+        self._loaded: LoadedPolicy | None = None
+
+    @classmethod
+    def _config(cls, env_id: str | None, settings: dict[str, Any]) -> TrainConfig:
+        """Split keywords between `TrainConfig` and `algo_kwargs` by who owns them."""
+        owned = get_algorithm_spec(cls.algo).sections.owners()
+        fields = {key: value for key, value in settings.items() if key in TrainConfig.model_fields}
+        extra = {key: value for key, value in settings.items() if key not in fields}
+        for key in extra:
+            if key not in owned:
+                known = [*TrainConfig.model_fields, *owned]
+                raise ConfigError(f"{cls.__name__}: unknown setting {key!r}{nearest(key, known)}", key=key)
+        fields["algo_kwargs"] = {**fields.get("algo_kwargs", {}), **extra}
+        return TrainConfig(**{"algo": cls.algo, "env_id": env_id, "total_timesteps": 10_000, **fields})
+
+    def learn(
+        self,
+        total_timesteps: int | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        progress_bar: bool = True,
+        *,
+        dataset: TransitionDataset | None = None,
+        run_suffix: str | None = None,
+    ) -> TrainResult:
+        """Train from scratch in a new run folder; offline, `total_timesteps` counts gradient updates."""
+        if total_timesteps is not None:
+            self.config = self.config.replace(total_timesteps=total_timesteps)
+        self.config = self.config.with_seed()
+        options: dict[str, Any] = {} if dataset is None else {"dataset": dataset}
+        if options and get_algorithm_spec(self.algo).regime == "online":
+            raise ConfigError(f"dataset: {self.algo} learns from an environment alone; use rlpd to mix in data")
+        set_quiet(not progress_bar)
+        try:
+            result = ExperimentManager().train(self.config, run_suffix=run_suffix, callbacks=callbacks, **options)
+        finally:
+            set_quiet(False)
+        return self._trained(result)
+
+    def resume(
+        self,
+        total_timesteps: int | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        *,
+        dataset: TransitionDataset | None = None,
+    ) -> TrainResult:
+        """Go on from the last checkpoint, to a larger `total_timesteps` if given."""
+        changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
+        result = resume_training(self._checkpoint(), changes=changes, callbacks=callbacks, dataset=dataset)
+        self.config = self.config.replace(**changes)
+        return self._trained(result)
+
+    def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
+        """Mean return over fixed seeds, with the deterministic policy."""
+        return evaluate_checkpoint(self._checkpoint(), num_episodes)
+
+    def predict(self, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
+        """The action in the environment's units, for one observation or a batch."""
+        if self._loaded is None:
+            self._loaded = load_policy(open_checkpoint(self._checkpoint()))
+        return self._loaded.predict(obs, deterministic=deterministic)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """A trained algorithm from a checkpoint or run folder; neither environment nor data are needed."""
+        checkpoint = open_checkpoint(path)
+        model = cls(config_of(checkpoint))
+        model.checkpoint_path = checkpoint.path
+        model._loaded = load_policy(checkpoint)
+        return model
+
+    def _trained(self, result: TrainResult) -> TrainResult:
+        self.checkpoint_path, self._loaded = result.checkpoint_path, None
+        return result
+
+    def _checkpoint(self) -> Path:
+        if self.checkpoint_path is None:
+            raise ConfigError(f"{type(self).__name__} is not trained yet: call learn() or load() first")
+        return self.checkpoint_path
+
+
+class DQN(ManagedAlgorithm):
+    """Deep Q-Network."""
+
+    algo = "dqn"
+
+
+class DDPG(ManagedAlgorithm):
+    """Deep Deterministic Policy Gradient."""
+
+    algo = "ddpg"
+
+
+class TD3(ManagedAlgorithm):
+    """Twin Delayed DDPG."""
+
+    algo = "td3"
+
+
+class SAC(ManagedAlgorithm):
+    """Soft Actor-Critic."""
+
+    algo = "sac"
+
+
+class TQC(ManagedAlgorithm):
+    """Truncated Quantile Critics."""
+
+    algo = "tqc"
+
+
+class REDQ(ManagedAlgorithm):
+    """Randomized Ensembled Double Q-learning."""
+
+    algo = "redq"
+
+
+class BC(ManagedAlgorithm):
+    """Behaviour cloning."""
+
+    algo = "bc"
+
+
+class TD3BC(ManagedAlgorithm):
+    """TD3 with behaviour cloning."""
+
+    algo = "td3_bc"
+
+
+class IQL(ManagedAlgorithm):
+    """Implicit Q-Learning."""
+
+    algo = "iql"
+
+
+class CQL(ManagedAlgorithm):
+    """Conservative Q-Learning."""
+
+    algo = "cql"
+
+
+class AWAC(ManagedAlgorithm):
+    """Advantage Weighted Actor-Critic."""
+
+    algo = "awac"
+
+
+class CRR(ManagedAlgorithm):
+    """Critic Regularized Regression."""
+
+    algo = "crr"
+
+
+class EDAC(ManagedAlgorithm):
+    """Ensemble-Diversified Actor-Critic."""
+
+    algo = "edac"
+
+
+class RLPD(ManagedAlgorithm):
+    """RL with Prior Data."""
+
+    algo = "rlpd"

@@ -1,0 +1,87 @@
+"""Reading, writing and converting data files, whatever their kind."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from rl_training.data.columns import Columns
+from rl_training.data.hdf5_files import read_hdf5, write_hdf5
+from rl_training.data.minari_files import read_minari, write_minari
+from rl_training.data.npz_files import read_npz, write_npz
+from rl_training.errors import ConfigError
+from rl_training.settings import nearest
+from rl_training.spaces import SpaceSpec
+
+__all__ = [
+    "FileKind",
+    "convert_dataset",
+    "kind_of",
+    "read_columns",
+    "read_hdf5",
+    "read_minari",
+    "read_npz",
+    "write_columns",
+    "write_hdf5",
+    "write_minari",
+    "write_npz",
+]
+
+FileKind = Literal["npz", "hdf5", "minari"]
+_SUFFIXES: dict[str, FileKind] = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}
+
+
+def kind_of(place: str | os.PathLike[str]) -> FileKind:
+    """The kind of a file by its ending; what has none of the known endings is taken for a Minari id."""
+    return _SUFFIXES.get(Path(place).suffix, "minari")
+
+
+def read_columns(place: str | os.PathLike[str], kind: FileKind | None = None, *, download: bool = False) -> Columns:
+    """The raw columns of a file or Minari id; close them after use."""
+    match kind or kind_of(place):
+        case "npz":
+            return read_npz(place)
+        case "hdf5":
+            return read_hdf5(place)
+        case "minari":
+            return read_minari(os.fspath(place), download)
+
+
+def write_columns(place: str | os.PathLike[str], columns: Columns, kind: FileKind | None = None) -> Path:
+    """Write columns to a new file or Minari id; returns where they are."""
+    match kind or kind_of(place):
+        case "npz":
+            return write_npz(place, columns)
+        case "hdf5":
+            return write_hdf5(place, columns)
+        case "minari":
+            return write_minari(os.fspath(place), columns)
+
+
+def convert_dataset(
+    source: str | os.PathLike[str],
+    kind: FileKind,
+    target: str | os.PathLike[str],
+    *,
+    spaces: SpaceSpec | None = None,
+    download: bool = False,
+) -> Path:
+    """Copy raw columns into another format, number types and flags unchanged.
+
+    `spaces` are recorded with the data where the source does not know its action bounds; Minari needs them.
+    """
+    if kind not in get_args(FileKind):
+        known = get_args(FileKind)
+        raise ConfigError(f"kind must be one of {', '.join(known)}, got {kind!r}{nearest(kind, known)}")
+    with read_columns(source, download=download) as columns:
+        if spaces is not None and columns.action_low is None and not columns.num_actions:
+            columns = replace(
+                columns,
+                action_low=spaces.low or None,
+                action_high=spaces.high or None,
+                num_actions=spaces.num_actions,
+                start=spaces.start,
+            )
+        return write_columns(target, columns, kind)

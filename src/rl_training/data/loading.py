@@ -1,0 +1,143 @@
+"""`DatasetConfig`, the keys of `algo_kwargs` that say which data to learn from, and `load_dataset`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from rl_training.data.columns import Columns
+from rl_training.data.datasets import TransitionDataset, mix
+from rl_training.data.formats import read_columns
+from rl_training.data.validation import declared_spaces, require_same_actions
+from rl_training.errors import ConfigError
+from rl_training.settings import Floats, NonNegativeInt, PositiveFloat, PositiveInt, Settings
+from rl_training.spaces import SpaceSpec
+
+Collect = Callable[[int, int], TransitionDataset]
+
+
+class DatasetChoice(Settings):
+    """Where one data set comes from."""
+
+    dataset_kind: Literal["random", "npz", "hdf5", "minari"] = "random"
+    dataset_path: str | None = None
+    dataset_id: str | None = None
+    dataset_download: bool = False
+    dataset_size: PositiveInt = 10_000
+    dataset_seed: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        kind = self.dataset_kind
+        if kind in ("npz", "hdf5") and self.dataset_path is None:
+            raise ValueError(f"dataset_kind {kind!r} needs dataset_path, the path of the file")
+        if kind == "minari" and self.dataset_id is None:
+            raise ValueError("dataset_kind 'minari' needs dataset_id, for example 'D4RL/pen/human-v2'")
+        if kind not in ("npz", "hdf5") and self.dataset_path is not None:
+            raise ValueError(f"dataset_path is not used by dataset_kind {kind!r}; set dataset_kind: npz or hdf5")
+        if kind != "minari" and self.dataset_id is not None:
+            raise ValueError(f"dataset_id is not used by dataset_kind {kind!r}; set dataset_kind: minari")
+        if kind != "minari" and self.dataset_download:
+            raise ValueError(f"dataset_download is not used by dataset_kind {kind!r}; set dataset_kind: minari")
+        return self
+
+    def load(
+        self, columns_of: Callable[[Columns], Columns], spaces: SpaceSpec | None, collect: Collect | None
+    ) -> TransitionDataset:
+        """Collect or read this data set; `columns_of` may add what the configuration knows of a file."""
+        if self.dataset_kind == "random":
+            if collect is None:
+                raise ConfigError(
+                    "dataset_kind 'random' needs an environment to collect from; set env_id, or "
+                    "dataset_kind and dataset_path",
+                    key="dataset_kind",
+                )
+            return collect(self.dataset_size, self.dataset_seed)
+        place = self.dataset_id if self.dataset_kind == "minari" else self.dataset_path
+        assert place is not None
+        with read_columns(place, self.dataset_kind, download=self.dataset_download) as columns:
+            return TransitionDataset.from_columns(columns_of(columns), spaces=spaces)
+
+
+class WeightedChoice(DatasetChoice):
+    """One component of a mixture and its share of each batch."""
+
+    weight: PositiveFloat = 1.0
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class DatasetConfig(DatasetChoice):
+    """The data to learn from and what is done to it.
+
+    The best episodes are chosen first (`top_fraction`), then rewards are scaled by the range of the returns
+    that remain, by `reward_scale`, and shifted. `normalize_observations` is done by the model, with the
+    moments of the data; `action_low` and `action_high` stand in for an environment.
+    """
+
+    datasets: Annotated[tuple[WeightedChoice, ...], BeforeValidator(_as_tuple)] = ()
+    normalize_observations: bool = False
+    reward_scale: PositiveFloat = 1.0
+    reward_shift: float = 0.0
+    reward_range_scaling: bool = False
+    top_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    action_low: Floats | None = None
+    action_high: Floats | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.datasets and (self.dataset_kind != "random" or self.dataset_path or self.dataset_id):
+            raise ValueError("datasets cannot stand beside dataset_kind, dataset_path or dataset_id; list them all")
+        if (self.action_low is None) != (self.action_high is None):
+            raise ValueError("action_low and action_high must be given together")
+        if self.action_low is not None and self.action_high is not None:
+            if len(self.action_low) != len(self.action_high) or not self.action_low:
+                raise ValueError(
+                    f"action_low and action_high differ in length: {len(self.action_low)} and "
+                    f"{len(self.action_high)}"
+                )
+            for low, high in zip(self.action_low, self.action_high):
+                if low >= high:
+                    raise ValueError(f"action_low must be < action_high, got {low} and {high}")
+        return self
+
+    def with_bounds(self, columns: Columns) -> Columns:
+        """`columns` with the action bounds of the configuration, which must not contradict the file's."""
+        if self.action_low is None:
+            return columns
+        bounded = replace(columns, action_low=self.action_low, action_high=self.action_high, num_actions=0, start=0)
+        own, wanted = declared_spaces(columns), declared_spaces(bounded)
+        if own is not None and wanted is not None:
+            require_same_actions(columns.name, own, wanted)
+        return bounded
+
+    def transform(self, dataset: TransitionDataset) -> TransitionDataset:
+        """The chosen episodes with their rewards scaled and shifted."""
+        dataset = dataset.top_fraction(self.top_fraction)
+        if self.reward_range_scaling:
+            dataset = dataset.with_return_range()
+        if self.reward_scale != 1.0 or self.reward_shift != 0.0:
+            dataset = dataset.with_rewards(self.reward_scale, self.reward_shift)
+        return dataset
+
+
+def load_dataset(
+    config: DatasetConfig, *, spaces: SpaceSpec | None, collect: Collect | None = None
+) -> TransitionDataset:
+    """The data set a configuration describes, checked, mixed and transformed.
+
+    `spaces` are the environment's and are checked against the data; without an environment they come from
+    `action_low` and `action_high`, Minari's space or the file. `collect(size, seed)` makes the `random` kind.
+    """
+    if config.datasets:
+        dataset = mix(
+            [(choice.load(config.with_bounds, spaces, collect), choice.weight) for choice in config.datasets]
+        )
+    else:
+        dataset = config.load(config.with_bounds, spaces, collect)
+    return config.transform(dataset)

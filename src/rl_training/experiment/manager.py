@@ -1,0 +1,47 @@
+"""`ExperimentManager`: configurations in, results out, through the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_training.experiment.config import TrainConfig, load_config
+from rl_training.experiment.registry import AlgorithmSpec, get_algorithm_spec, list_algorithm_specs, resolve
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.session import TrainResult
+from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
+
+
+class ExperimentManager:
+    """Runs any registered algorithm; a configuration is checked completely before anything is written."""
+
+    def specs(self) -> list[AlgorithmSpec]:
+        return list_algorithm_specs()
+
+    def train(
+        self,
+        config: TrainConfig | str | Path,
+        *,
+        overrides: Sequence[str] = (),
+        run_suffix: str | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        **options: Any,
+    ) -> TrainResult:
+        """Train from a config, the path of a YAML file, or the name of a packaged one (`redq/pendulum`).
+
+        `options` are what only some regimes take, such as `dataset`.
+        """
+        if not isinstance(config, TrainConfig):
+            config = load_config(config, overrides).config
+        spec = get_algorithm_spec(config.algo)
+        resolve(config)
+        return spec.train(config, run_suffix=run_suffix, callbacks=callbacks, **options)
+
+    def resume(self, path: str | Path, **options: Any) -> TrainResult:
+        """Go on with a run; see `resume_training`."""
+        return resume_training(path, **options)
+
+    def evaluate(self, path: str | Path, num_episodes: int | None = None) -> dict[str, float]:
+        """Evaluate a checkpoint; see `evaluate_checkpoint`."""
+        return evaluate_checkpoint(path, num_episodes)

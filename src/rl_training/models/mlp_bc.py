@@ -1,0 +1,37 @@
+"""The model of behaviour cloning: an actor and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from rl_training.errors import ConfigError
+from rl_training.models.actor_critic import Model
+from rl_training.models.policies import DeterministicActor, TanhGaussianActor
+
+
+class MLPBCModel(Model):
+    """A deterministic actor, or with `stochastic` a tanh-Gaussian one."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        stochastic: bool = False,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        normalize_observations: bool = False,
+        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
+    ) -> None:
+        if critic_hidden_sizes is not None:
+            raise ConfigError("critic_hidden_sizes has no meaning for BC, which has no critics; use hidden_sizes")
+        actor: nn.Module = (
+            TanhGaussianActor(obs_dim, action_dim, hidden_sizes, log_std_bounds=log_std_bounds)
+            if stochastic
+            else DeterministicActor(obs_dim, action_dim, hidden_sizes)
+        )
+        super().__init__(obs_dim, actor, normalize_observations=normalize_observations)
+        self.action_dim = action_dim
+        self.stochastic = stochastic

@@ -1,0 +1,98 @@
+"""The model of IQL: a Gaussian actor that is not squashed, a state-value network, and two critics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.models.actor_critic import ActorCriticModel
+from rl_training.models.critics import Critics
+from rl_training.models.mlp import MLP, Init
+from rl_training.models.policies import LOG_2PI
+
+
+class GaussianActor(nn.Module):
+    """a ~ N(tanh(net(s)), std^2) with one learned std per action dimension, the same in every state.
+
+    Nothing is squashed, so the log-density is finite at ±1 and data actions need no clipping; only what acts is
+    clipped to the bounds.
+    """
+
+    stochastic = True
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
+        init: Init = "orthogonal",
+    ) -> None:
+        super().__init__()
+        self.net = MLP(obs_dim, hidden_sizes, action_dim, init=init)
+        self.log_std = nn.Parameter(torch.zeros(action_dim))
+        self.log_std_bounds = log_std_bounds
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean `[B, A]` and log standard deviation `[A]`."""
+        return torch.tanh(self.net(obs)), self.log_std.clamp(*self.log_std_bounds)
+
+    def mode(self, obs: Tensor) -> Tensor:
+        return torch.tanh(self.net(obs))
+
+    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
+        mean, log_std = self(obs)
+        action: Tensor = mean + log_std.exp() * noise
+        return action.clamp(-1.0, 1.0)
+
+    def log_prob(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """log pi(a|s) of given actions, `[B]`."""
+        mean, log_std = self(obs)
+        z = (actions - mean) * torch.exp(-log_std)
+        log_density: Tensor = -0.5 * (z * z + LOG_2PI) - log_std
+        return log_density.sum(-1)
+
+
+class ValueNetwork(nn.Module):
+    """V(s), `[B]`."""
+
+    def __init__(self, obs_dim: int, hidden_sizes: Sequence[int], *, init: Init = "orthogonal") -> None:
+        super().__init__()
+        self.net = MLP(obs_dim, hidden_sizes, 1, init=init)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        value: Tensor = self.net(obs)
+        return value.squeeze(-1)
+
+
+class MLPIQLModel(ActorCriticModel):
+    """Actor, value and two critics with their targets; `critic_hidden_sizes` shapes critics and value."""
+
+    actor: GaussianActor
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        normalize_observations: bool = False,
+        init: Init = "orthogonal",
+    ) -> None:
+        sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        super().__init__(
+            obs_dim,
+            GaussianActor(obs_dim, action_dim, hidden_sizes, init=init),
+            Critics(2, obs_dim, action_dim, sizes, init=init),
+            normalize_observations=normalize_observations,
+        )
+        self.value = ValueNetwork(obs_dim, sizes, init=init)
+
+    def q_values(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Q_1(s, a) and Q_2(s, a), each `[B]`."""
+        q = self.all_q_values(obs, actions)  # [B, 2]
+        return q[:, 0], q[:, 1]

@@ -1,0 +1,121 @@
+"""Callbacks: watch a run, evaluate it, stop it. Every loop calls them through the session, at the same points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_training.runtime.session import Session
+
+
+class Callback:
+    """Override what you need. `session.stop(reason)` ends the run after the current step.
+
+    `state_dict` must be plain data; it is stored in each checkpoint under `name` and given back on resume.
+    """
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def on_training_start(self, session: Session) -> None:
+        """Before the first step, also of a resumed run."""
+
+    def on_phase(self, session: Session) -> None:
+        """When the clock begins to count something else (RLPD: after its pretraining)."""
+
+    def on_step(self, session: Session) -> None:
+        """After each vector step and its updates (offline: after each block of updates)."""
+
+    def on_evaluation(self, session: Session, metrics: Mapping[str, float]) -> None:
+        """After an evaluation."""
+
+    def on_checkpoint(self, session: Session, path: Path) -> None:
+        """After a checkpoint was written."""
+
+    def on_training_end(self, session: Session) -> None:
+        """After the last step, before the final checkpoint."""
+
+    def next_due(self, now: int) -> int | None:
+        """The tick at which `on_step` must be called next; offline loops run in blocks up to it."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+class Cadence:
+    """Fires when the clock crosses a multiple of `interval`, however far it jumps."""
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self.last = 0
+
+    def due(self, now: int) -> bool:
+        """Whether a boundary lies in (last, now]; asking moves `last`."""
+        crossed = now // self.interval > self.last // self.interval
+        self.last = now
+        return crossed
+
+    def next(self, now: int) -> int:
+        """The next boundary after `now`."""
+        return (now // self.interval + 1) * self.interval
+
+
+class EvaluationCallback(Callback):
+    """Evaluates every `interval` ticks of the clock."""
+
+    def __init__(self, interval: int) -> None:
+        self.cadence = Cadence(interval)
+
+    def on_phase(self, session: Session) -> None:
+        self.cadence.last = session.clock.now
+
+    def on_step(self, session: Session) -> None:
+        if self.cadence.due(session.clock.now):
+            session.evaluate()
+
+    def next_due(self, now: int) -> int | None:
+        return self.cadence.next(now)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": self.cadence.last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.cadence.last = state["last"]
+
+
+class EarlyStoppingCallback(Callback):
+    """Stops when `target_return` is reached, or after `patience` evaluations without `min_improvement`."""
+
+    def __init__(
+        self, *, patience: int | None = None, min_improvement: float = 0.0, target_return: float | None = None
+    ) -> None:
+        self.patience = patience
+        self.min_improvement = min_improvement
+        self.target_return = target_return
+        self.best: float | None = None
+        self.waited = 0
+
+    def on_evaluation(self, session: Session, metrics: Mapping[str, float]) -> None:
+        value = metrics["eval_return_mean"]
+        if self.target_return is not None and value >= self.target_return:
+            session.stop(f"target_return {self.target_return:g} reached: {value:.6g}")
+            return
+        if self.best is None or value > self.best + self.min_improvement:
+            self.best, self.waited = value, 0
+            return
+        self.waited += 1
+        if self.patience is not None and self.waited >= self.patience:
+            session.stop(f"no improvement over {self.best:.6g} in {self.waited} evaluations")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best, self.waited = state["best"], state["waited"]

@@ -1,0 +1,47 @@
+"""`eval_interval` and `early_stopping`: the one way they reach every trainer, online and offline."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback, EvaluationCallback
+from rl_training.settings import PositiveInt, Settings
+
+
+class EarlyStopping(Settings):
+    """At least one of `patience` (evaluations) and `target_return` must be given."""
+
+    patience: PositiveInt | None = None
+    min_improvement: Annotated[float, Field(ge=0)] = 0.0
+    target_return: float | None = None
+
+    @model_validator(mode="after")
+    def _something_to_stop_at(self) -> Self:
+        if self.patience is None and self.target_return is None:
+            raise ValueError("early_stopping needs patience or target_return")
+        return self
+
+
+class ControlConfig(Settings):
+    """`eval_interval` in ticks of the clock: environment steps online, gradient updates offline."""
+
+    eval_interval: PositiveInt | None = None
+    early_stopping: EarlyStopping | None = None
+
+    @model_validator(mode="after")
+    def _stopping_needs_evaluating(self) -> Self:
+        if self.early_stopping is not None and self.eval_interval is None:
+            raise ValueError("early_stopping needs eval_interval")
+        return self
+
+
+def build_control_callbacks(controls: ControlConfig) -> list[Callback]:
+    """The callbacks that carry out `controls`."""
+    callbacks: list[Callback] = []
+    if controls.eval_interval is not None:
+        callbacks.append(EvaluationCallback(controls.eval_interval))
+    if controls.early_stopping is not None:
+        callbacks.append(EarlyStoppingCallback(**controls.early_stopping.model_dump()))
+    return callbacks

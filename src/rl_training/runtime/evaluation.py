@@ -1,0 +1,93 @@
+"""Evaluation: an environment of its own, fixed seeds, exactly n episodes, nothing of the training touched."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rl_training.data.scores import normalized_score
+from rl_training.errors import DivergedError
+from rl_training.experiment.config import TrainConfig
+from rl_training.models.policies import Policy
+from rl_training.runtime.envs import EVALUATION, EnvPool, Transition
+from rl_training.spaces import SpaceSpec
+
+# Evaluation seeds are the same for every run, so that runs are compared on the same episodes.
+_SEED = 20_240_229
+_SIDE_BY_SIDE = 8
+
+
+class Evaluator:
+    """Runs episodes with the deterministic policy; its environments are made on first use and kept."""
+
+    def __init__(self, config: TrainConfig, spaces: SpaceSpec) -> None:
+        self.config = config
+        self.spaces = spaces
+        self._pool: EnvPool | None = None
+
+    def run(self, policy: Policy, episodes: int) -> dict[str, float]:
+        """`eval_return_mean` and its companions over exactly `episodes` episodes."""
+        if self._pool is None:
+            count = min(episodes, _SIDE_BY_SIDE)
+            config = self.config.replace(num_envs=count, seed=_SEED)
+            self._pool = EnvPool(config, purpose=EVALUATION)
+        returns, lengths = _play(self._pool, policy, self.spaces, episodes)
+        result = {
+            "eval_return_mean": float(returns.mean()),
+            "eval_return_std": float(returns.std()),
+            "eval_return_min": float(returns.min()),
+            "eval_return_max": float(returns.max()),
+            "eval_length_mean": float(lengths.mean()),
+            "eval_episodes": float(episodes),
+        }
+        score = normalized_score(self.config.env_id or "", result["eval_return_mean"])
+        if score is not None:
+            result["eval_normalized_score"] = score
+        return result
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+
+def _play(
+    pool: EnvPool, policy: Policy, spaces: SpaceSpec, episodes: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Returns and lengths of episodes 0 … n-1; environment i plays the episodes i, i + k, i + 2k, …
+
+    Which episode an environment plays does not depend on how long the others take, so n episodes are the same n
+    episodes whatever their lengths.
+    """
+    width = len(pool.envs)
+    returns, lengths = np.zeros(episodes), np.zeros(episodes, dtype=np.int64)
+    playing = {i: i for i in range(min(width, episodes))}  # environment -> episode
+    obs = np.zeros((width, spaces.obs_dim), dtype=np.float32)
+    for i in playing:
+        pool.episodes[i].number = -1
+        obs[i] = _checked(pool.reset(i), i)
+    while playing:
+        active = sorted(playing)
+        with torch.inference_mode():
+            actions = spaces.to_env(policy.mode(torch.from_numpy(obs[active])).numpy())
+        for row, i in enumerate(active):
+            transition = pool.step_one(i, actions[row])
+            obs[i] = _checked(transition.obs, i)
+            if _ended(transition):
+                episode = playing.pop(i)
+                returns[episode] = pool.episodes[i].total
+                lengths[episode] = len(pool.episodes[i].actions)
+                if episode + width < episodes:
+                    playing[i] = episode + width
+                    obs[i] = _checked(pool.reset(i), i)
+    return returns, lengths
+
+
+def _ended(transition: Transition) -> bool:
+    return transition.terminated or transition.truncated
+
+
+def _checked(obs: NDArray[np.float32], index: int) -> NDArray[np.float32]:
+    if not np.all(np.isfinite(obs)):
+        raise DivergedError(f"evaluation environment {index} returned a non-finite observation")
+    return obs

@@ -1,0 +1,36 @@
+"""The NaN guard: before anything is reported or saved, every parameter and term is known to be finite."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Learner
+from rl_training.errors import DivergedError
+
+
+def first_non_finite(learner: Learner) -> str | None:
+    """The name of the first bad tensor of the learner, or None; one host read when all is well."""
+    state = learner.state_dict()
+    named: dict[str, Tensor] = {
+        **{f"terms.{name}": term for name, term in learner.terms.items()},
+        **state["networks"],
+        **state["optimizers"],
+    }
+    floating = {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
+    # The largest magnitude is finite exactly if every entry is, and takes one pass over all tensors.
+    norms = torch.stack(
+        [norm.to(torch.float64) for norm in torch._foreach_norm(list(floating.values()), torch.inf)]
+    )
+    if bool(torch.isfinite(norms).all()):
+        return None
+    return next(name for name, norm in zip(floating, norms.tolist()) if not norm < float("inf"))
+
+
+def check_finite(learner: Learner, where: str) -> None:
+    """Raise `DivergedError` naming the first tensor that is not finite."""
+    bad = first_non_finite(learner)
+    if bad is not None:
+        raise DivergedError(
+            f"{bad} became NaN or infinite {where}; lower learning_rate or check the rewards' scale"
+        )

@@ -1,0 +1,239 @@
+"""Setting a run up and taking it down: device, seeds, learner, run folder, log, and what is left when it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Learner
+from rl_training.errors import CheckpointError, ConfigError, DivergedError, EnvironmentFailure
+from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, read_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.logging import CsvSink, MetricsLog, Progress, TensorBoardSink
+from rl_training.experiment.runs import RunDirectory
+from rl_training.runtime.acceleration import set_precision
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.controls import build_control_callbacks
+from rl_training.runtime.evaluation import Evaluator
+from rl_training.runtime.sections import Resolved, Sections
+from rl_training.runtime.session import Clock, Session
+from rl_training.runtime.signals import SignalGuard, TrainingInterrupted
+from rl_training.spaces import SpaceSpec
+
+# Networks of this package gain nothing from more threads than this; a user's OMP_NUM_THREADS wins.
+_MOST_THREADS = 4
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Silence progress on the console for the runs of this process; warnings still show."""
+    global _quiet
+    _quiet = quiet
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda"):
+        count = torch.cuda.device_count()
+        index = int(name.partition(":")[2] or 0)
+        if index >= count:
+            raise ConfigError(
+                f"device: {name!r} is not there ({count} CUDA devices found); use 'auto' or 'cpu'", key="device"
+            )
+    device = torch.device(name)
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(torch.get_num_threads(), _MOST_THREADS))
+    return device
+
+
+def build_learner(
+    sections: Sections,
+    resolved: Resolved,
+    config: TrainConfig,
+    spaces: SpaceSpec,
+    *,
+    normalize_observations: bool = False,
+    updates_per_step: int = 1,
+) -> Learner:
+    """Model and learner, initialised from the run's seed without touching torch's global generator."""
+    device = choose_device(config.device)
+    set_precision(config.tf32)
+    settings = sections.learner.configure(resolved["learner"], updates_per_step)
+    streams = np.random.SeedSequence((config.seed or 0, 0x1EA)).generate_state(2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(streams[0]))
+        model = sections.learner.build_model(
+            spaces, resolved["network"], settings, normalize_observations=normalize_observations
+        )
+        learner = sections.learner(model=model.to(device), **settings.model_dump())
+    learner.seed(int(streams[1]))
+    return learner
+
+
+def initialise_from(learner: Learner, path: str, spaces: SpaceSpec) -> None:
+    """Copy the networks another run learned into this learner, where they fit."""
+    checkpoint = read_checkpoint(find_checkpoint(Path(path)))
+    theirs = SpaceSpec(**_tuples(checkpoint.records["spaces"]))
+    if difference := spaces.difference(theirs):
+        raise ConfigError(f"init_from: {path} was trained for other spaces ({difference})", key="init_from")
+    own = learner.state_dict()["networks"]
+    given = checkpoint.tensors["networks"]
+    for part in ("model.actor.", "model.normalizer.", "model."):
+        missing = [k for k in own if k.startswith(part) and (k not in given or given[k].shape != own[k].shape)]
+        if missing and part != "model.":
+            raise ConfigError(
+                f"init_from: the {checkpoint.records['config']['algo']} policy of {path} does not fit "
+                f"(first difference: {missing[0]}); use the same hidden_sizes and kind of actor",
+                key="init_from",
+            )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if name in given and given[name].shape == tensor.shape:
+                tensor.copy_(given[name])
+
+
+def _tuples(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+
+
+def spaces_from(checkpoint: Checkpoint) -> SpaceSpec:
+    """The spaces a checkpoint was trained for."""
+    try:
+        return SpaceSpec(**_tuples(checkpoint.records["spaces"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint.path}: spaces.json is not understood: {error}") from None
+
+
+def restore_learner(learner: Learner, checkpoint: Checkpoint) -> list[str]:
+    """Networks, optimisers, counters, terms and random numbers; returns what could not be exact."""
+    trainer = checkpoint.records["trainer"]
+    try:
+        learner.load_state_dict(
+            {
+                "networks": checkpoint.tensors["networks"],
+                "optimizers": checkpoint.tensors["optimizers"],
+                "counters": trainer["counters"],
+            }
+        )
+    except (KeyError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{checkpoint.path}: its networks do not fit this configuration: {reason}") from None
+    device = learner.device
+    learner.terms.update({k: torch.tensor(v, device=device) for k, v in trainer["terms"].items()})
+    state = checkpoint.tensors["random"]["updates"]
+    if state.numel() != learner.generator.get_state().numel():
+        return ["the checkpoint was written on another kind of device; its random numbers start anew"]
+    learner.generator.set_state(state)
+    return []
+
+
+@contextmanager
+def open_session(
+    config: TrainConfig,
+    resolved: Resolved,
+    learner: Learner,
+    spaces: SpaceSpec,
+    *,
+    phase: str,
+    total_ticks: int,
+    run_suffix: str | None,
+    checkpoint: Checkpoint | None,
+    callbacks: Sequence[Callback] | None,
+    dataset: Mapping[str, Any] | None = None,
+) -> Iterator[Session]:
+    """A session in a run folder of its own, or in the folder its checkpoint came from."""
+    run = _run_directory(config, resolved, run_suffix, checkpoint)
+    csv = CsvSink(run.metrics_csv)
+    start, rows = 0, 0
+    if checkpoint is not None:
+        start, rows = checkpoint.step, checkpoint.records["trainer"]["log_rows"]
+        csv.truncate_after(start, rows)
+    progress = Progress(total_ticks, start=start, quiet=_quiet, unit="updates" if phase == "offline" else "steps")
+    board = TensorBoardSink(run.tensorboard, resumed_from=start if checkpoint is not None else None)
+    log = MetricsLog([csv, board, progress], warn=lambda text: progress.say(f"warning: {text}"), rows=rows)
+    evaluator = Evaluator(config, spaces) if config.env_id is not None else None
+    with run, SignalGuard() as guard:
+        session = Session(
+            config,
+            run,
+            learner,
+            spaces,
+            clock=Clock(phase),
+            callbacks=[*build_control_callbacks(resolved["controls"]), *(callbacks or ())],
+            log=log,
+            progress=progress,
+            evaluator=evaluator,
+            guard=guard,
+            dataset=dataset,
+        )
+        problems = []
+        if checkpoint is not None:
+            problems += restore_learner(learner, checkpoint)
+            session.restore(checkpoint)
+            problems += [f"changed since the run began: {change}" for change in run.machine_changes]
+            if checkpoint.path.parent == run.checkpoints:
+                session.continue_from(checkpoint.path)
+        session.note_inexact(problems)
+        try:
+            with _status(run, session):
+                yield session
+        finally:
+            log.close()
+            if evaluator is not None:
+                evaluator.close()
+
+
+@contextmanager
+def _status(run: RunDirectory, session: Session) -> Iterator[None]:
+    """What run.json says in the end, whatever happened."""
+    try:
+        yield
+    except TrainingInterrupted:
+        run.set_status("interrupted")
+        raise
+    except DivergedError as error:
+        last = session.checkpoint_path
+        advice = f"the last finite checkpoint is {last}" if last is not None else "no checkpoint was written before"
+        report = {
+            "message": str(error),
+            "step": session.clock.ticks,
+            "last_checkpoint": str(last) if last else None,
+        }
+        (run.path / "divergence.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        run.set_status("diverged")
+        raise DivergedError(f"{error}; {advice}") from error
+    except EnvironmentFailure:
+        session.note_inexact(["the environment failed inside a step"])
+        session.save()
+        run.set_status("failed")
+        raise
+    except BaseException as error:
+        run.set_status("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        raise
+    run.set_status("stopped" if session.should_stop else "finished")
+
+
+def _run_directory(
+    config: TrainConfig, resolved: Resolved, suffix: str | None, checkpoint: Checkpoint | None
+) -> RunDirectory:
+    flat = config.to_dict() | {"algo_kwargs": resolved.to_dict()}
+    if checkpoint is None:
+        return RunDirectory.create(config, flat, suffix)
+    home = checkpoint.path.parent.parent
+    newest = max((p.name for p in checkpoint.path.parent.glob("step_*")), default=checkpoint.path.name)
+    if (
+        checkpoint.path.parent.name == "checkpoints"
+        and (home / "run.json").is_file()
+        and newest == checkpoint.path.name
+    ):
+        return RunDirectory.open(home)
+    return RunDirectory.create(config, flat, suffix or "resumed")

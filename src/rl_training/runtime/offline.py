@@ -1,0 +1,232 @@
+"""The offline loop, written once, and how every trainer that learns from data gets its spaces and data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Learner
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.loading import DatasetConfig, load_dataset
+from rl_training.data.sources import BatchSource
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import Checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.acceleration import Updater
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.controls import ControlConfig
+from rl_training.runtime.envs import COLLECTION, EnvPool, spaces_of
+from rl_training.runtime.launch import build_learner, initialise_from, open_session
+from rl_training.runtime.schedules import OptimizationConfig
+from rl_training.runtime.sections import Sections
+from rl_training.runtime.session import Regime, Session, TrainResult
+from rl_training.settings import PositiveInt, Settings
+from rl_training.spaces import SpaceSpec
+
+# Updates a loop makes before it looks whether a signal has arrived.
+_BLOCK = 256
+
+
+class BudgetConfig(Settings):
+    """Bounds beside `total_timesteps`: updates, and epochs (one epoch is one pass over the data)."""
+
+    max_updates: PositiveInt | None = None
+    max_epochs: PositiveInt | None = None
+
+    def updates(self, total: int, dataset_size: int, batch_size: int) -> int:
+        """The smallest of the three budgets, in updates."""
+        budgets = [total]
+        if self.max_updates is not None:
+            budgets.append(self.max_updates)
+        if self.max_epochs is not None:
+            budgets.append(self.max_epochs * updates_per_epoch(dataset_size, batch_size))
+        return min(budgets)
+
+
+def updates_per_epoch(dataset_size: int, batch_size: int) -> int:
+    """Updates in which as many rows are drawn as the data set has."""
+    return max(1, -(-dataset_size // batch_size))
+
+
+def offline_sections(learner: type[Learner], **defaults: Any) -> Sections:
+    """The sections of an offline algorithm; `defaults` are those in which it differs from the rest."""
+    return Sections(
+        learner,
+        {
+            "learner": learner.Config,
+            "network": learner.Network,
+            "optimization": OptimizationConfig,
+            "dataset": DatasetConfig,
+            "budget": BudgetConfig,
+            "controls": ControlConfig,
+        },
+        defaults,
+    )
+
+
+def _infer_env_spaces(config: TrainConfig, *, discrete: bool | None = False) -> SpaceSpec | None:
+    """The environment's spaces, or None where the run has no environment and the data must tell."""
+    return None if config.env_id is None else spaces_of(config, discrete=discrete)
+
+
+def _build_offline_dataset(
+    config: TrainConfig, section: DatasetConfig, spaces: SpaceSpec | None, given: TransitionDataset | None = None
+) -> TransitionDataset:
+    """The configured data set, or the one the caller has in memory, checked against the environment."""
+    if given is not None:
+        if spaces is not None and (difference := given.spaces.difference(spaces)):
+            raise ConfigError(f"dataset: its spaces differ from {config.env_id}'s ({difference})")
+        return section.transform(given)
+    return load_dataset(
+        section,
+        spaces=spaces,
+        collect=None if spaces is None else lambda size, seed: collect_random(config, spaces, size, seed),
+    )
+
+
+def collect_random(config: TrainConfig, spaces: SpaceSpec, size: int, seed: int) -> TransitionDataset:
+    """`size` transitions of uniformly random actions, the same ones for the same seed."""
+    rng = np.random.default_rng(np.random.SeedSequence((seed, 0xDA7A)))
+
+    def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if spaces.discrete:
+            return rng.integers(spaces.num_actions, size=len(obs))
+        return rng.uniform(-1.0, 1.0, (len(obs), spaces.action_dim)).astype(np.float32)
+
+    return collect_dataset(config, spaces, size, seed, act, name=f"random actions in {config.env_id}")
+
+
+def collect_dataset(
+    config: TrainConfig, spaces: SpaceSpec, size: int, seed: int, act: Any, *, name: str
+) -> TransitionDataset:
+    """`size` transitions of one environment under `act(obs [1, O]) -> internal actions`."""
+    pool = EnvPool(config.replace(num_envs=1, seed=seed), purpose=COLLECTION)
+    columns: dict[str, list[Any]] = {
+        key: [] for key in ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
+    }
+    try:
+        obs = pool.reset(0)
+        for _ in range(size):
+            action = spaces.to_env(act(obs[None]))[0]
+            transition = pool.step_one(0, action)
+            row = (obs, action, transition.reward, transition.obs, transition.terminated, transition.truncated)
+            for values, value in zip(columns.values(), row):
+                values.append(value)
+            ended = transition.terminated or transition.truncated
+            obs = pool.reset(0) if ended else transition.obs
+    finally:
+        pool.close()
+    columns["timeouts"][-1] = not columns["terminals"][-1]
+    arrays = {key: np.asarray(values) for key, values in columns.items()}
+    return TransitionDataset.from_arrays(**arrays, spaces=spaces, name=name)
+
+
+def fit_offline(session: Session, updater: Updater, *, updates: int) -> None:
+    """Updates on the updater's source until the learner has made `updates`, or somebody stops the run."""
+    learner, clock = session.learner, session.clock
+    while session.running and learner.updates < updates:
+        count = min(updates - learner.updates, session.until_due(_BLOCK))
+        updater.run(count)
+        if clock.phase == "pretrain":
+            clock.pretrain_updates = learner.updates
+        else:
+            clock.global_step = learner.updates
+        session.tick()
+
+
+@dataclass
+class Prepared:
+    """Data, spaces and learner of a run that learns from data."""
+
+    dataset: TransitionDataset
+    spaces: SpaceSpec
+    learner: Learner
+    source: BatchSource
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint says of the data it was trained on."""
+        return {"name": self.dataset.name, "rows": len(self.dataset), "in_memory": self.dataset.name == "arrays"}
+
+
+def prepare(
+    sections: Sections,
+    resolved: Mapping[str, Any] | Any,
+    config: TrainConfig,
+    dataset: TransitionDataset | None,
+    *,
+    checkpoint: Checkpoint | None,
+    updates_per_step: int = 1,
+) -> Prepared:
+    """Load the data, build the learner for its spaces, and fix the observation normaliser to its moments."""
+    section: DatasetConfig = resolved["dataset"]
+    env_spaces = _infer_env_spaces(config)
+    if checkpoint is not None and dataset is None and checkpoint.records["dataset"].get("in_memory"):
+        raise ConfigError(f"{checkpoint.path} was trained on arrays in memory; resume it with resume(dataset=…)")
+    data = _build_offline_dataset(config, section, env_spaces, dataset)
+    learner = build_learner(
+        sections,
+        resolved,
+        config,
+        data.spaces,
+        normalize_observations=section.normalize_observations,
+        updates_per_step=updates_per_step,
+    )
+    if section.normalize_observations:
+        mean, std = data.observation_moments()
+        learner.model.normalizer.set_moments(torch.as_tensor(mean), torch.as_tensor(std))
+    if config.init_from is not None and checkpoint is None:
+        initialise_from(learner, config.init_from, data.spaces)
+    return Prepared(data, env_spaces or data.spaces, learner, data.source(learner.generator))
+
+
+def run_offline(
+    sections: Sections,
+    config: TrainConfig,
+    *,
+    run_suffix: str | None = None,
+    checkpoint_state: Checkpoint | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    dataset: TransitionDataset | None = None,
+) -> TrainResult:
+    """Train an offline algorithm, from the start or from a checkpoint; `dataset` overrides the configured one."""
+    config = config.with_seed()
+    resolved = sections.resolve(config.algo_kwargs)
+    optimization: OptimizationConfig = resolved["optimization"]
+    parts = prepare(sections, resolved, config, dataset, checkpoint=checkpoint_state)
+    learner, size = parts.learner, len(parts.dataset)
+    updates = resolved["budget"].updates(config.total_timesteps, size, optimization.batch_size)
+    with open_session(
+        config,
+        resolved,
+        learner,
+        parts.spaces,
+        phase="offline",
+        total_ticks=updates,
+        run_suffix=run_suffix,
+        checkpoint=checkpoint_state,
+        callbacks=callbacks,
+        dataset=parts.record(),
+    ) as session:
+        per_epoch = updates_per_epoch(size, optimization.batch_size)
+        session.regime = Regime(
+            extra_metrics=lambda: {"epoch": learner.updates / per_epoch, "dataset_size": float(size)}
+        )
+        if config.env_id is None:
+            session.say("no environment (env_id: null): evaluation is skipped")
+        if checkpoint_state is not None:
+            session.resume_or_stop()
+        updater = Updater(
+            learner,
+            parts.source,
+            optimization.batch_size,
+            mode=config.acceleration,
+            schedule=optimization,
+            total_updates=updates,
+        )
+        session.begin()
+        fit_offline(session, updater, updates=updates)
+        return session.finish()

@@ -1,0 +1,47 @@
+"""Minibatch size and learning-rate schedule: what of the optimisation belongs to no algorithm."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from rl_training.settings import Fraction, NonNegativeInt, PositiveInt, Settings
+
+
+class Schedule(Settings):
+    """The factor on the learning rate falls from 1 to `final_factor` over the run."""
+
+    type: Literal["constant", "linear", "cosine"]
+    final_factor: Fraction = 0.0
+
+
+class OptimizationConfig(Settings):
+    """`learning_rate_schedule` is a name or a mapping with `type` and `final_factor`.
+
+    `warmup_steps` updates raise the factor linearly before the schedule starts. Both count updates.
+    """
+
+    batch_size: PositiveInt = 256
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] | Schedule = "constant"
+    warmup_steps: NonNegativeInt = 0
+
+    @property
+    def schedule(self) -> Schedule:
+        given = self.learning_rate_schedule
+        return given if isinstance(given, Schedule) else Schedule(type=given)
+
+    @property
+    def constant(self) -> bool:
+        return self.schedule.type == "constant" and self.warmup_steps == 0
+
+    def factor(self, update: int, total_updates: int) -> float:
+        """What the learning rate is multiplied with at `update` (counted from 0) of `total_updates`."""
+        if update < self.warmup_steps:
+            return (update + 1) / self.warmup_steps
+        schedule = self.schedule
+        if schedule.type == "constant":
+            return 1.0
+        span = max(total_updates - self.warmup_steps, 1)
+        done = min((update - self.warmup_steps) / span, 1.0)
+        shape = 1.0 - done if schedule.type == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return schedule.final_factor + (1.0 - schedule.final_factor) * shape

@@ -1,0 +1,61 @@
+"""Who owns which key of `algo_kwargs`: each section is a `Settings` class beside the code that uses it.
+
+A user's flat mapping is split by owner and checked once, before any file is written; afterwards every part of the
+program holds its own typed section and nobody asks a dictionary for a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl_training.algorithms.base import Learner
+from rl_training.errors import ConfigError
+from rl_training.settings import Settings, nearest
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The sections of one algorithm and the defaults in which it differs from a section's own."""
+
+    learner: type[Learner]
+    parts: Mapping[str, type[Settings]]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def owners(self) -> dict[str, str]:
+        """Key -> name of the section that owns it."""
+        return {key: name for name, part in self.parts.items() for key in part.model_fields}
+
+    def resolve(self, algo_kwargs: Mapping[str, Any]) -> Resolved:
+        """Typed sections from a flat mapping; an unknown key is an error that names the nearest known one."""
+        owners = self.owners()
+        for key in algo_kwargs:
+            if key not in owners:
+                raise ConfigError(
+                    f"algo_kwargs: unknown key {key!r}{nearest(key, owners)}", key=f"algo_kwargs.{key}"
+                )
+        values = {**self.defaults, **algo_kwargs}
+        return Resolved(
+            {
+                name: part.parse({k: v for k, v in values.items() if owners[k] == name}, "algo_kwargs")
+                for name, part in self.parts.items()
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Checked sections by name."""
+
+    parts: Mapping[str, Settings]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.parts[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every key with its value, flat again, as plain data."""
+        flat: dict[str, Any] = {}
+        for part in self.parts.values():
+            flat.update(part.model_dump(mode="json"))
+        return flat

@@ -1,0 +1,49 @@
+"""Signals: finish the step, save, leave. SIGUSR1 saves and goes on; a second Ctrl-C aborts at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from rl_training.errors import RLTrainingError
+
+
+class TrainingInterrupted(RLTrainingError):
+    """The run was asked to stop by a signal and has saved its state."""
+
+    def __init__(self, message: str, signum: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signum
+
+
+class SignalGuard:
+    """While active, signals set flags the session looks at after each step.
+
+    Outside the main thread Python allows no handlers; then signals keep their usual meaning.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.save_requested = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> SignalGuard:
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                self._previous[signum] = signal.signal(signum, self._stop)
+            self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._save)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
+        if self.received is not None and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signum
+
+    def _save(self, signum: int, frame: FrameType | None) -> None:
+        self.save_requested = True

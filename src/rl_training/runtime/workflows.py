@@ -1,0 +1,135 @@
+"""What is done with a checkpoint: evaluate it, predict with it, go on training. Predicting needs no environment."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from rl_training.data.datasets import TransitionDataset
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, read_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.models.policies import Policy
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.envs import spaces_of
+from rl_training.runtime.evaluation import Evaluator
+from rl_training.runtime.launch import spaces_from
+from rl_training.runtime.session import TrainResult
+from rl_training.spaces import SpaceSpec
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A policy on the CPU with what is needed to use it."""
+
+    policy: Policy
+    spaces: SpaceSpec
+    config: TrainConfig
+
+    def predict(
+        self, obs: ArrayLike, *, deterministic: bool = True, rng: np.random.Generator | None = None
+    ) -> NDArray[Any]:
+        """Actions in the environment's units, one for one observation, a batch for a batch.
+
+        Without `deterministic` a stochastic policy is sampled, with `rng` or fresh randomness.
+        """
+        batch = self.spaces.observations(obs)
+        with torch.inference_mode():
+            inputs = torch.from_numpy(batch)
+            if deterministic or not self.policy.stochastic:
+                actions = self.policy.mode(inputs)
+            else:
+                draws = (rng or np.random.default_rng()).standard_normal((len(batch), self.spaces.action_dim))
+                actions = self.policy.sample(inputs, torch.from_numpy(draws.astype(np.float32)))
+        result = self.spaces.to_env(actions.numpy())
+        return result[0] if np.ndim(obs) == 1 else result
+
+
+def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
+    """Rebuild the policy of a checkpoint; its folder is all that is needed."""
+    config, spaces = config_of(checkpoint), spaces_from(checkpoint)
+    spec = get_algorithm_spec(config.algo)
+    resolved = spec.sections.resolve(config.algo_kwargs)
+    names = checkpoint.tensors["networks"]
+    with torch.random.fork_rng(devices=[]):
+        model = spec.learner.build_model(
+            spaces,
+            resolved["network"],
+            resolved["learner"],
+            normalize_observations="model.normalizer.shift" in names,
+        )
+    try:
+        model.load_state_dict({k.removeprefix("model."): v for k, v in names.items() if k.startswith("model.")})
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{checkpoint.path}: its networks do not fit its configuration: {reason}") from None
+    policy = copy.deepcopy(model.policy).requires_grad_(False)
+    return LoadedPolicy(policy.eval(), spaces, config)
+
+
+def config_of(checkpoint: Checkpoint) -> TrainConfig:
+    """The configuration a checkpoint was trained with."""
+    try:
+        return TrainConfig(**checkpoint.records["config"])
+    except (KeyError, TypeError, ConfigError) as error:
+        raise CheckpointError(f"{checkpoint.path}: config.json is not understood: {error}") from None
+
+
+def open_checkpoint(path: str | Path, warn: Callable[[str], None] | None = None) -> Checkpoint:
+    """Read and verify the checkpoint at `path`: a checkpoint, a run folder (its newest valid one) or `best`."""
+    return read_checkpoint(find_checkpoint(Path(path), warn))
+
+
+def evaluate_checkpoint(
+    path: str | Path, num_episodes: int | None = None, *, changes: Mapping[str, Any] | None = None
+) -> dict[str, float]:
+    """Mean return and its companions over fixed evaluation seeds; `changes` replace fields of the config."""
+    loaded = load_policy(open_checkpoint(path))
+    config = loaded.config.replace(**(changes or {}))
+    episodes = config.eval_episodes or 5 if num_episodes is None else num_episodes
+    if episodes < 1:
+        raise ConfigError(f"num_episodes must be >= 1, got {episodes}")
+    if config.env_id is None:
+        raise ConfigError(f"{path} was trained without an environment; name one with --set env_id=…", key="env_id")
+    if difference := loaded.spaces.difference(spaces_of(config)):
+        raise ConfigError(f"env_id: {config.env_id} does not fit the policy ({difference})", key="env_id")
+    evaluator = Evaluator(config, loaded.spaces)
+    try:
+        return evaluator.run(loaded.policy, episodes)
+    finally:
+        evaluator.close()
+
+
+def predict_checkpoint(path: str | Path, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
+    """The checkpoint's action for one observation or a batch, in the environment's units."""
+    return load_policy(open_checkpoint(path)).predict(obs, deterministic=deterministic)
+
+
+def resume_training(
+    path: str | Path,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    dataset: TransitionDataset | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> TrainResult:
+    """Go on where a run folder or checkpoint stopped; `changes` replace fields of its configuration."""
+    checkpoint = open_checkpoint(path, warn)
+    if "optimizers" not in checkpoint.tensors:
+        raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use --init-from")
+    config = config_of(checkpoint).replace(**(changes or {}))
+    spec = get_algorithm_spec(config.algo)
+    if config.env_id is not None and (
+        difference := spaces_from(checkpoint).difference(spaces_of(config, discrete=spec.learner.discrete))
+    ):
+        raise CheckpointError(f"{checkpoint.path}: the environment's spaces have changed ({difference})")
+    options: dict[str, Any] = {} if dataset is None else {"dataset": dataset}
+    return spec.train(config, checkpoint_state=checkpoint, callbacks=callbacks, **options)

@@ -1,0 +1,123 @@
+"""Small learners, random batches, and our networks rewritten with `torch.nn` for comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import rl_training.algorithms as algorithms
+from rl_training.algorithms import Learner
+from rl_training.data.transitions import TransitionBatch
+from rl_training.models.mlp import MLP, EnsembleMLP
+from rl_training.spaces import SpaceSpec
+
+OBS, ACTIONS, CHOICES, BATCH = 3, 2, 4, 16
+CONTINUOUS = SpaceSpec(obs_dim=OBS, low=(-2.0,) * ACTIONS, high=(2.0,) * ACTIONS)
+DISCRETE = SpaceSpec(obs_dim=OBS, num_actions=CHOICES)
+# Sizes and periods small enough that a handful of updates goes through every phase.
+SMALL: dict[str, Any] = {
+    "num_critics": 3,
+    "n_quantiles": 5,
+    "policy_delay": 2,
+    "target_update_interval": 2,
+    "n_actions": 2,
+    "n_action_samples": 2,
+}
+
+
+def all_learners() -> list[type[Learner]]:
+    """Every learner the package exports, once, whatever aliases it has."""
+    exported = (getattr(algorithms, name) for name in algorithms.__all__)
+    found = {thing for thing in exported if isinstance(thing, type) and issubclass(thing, Learner)}
+    return sorted(found - {Learner}, key=lambda learner: learner.name)
+
+
+def small_options(learner: type[Learner], **changes: Any) -> dict[str, Any]:
+    return {key: value for key, value in SMALL.items() if key in learner.Config.model_fields} | changes
+
+
+def build(learner: type[Learner], *, normalize: bool = False, seed: int = 0, **changes: Any) -> Any:
+    """A small learner; the same `seed` gives the same networks and noise."""
+    options = small_options(learner, **changes)
+    torch.manual_seed(seed)
+    model = learner.build_model(
+        DISCRETE if learner.discrete else CONTINUOUS,
+        learner.Network(hidden_sizes=(16, 16)),
+        learner.Config.parse(options),
+        normalize_observations=normalize,
+    )
+    built = learner(model=model, **options)
+    built.seed(seed)
+    return built
+
+
+def random_batch(
+    *, discrete: bool = False, done: float | None = None, seed: int = 0, size: int = BATCH
+) -> TransitionBatch:
+    """Transitions without meaning; `done` fixes every flag, otherwise about a third are set."""
+    g = torch.Generator().manual_seed(seed)
+    flags = (torch.rand(size, generator=g) < 0.3).float()
+    return TransitionBatch(
+        obs=torch.randn(size, OBS, generator=g),
+        actions=torch.randint(CHOICES, (size,), generator=g)
+        if discrete
+        else 2.0 * torch.rand(size, ACTIONS, generator=g) - 1.0,
+        rewards=torch.randn(size, generator=g),
+        next_obs=torch.randn(size, OBS, generator=g),
+        dones=flags if done is None else torch.full((size,), done),
+    )
+
+
+def double(batch: TransitionBatch) -> TransitionBatch:
+    """In float64, where a different order of the same sums cannot be mistaken for a different formula."""
+    return TransitionBatch(*(column.double() for column in batch))
+
+
+def snapshot(learner: Learner) -> dict[str, Tensor]:
+    """A copy of every parameter and buffer."""
+    return {name: tensor.clone() for name, tensor in learner.state_dict()["networks"].items()}
+
+
+def sequential(net: MLP) -> nn.Sequential:
+    """An actor's or value function's MLP as torch would write it, with copies of its weights."""
+    return member(net, 0)
+
+
+def member(net: EnsembleMLP, i: int) -> nn.Sequential:
+    """Member `i` of an ensemble as a network of its own, with copies of its weights."""
+    layers: list[nn.Module] = []
+    for linear, norm in net._layers():
+        layers.append(_linear(linear.weight[i], linear.bias[i, 0]))
+        if norm is not None:
+            own = nn.LayerNorm(norm.weight.shape[-1], dtype=norm.weight.dtype)
+            own.weight.data.copy_(norm.weight[i, 0].detach())
+            own.bias.data.copy_(norm.bias[i, 0].detach())
+            layers.append(own)
+        layers.append(nn.ReLU())
+    return nn.Sequential(*layers, _linear(net.head.weight[i], net.head.bias[i, 0]))
+
+
+def constant_outputs(net: EnsembleMLP, values: list[Any]) -> None:
+    """Make member i return `values[i]` (a number, or a list of quantiles) whatever it sees."""
+    with torch.no_grad():
+        net.head.weight.zero_()
+        for bias, value in zip(net.head.bias, values):
+            bias.copy_(torch.as_tensor(value, dtype=bias.dtype).expand_as(bias))
+
+
+def same_noise(seed: int, *shape: int) -> Iterator[Tensor]:
+    """The noise a learner seeded with `seed` draws, update after update."""
+    g = torch.Generator().manual_seed(seed)
+    while True:
+        yield torch.randn(shape, generator=g)
+
+
+def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+    """From our `[in, out]` matrix."""
+    layer = nn.Linear(*weight.shape, dtype=weight.dtype)
+    layer.weight.data.copy_(weight.detach().T)
+    layer.bias.data.copy_(bias.detach())
+    return layer

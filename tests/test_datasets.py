@@ -1,0 +1,336 @@
+"""Transitions, episodes, transforms, mixtures and the configuration that names them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rl_training.data import columns as columns_module
+from rl_training.data.datasets import TransitionDataset, mix
+from rl_training.data.loading import DatasetConfig, load_dataset
+from rl_training.data.scores import comparable, normalized_score
+from rl_training.data.sources import BatchSource
+from rl_training.data.transitions import TransitionBatch
+from rl_training.errors import ConfigError, DatasetError, MemoryLimitError
+from rl_training.spaces import SpaceSpec
+from tests.dataset_files import HIGH, LOW, episodes, save_npz
+
+SPACES = SpaceSpec(3, LOW, HIGH)
+
+
+def sample(source: BatchSource, batch_size: int) -> TransitionBatch:
+    return source.layout.unpack(source.sample_rows(batch_size))
+
+
+def dataset(columns=None, **options) -> TransitionDataset:
+    return TransitionDataset.from_arrays(**(columns or episodes()), spaces=SPACES, **options)
+
+
+def line_world(rewards, terminals, timeouts, **options) -> TransitionDataset:
+    """One-dimensional states 0, 1, 2, … and the given rewards and flags."""
+    n = len(rewards)
+    options = {"action_low": -1.0, "action_high": 1.0, **options}
+    return TransitionDataset.from_arrays(
+        np.arange(n, dtype=np.float32)[:, None], np.zeros((n, 1)), rewards, terminals, timeouts, **options
+    )
+
+
+def test_actions_are_scaled_to_the_unit_interval_by_the_given_bounds():
+    data = episodes()
+    low, high = np.array(LOW), np.array(HIGH)
+    expected = (data["actions"] - low) / (high - low) * 2 - 1
+    rows = dataset(data).rows
+    np.testing.assert_allclose(rows[:, 6:8], expected, atol=1e-6)
+
+
+def test_a_terminal_masks_the_bootstrap_and_a_time_limit_does_not():
+    result = dataset()
+    assert result.dones.tolist() == [0, 0, 0, 1] + [0] * 8
+    assert result.episode_ends.tolist() == [3, 6, 11]
+    assert result.statistics().terminals == 1
+    assert result.statistics().timeouts == 2
+
+
+def test_terminals_win_where_both_flags_are_set():
+    data = episodes()
+    data["timeouts"] = data["timeouts"] | data["terminals"]
+    np.testing.assert_array_equal(dataset(data).rows, dataset().rows)
+
+
+def test_without_next_observations_rows_are_shifted_inside_episodes_only():
+    result = line_world(
+        rewards=[1, 2, 3, 4, 5, 6, 7],
+        terminals=[0, 0, 1, 0, 0, 0, 0],
+        timeouts=[0, 0, 0, 0, 1, 0, 0],
+    )
+    obs, next_obs, rewards = result.rows[:, 0], result.rows[:, 1], result.rewards
+    # Row 4 ends by a time limit and row 6 is cut: neither has a successor. Row 2 terminates and is kept.
+    assert obs.tolist() == [0, 1, 2, 3, 5]
+    assert next_obs.tolist() == [1, 2, 2, 4, 6]
+    assert rewards.tolist() == [1, 2, 3, 4, 6]
+    assert result.dones.tolist() == [0, 0, 1, 0, 0]
+    assert result.episode_ends.tolist() == [2, 3, 4]
+    assert "2 rows left out" in result.notes[0]
+
+
+def test_an_episode_of_one_timed_out_row_disappears_without_next_observations():
+    result = line_world([1, 2, 3, 4], terminals=[0, 0, 0, 1], timeouts=[1, 0, 1, 0])
+    assert result.rows[:, 0].tolist() == [1, 3]
+    assert result.episode_ends.tolist() == [0, 1]
+
+
+def test_episode_ends_come_from_next_observations_where_timeouts_are_absent():
+    data = episodes()
+    del data["timeouts"]
+    result = dataset(data)
+    assert result.episode_ends.tolist() == [3, 6, 11]
+    assert "1 episode ends found" in result.notes[0]
+
+
+def test_shuffled_transitions_are_usable_but_have_no_episodes():
+    data = episodes(lengths=(30, 30, 30))
+    order = np.random.default_rng(1).permutation(90)
+    data = {name: column[order] for name, column in data.items()}
+    result = dataset(data)
+    assert len(result) == 90
+    statistics = result.statistics()
+    assert (statistics.episodes, statistics.return_mean) == (0, None)
+    assert "without episodes" in statistics.notes[0]
+    with pytest.raises(DatasetError, match="needs episodes"):
+        result.top_fraction(0.5)
+
+
+def test_bounds_never_come_from_the_data():
+    data = episodes()
+    with pytest.raises(DatasetError, match="never guessed from the data"):
+        TransitionDataset.from_arrays(**data)
+
+
+def test_actions_within_rounding_of_a_bound_are_clipped():
+    data = episodes()
+    data["actions"][2, 0] = 2.0 + 1e-6
+    assert dataset(data).rows[2, 6] == 1.0
+
+
+def test_discrete_actions_are_numbered_from_zero_inside():
+    data = episodes()
+    data["actions"] = np.arange(12) % 3 + 5
+    result = TransitionDataset.from_arrays(**data, num_actions=3, start=5)
+    assert result.layout.discrete
+    batch = result.layout.unpack(torch.from_numpy(result.rows))
+    assert batch.actions.tolist() == [0, 1, 2] * 4
+
+
+def test_statistics_say_what_the_data_are():
+    data = episodes()
+    statistics = dataset(data).statistics()
+    returns = [data["rewards"][span].sum(dtype=np.float64) for span in (slice(0, 4), slice(4, 7), slice(7, 12))]
+    assert (statistics.rows, statistics.episodes) == (12, 3)
+    assert statistics.return_mean == pytest.approx(np.mean(returns))
+    assert statistics.return_std == pytest.approx(np.std(returns))
+    assert (statistics.return_min, statistics.return_max) == pytest.approx((min(returns), max(returns)))
+    assert (statistics.length_min, statistics.length_mean, statistics.length_max) == (3, 4.0, 5)
+    np.testing.assert_allclose(statistics.action_max, data["actions"].max(0), atol=1e-6)
+    np.testing.assert_allclose(statistics.obs_mean, data["observations"].mean(0), rtol=1e-5)
+    np.testing.assert_allclose(statistics.obs_std, data["observations"].std(0), rtol=1e-5)
+    assert "one episode only" in dataset(episodes((4,), (False,))).statistics().notes
+
+
+def test_discounted_returns_by_hand():
+    result = line_world([1, 2, 4, 8], terminals=[0, 1, 0, 1], timeouts=[0, 0, 0, 0])
+    assert result.episode_returns(0.5).tolist() == [1 + 0.5 * 2, 4 + 0.5 * 8]
+    assert result.episode_returns().tolist() == [3, 12]
+
+
+def test_rewards_are_scaled_then_shifted():
+    result = line_world([1, 2], terminals=[0, 1], timeouts=[0, 0]).with_rewards(scale=4, shift=-2)
+    assert result.rewards.tolist() == [2, 6]
+
+
+def test_return_range_scaling_by_hand():
+    result = line_world([1, 1, 6, 1, 2], terminals=[0, 1, 1, 0, 1], timeouts=[0] * 5)
+    # Returns 2, 6 and 3: the range is 4, so every reward is multiplied by 1000 / 4.
+    assert result.with_return_range().rewards.tolist() == [250, 250, 1500, 250, 500]
+    with pytest.raises(DatasetError, match="different returns"):
+        line_world([1, 2], terminals=[0, 1], timeouts=[0, 0]).with_return_range()
+
+
+def test_top_fraction_keeps_whole_episodes_by_discounted_return():
+    # Returns 10, 10.05 (but late: 0.99 * 10.05 < 10) and 1: the best third is the first episode.
+    result = line_world([10, 0, 0, 10.05, 1], terminals=[0, 1, 0, 1, 1], timeouts=[0] * 5)
+    best = result.top_fraction(1 / 3)
+    assert best.rows[:, 0].tolist() == [0, 1]
+    two = result.top_fraction(0.67)
+    assert two.rows[:, 0].tolist() == [0, 1, 2, 3]
+    assert two.episode_ends.tolist() == [1, 3]
+    assert len(result.top_fraction(0.01)) == 2  # never empty
+    assert "best 1 of 3 episodes" in best.notes
+
+
+def test_a_mixture_draws_each_component_with_its_weight():
+    one = line_world([1.0] * 10, [0] * 9 + [1], [0] * 10)
+    other = line_world([2.0] * 1000, [0] * 999 + [1], [0] * 1000)
+    mixed = mix([(one, 3.0), (other, 1.0)])
+    assert len(mixed) == 1010
+    source = mixed.source(torch.Generator().manual_seed(0))
+    rewards = sample(source, 40_000).rewards
+    assert (rewards == 1.0).float().mean().item() == pytest.approx(0.75, abs=0.01)
+    first = sample(source, 40_000).obs[:, 0]
+    counts = torch.bincount(first[first < 10].long(), minlength=10).float()
+    assert counts.min() > 0.9 * counts.mean()  # uniform inside a component
+
+
+def test_a_mixture_whose_component_lost_all_episodes_draws_from_the_rest():
+    poor = line_world([1.0, 1.0], [0, 1], [0, 0])
+    rich = line_world([9.0, 9.0, 9.0], [0, 0, 1], [0, 0, 0])
+    best = mix([(poor, 9.0), (rich, 1.0)]).top_fraction(0.5)
+    assert [part.rows for part in best.parts] == [3]
+    assert set(sample(best.source(torch.Generator()), 64).rewards.tolist()) == {9.0}
+
+
+def test_data_of_different_spaces_are_not_mixed():
+    with pytest.raises(DatasetError, match="cannot be mixed: high"):
+        mix([(line_world([1], [1], [0]), 1.0), (line_world([1], [1], [0], action_high=2.0), 1.0)])
+
+
+def test_data_larger_than_the_memory_limit_give_the_same_rows_from_a_mapped_file(monkeypatch):
+    expected = dataset()
+    monkeypatch.setattr(columns_module, "CHUNK_BYTES", 150)  # three rows at a time
+    mapped = dataset(memory_limit=100)
+    assert isinstance(mapped.rows, np.memmap)
+    assert not isinstance(expected.rows, np.memmap)
+    np.testing.assert_array_equal(mapped.rows, expected.rows)
+    assert mapped.episode_ends.tolist() == expected.episode_ends.tolist()
+    scaled = mapped.with_rewards(2.0)
+    assert isinstance(scaled.rows, np.memmap)
+    np.testing.assert_array_equal(scaled.rewards, expected.rewards * 2)
+    generators = [torch.Generator().manual_seed(3) for _ in range(2)]
+    batches = [sample(data.source(g), 32) for data, g in zip((mapped, expected), generators)]
+    assert all(torch.equal(a, b) for a, b in zip(*batches))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 12])
+@pytest.mark.parametrize("absent", [(), ("next_observations",), ("timeouts",)])
+def test_the_size_of_the_pieces_changes_nothing(monkeypatch, size, absent):
+    data = {name: column for name, column in episodes().items() if name not in absent}
+    expected = dataset(data)
+    row_bytes = sum(column[:1].nbytes for column in data.values())
+    monkeypatch.setattr(columns_module, "CHUNK_BYTES", size * row_bytes)
+    result = dataset(data)
+    np.testing.assert_array_equal(result.rows, expected.rows)
+    assert result.episode_ends.tolist() == expected.episode_ends.tolist()
+
+
+def test_more_than_memory_and_disk_is_refused_before_anything_is_allocated():
+    huge = np.broadcast_to(np.zeros((1, 3), np.float32), (10**13, 3))
+    column = np.broadcast_to(np.float32(0), (10**13,))
+    with pytest.raises(MemoryLimitError, match="TMPDIR"):
+        TransitionDataset.from_arrays(huge, huge[:, :2], column, column, column, spaces=SPACES)
+
+
+def test_written_columns_are_read_back_as_the_same_data():
+    original = dataset()
+    again = TransitionDataset.from_columns(original.columns())
+    np.testing.assert_allclose(again.rows, original.rows, atol=1e-6)
+    assert again.episode_ends.tolist() == original.episode_ends.tolist()
+    assert again.spaces == original.spaces
+
+
+def parse(**values) -> DatasetConfig:
+    return DatasetConfig.parse(values, place="algo_kwargs")
+
+
+def test_the_default_configuration_collects_from_the_environment():
+    asked = []
+
+    def collect(size: int, seed: int) -> TransitionDataset:
+        asked.append((size, seed))
+        return dataset()
+
+    load_dataset(parse(dataset_size=50, dataset_seed=4), spaces=SPACES, collect=collect)
+    assert asked == [(50, 4)]
+    with pytest.raises(ConfigError, match="needs an environment"):
+        load_dataset(parse(), spaces=None)
+
+
+def test_transforms_are_applied_in_their_documented_order(tmp_path):
+    data = episodes((2, 2, 2), (True, True, True))
+    data["rewards"] = np.array([1, 1, 5, 1, 2, 1], np.float32)
+    path = str(save_npz(tmp_path / "a.npz", data))
+    config = parse(
+        dataset_kind="npz",
+        dataset_path=path,
+        top_fraction=0.67,
+        reward_range_scaling=True,
+        reward_scale=0.01,
+        reward_shift=-1.0,
+    )
+    # Episodes with returns 6 and 3 remain; 1000 / 3 * 0.01 = 10 / 3.
+    rewards = load_dataset(config, spaces=SPACES).rewards
+    np.testing.assert_allclose(rewards, np.array([5, 1, 2, 1]) * 10 / 3 - 1, rtol=1e-6)
+
+
+def test_several_files_are_mixed_without_an_environment(tmp_path):
+    paths = [str(save_npz(tmp_path / f"{seed}.npz", episodes(seed=seed))) for seed in (0, 1)]
+    config = parse(
+        datasets=[
+            {"dataset_kind": "npz", "dataset_path": paths[0], "weight": 3.0},
+            {"dataset_kind": "npz", "dataset_path": paths[1]},
+        ],
+        action_low=list(LOW),
+        action_high=list(HIGH),
+    )
+    mixed = load_dataset(config, spaces=None)
+    assert len(mixed) == 24
+    assert [part.weight for part in mixed.parts] == [0.75, 0.25]
+    assert mixed.episode_ends.tolist() == [3, 6, 11, 15, 18, 23]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"dataset_kind": "npz"}, "dataset_kind 'npz' needs dataset_path"),
+        ({"dataset_kind": "minari"}, "dataset_kind 'minari' needs dataset_id"),
+        ({"dataset_path": "x.npz"}, "set dataset_kind: npz or hdf5"),
+        ({"dataset_id": "a-v0"}, "set dataset_kind: minari"),
+        ({"dataset_download": True}, "dataset_download is not used"),
+        ({"dataset_kind": "csv"}, "dataset_kind must be 'random', 'npz', 'hdf5' or 'minari', got 'csv'"),
+        ({"dataset_size": 0}, "dataset_size must be >= 1, got 0"),
+        ({"top_fraction": 0.0}, "top_fraction must be > 0"),
+        ({"reward_scale": 0.0}, "reward_scale must be > 0"),
+        ({"action_low": [0.0]}, "must be given together"),
+        ({"action_low": [1.0], "action_high": [0.0]}, "action_low must be < action_high"),
+        ({"action_low": [0.0], "action_high": [1.0, 2.0]}, "differ in length: 1 and 2"),
+        ({"datasets": [{"weight": 0.0}]}, "datasets.0.weight must be > 0.0, got 0.0"),
+        ({"datasets": [{"dataset_kind": "npz"}]}, "datasets.0: dataset_kind 'npz' needs dataset_path"),
+        ({"datasets": [{}], "dataset_kind": "npz", "dataset_path": "x.npz"}, "list them all"),
+        ({"dataset_pth": "x"}, "unknown key 'dataset_pth'; did you mean 'dataset_path'?"),
+    ],
+)
+def test_a_contradictory_configuration_is_refused_in_one_line(values, message):
+    with pytest.raises(ConfigError) as caught:
+        parse(**values)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_configured_bounds_must_not_contradict_the_file(tmp_path):
+    path = save_npz(tmp_path / "a.npz", episodes(), action_low=np.array(LOW), action_high=np.array(HIGH))
+    values = {"dataset_kind": "npz", "dataset_path": str(path)}
+    assert load_dataset(parse(**values), spaces=None).spaces == SPACES
+    wrong = parse(**values, action_low=[-9.0], action_high=[9.0])
+    with pytest.raises(DatasetError, match="correct action_low"):
+        load_dataset(wrong, spaces=None)
+
+
+def test_d4rl_scores():
+    assert normalized_score("Hopper-v5", 3234.3) == pytest.approx(100.0)
+    assert normalized_score("HalfCheetah-v2", -280.178953) == pytest.approx(0.0)
+    assert normalized_score("AdroitHandDoor-v1", 2880.5693087298737) == pytest.approx(100.0)
+    assert normalized_score("PointMaze_UMazeDense-v3", 68.537689) == pytest.approx(0.0)
+    assert normalized_score("AntMaze_Large_Diverse_GR-v4", 0.5) == pytest.approx(50.0)
+    assert normalized_score("FrankaKitchen-v1", 1.0) == pytest.approx(25.0)
+    assert normalized_score("Pendulum-v1", -100.0) is None
+    assert comparable("Hopper-v2")
+    assert not comparable("Hopper-v5")

@@ -1,0 +1,345 @@
+"""What every learner owes its users, asked of each one the package exports."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import annotated_types
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rl_training.algorithms as algorithms
+from rl_training.algorithms import Learner
+from rl_training.data.transitions import TransitionBatch
+from tests.helpers import ACTIONS, CHOICES, OBS, all_learners, build, random_batch, snapshot
+
+LEARNERS = all_learners()
+UPDATES = 4  # goes through every phase of the small learners twice
+SOFT = ("critic_loss", "actor_loss", "target_q_mean", "entropy_term")
+CLONING = (
+    *("critic_loss", "actor_loss", "target_q_mean"),
+    *("advantage_mean", "advantage_weight_mean", "behavior_logprob_mean"),
+)
+METRICS = {
+    "dqn": ("loss", "q_mean", "target_q_mean"),
+    "ddpg": ("critic_loss", "actor_loss", "target_q_mean"),
+    "td3": ("critic_loss", "actor_loss", "target_q_mean"),
+    "sac": SOFT,
+    "tqc": SOFT,
+    "redq": SOFT,
+    "rlpd": SOFT,
+    "edac": (*SOFT, "critic_mse_loss", "diversity_loss", "q_data_std", "q_policy_std"),
+    "awac": CLONING,
+    "crr": CLONING,
+}
+
+
+@pytest.fixture(params=LEARNERS, ids=lambda learner: learner.name)
+def learner_class(request: pytest.FixtureRequest) -> type[Learner]:
+    chosen: type[Learner] = request.param
+    return chosen
+
+
+@pytest.fixture
+def learner(learner_class: type[Learner]) -> Any:
+    return build(learner_class)
+
+
+def batch_for(learner: Learner | type[Learner], **options: Any) -> TransitionBatch:
+    return random_batch(discrete=learner.discrete, **options)
+
+
+def update(learner: Learner, times: int = 1, **options: Any) -> dict[str, Tensor]:
+    metrics: dict[str, Tensor] = {}
+    for i in range(times):
+        metrics = learner.update(batch_for(learner, seed=i, **options)._asdict(), global_step=i).metrics
+    return metrics
+
+
+def tensors(learner: Learner) -> dict[str, Tensor]:
+    state = learner.state_dict()
+    return {**state["networks"], **{f"optimizer {k}": v for k, v in state["optimizers"].items()}}
+
+
+def test_the_first_six_are_here() -> None:
+    assert {"dqn", "ddpg", "td3", "sac", "tqc", "redq"} <= {learner.name for learner in LEARNERS}
+
+
+def test_an_update_moves_what_it_owns_and_nothing_else(learner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each optimiser that runs every tensor moves; targets go `tau` of the way; the rest stays."""
+    calls: list[tuple[set[str], dict[nn.Module, nn.Module], float]] = []
+    minimize = learner.minimize
+
+    def spy(inputs: Any, objectives: Any, targets: Any = None, *, tau: float = 0.0) -> Any:
+        calls.append((set(objectives), dict(targets or {}), tau))
+        return minimize(inputs, objectives, targets, tau=tau)
+
+    monkeypatch.setattr(learner, "minimize", spy)
+    moved_ever: set[int] = set()
+    for i in range(UPDATES):
+        calls.clear()
+        held = [t for m in learner.modules().values() for t in (*m.parameters(), *m.buffers())]
+        before = {id(t): t.detach().clone() for t in held}
+        learner.update(batch_for(learner, seed=i)._asdict(), global_step=i)
+        free = {id(t) for t in held}
+        for objectives, targets, tau in calls:
+            for name in objectives:
+                for parameter in learner.optimizers[name].parameters:
+                    assert not torch.equal(parameter, before[id(parameter)]), name
+                    free.discard(id(parameter))
+                    moved_ever.add(id(parameter))
+            for target, source in targets.items():
+                for t, s in zip(target.parameters(), source.parameters()):
+                    torch.testing.assert_close(t, before[id(t)].lerp(s.detach(), tau), rtol=1e-6, atol=1e-7)
+                    free.discard(id(t))
+        assert all(torch.equal(t, before[id(t)]) for t in held if id(t) in free)
+        assert all(t.grad is None for t in held)
+    owned = [p for optimizer in learner.optimizers.values() for p in optimizer.parameters]
+    assert moved_ever == {id(p) for p in owned}
+    assert len(owned) == len(moved_ever), "a parameter has two optimisers"
+    trainable = {id(p) for m in learner.modules().values() for p in m.parameters() if p.requires_grad}
+    assert trainable == moved_ever
+
+
+def test_terms_are_finite_scalars_with_the_promised_names(learner: Any) -> None:
+    result = learner.update(batch_for(learner)._asdict(), global_step=0)
+    assert result.num_gradient_steps == 1
+    assert set(METRICS.get(learner.name, ())) <= set(result.metrics)
+    for name, term in update(learner, UPDATES).items():
+        assert isinstance(term, Tensor), name
+        assert term.shape == (), name
+        assert term.isfinite(), name
+        assert not term.requires_grad, name
+
+
+def test_everything_is_float32(learner: Any) -> None:
+    metrics = update(learner, UPDATES)
+    for name, tensor in (tensors(learner) | metrics).items():
+        assert tensor.dtype == torch.float32, name
+
+
+def test_a_restored_learner_takes_the_very_same_step(learner: Any) -> None:
+    update(learner, 3)
+    restored = build(type(learner), seed=99)
+    restored.load_state_dict(copy.deepcopy(learner.state_dict()))
+    restored.generator.set_state(learner.generator.get_state())
+    assert restored.updates == 3
+    last = batch_for(learner, seed=7)._asdict()
+    first_metrics, second_metrics = (x.update(last, global_step=3).metrics for x in (learner, restored))
+    ours, theirs = tensors(learner), tensors(restored)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name]), name
+    assert first_metrics.keys() == second_metrics.keys()
+
+
+def test_the_same_seed_gives_the_same_update(learner_class: type[Learner]) -> None:
+    first, second = build(learner_class), build(learner_class)
+    update(first, UPDATES)
+    update(second, UPDATES)
+    ours, theirs = tensors(first), tensors(second)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("learner_class", [c for c in LEARNERS if "alpha" in c.Config.model_fields])
+def test_every_soft_learner_can_learn_its_temperature(learner_class: type[Learner]) -> None:
+    """With entropy far above the goal alpha falls, and it survives a restart."""
+    learner = build(learner_class, alpha="auto", initial_alpha=0.5, target_entropy=-50.0)
+    update(learner, UPDATES)
+    alpha = learner.temperature.alpha()
+    assert 0 < float(alpha) < 0.5
+    restored = build(learner_class, alpha="auto", seed=99)
+    restored.load_state_dict(copy.deepcopy(learner.state_dict()))
+    assert torch.equal(restored.temperature.alpha(), alpha)
+
+
+def test_updating_leaves_torch_s_global_randomness_alone(learner: Any) -> None:
+    before = torch.get_rng_state()
+    update(learner, UPDATES)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def _out_of_range() -> list[Any]:
+    """For every bounded field of every learner, a value beyond each bound and what the message must say."""
+    cases = []
+    for learner in LEARNERS:
+        for field, info in learner.Config.model_fields.items():
+            for bound in info.metadata:
+                match bound:
+                    case annotated_types.Ge(ge=limit):
+                        value, sign = limit - 1, ">="
+                    case annotated_types.Gt(gt=limit):
+                        value, sign = limit, ">"
+                    case annotated_types.Le(le=limit):
+                        value, sign = limit + 1, "<="
+                    case annotated_types.Lt(lt=limit):
+                        value, sign = limit, "<"
+                    case _:
+                        continue
+                cases.append(pytest.param(learner, field, value, sign, id=f"{learner.name}-{field}{sign}"))
+    return cases
+
+
+@pytest.mark.parametrize(("learner_class", "field", "value", "sign"), _out_of_range())
+def test_a_value_out_of_range_is_named(learner_class: type[Learner], field: str, value: float, sign: str) -> None:
+    model = build(learner_class).model
+    with pytest.raises(ValueError, match=rf"^{field} must be {sign} [\d.]+, got {value}$"):
+        learner_class(model=model, **{field: value})
+
+
+def test_the_form_of_the_message() -> None:
+    with pytest.raises(ValueError, match=r"^subset_size must be >= 1, got 0$"):
+        algorithms.REDQ(model=build(algorithms.REDQ).model, subset_size=0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "3e-4", None, True])
+def test_a_learning_rate_that_is_no_number_is_refused(learner_class: type[Learner], value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^learning_rate must be a (finite )?number, got "):
+        learner_class(model=build(learner_class).model, learning_rate=value)
+
+
+def test_an_unknown_hyperparameter_is_refused_with_the_nearest_name(learner_class: type[Learner]) -> None:
+    with pytest.raises(ValueError, match=r"^unknown key 'learning_rat'; did you mean 'learning_rate'"):
+        learner_class(model=build(learner_class).model, learning_rat=0.1)
+
+
+@pytest.mark.parametrize("learner_class", [c for c in LEARNERS if "num_critics" in c.Config.model_fields])
+def test_a_model_with_another_number_of_critics_is_refused(learner_class: type[Learner]) -> None:
+    model = build(learner_class).model
+    with pytest.raises(ValueError, match=r"^num_critics must equal the model's 3, got 4$"):
+        learner_class(model=model, num_critics=4)
+
+
+def test_the_model_is_given_by_name(learner_class: type[Learner]) -> None:
+    with pytest.raises(TypeError):
+        learner_class(build(learner_class).model)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", TransitionBatch._fields)
+def test_a_missing_column_is_refused_in_one_line(learner: Any, name: str) -> None:
+    batch = batch_for(learner)._asdict()
+    del batch[name]
+    with pytest.raises(ValueError, match=f"missing column '{name}'") as error:
+        learner.update(batch, global_step=0)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["rewards", "dones"])
+def test_scalars_are_flat(learner: Any, name: str) -> None:
+    """`[B, 1]` would broadcast against `[B]` to a silent `[B, B]`."""
+    batch = batch_for(learner)._asdict()
+    batch[name] = batch[name][:, None]
+    with pytest.raises(ValueError, match=rf"{name} must have shape \(16,\), got \(16, 1\)"):
+        learner.update(batch, global_step=0)
+
+
+def test_columns_of_different_length_are_refused(learner: Any) -> None:
+    batch = batch_for(learner)._asdict()
+    for name in ("actions", "next_obs"):
+        with pytest.raises(ValueError, match=f"{name} must have shape"):
+            learner.update(batch | {name: batch[name][:-1]}, global_step=0)
+
+
+def test_a_negative_step_is_refused(learner: Any) -> None:
+    with pytest.raises(ValueError, match="global_step must be >= 0, got -1"):
+        learner.update(batch_for(learner)._asdict(), global_step=-1)
+
+
+def test_numpy_columns_of_other_types_give_the_same_update(learner_class: type[Learner]) -> None:
+    batch = batch_for(learner_class)._asdict()
+    numpy: Mapping[str, Any] = {name: column.numpy() for name, column in batch.items()}
+    plain, converted = build(learner_class), build(learner_class)
+    plain.update(batch, global_step=0)
+    wide = {name: numpy[name].astype(np.float64) for name in ("obs", "rewards", "next_obs")}
+    converted.update({**numpy, **wide, "dones": numpy["dones"].astype(bool)}, global_step=0)
+    ours, theirs = tensors(plain), tensors(converted)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e4])
+def test_the_policy_is_legal_for_any_observation(learner: Any, scale: float) -> None:
+    actions = learner.model.policy.mode(scale * torch.randn(50, OBS))
+    if learner.discrete:
+        assert actions.shape == (50,)
+        assert set(actions.tolist()) <= set(range(CHOICES))
+    else:
+        assert actions.shape == (50, ACTIONS)
+        assert actions.dtype == torch.float32
+        assert actions.abs().max() <= 1
+
+
+def test_exploration_is_legal_and_repeats_with_its_generator(learner: Any) -> None:
+    obs = torch.randn(200, OBS)
+    explore = [
+        learner.explore(learner.model.policy, obs, np.random.default_rng(3), progress=0.01) for _ in range(2)
+    ]
+    assert torch.equal(*explore)
+    if learner.discrete:
+        assert set(explore[0].tolist()) <= set(range(CHOICES))
+    else:
+        assert explore[0].shape == (200, ACTIONS)
+        assert explore[0].abs().max() <= 1
+
+
+def test_time_limits_bootstrap_and_terminations_do_not(learner_class: type[Learner]) -> None:
+    """The target is r where the episode ended and r + gamma V elsewhere, with the same V."""
+    if "target_q_mean" not in update(build(learner_class)):
+        pytest.skip(f"{learner_class.name} has no critic")
+
+    def target(done: float, gamma: float) -> float:
+        batch = batch_for(learner_class, done=done)
+        return float(
+            build(learner_class, gamma=gamma).update(batch._asdict(), global_step=0).metrics["target_q_mean"]
+        )
+
+    rewards = float(batch_for(learner_class).rewards.mean())
+    assert target(1.0, 1.0) == pytest.approx(rewards, abs=1e-6)
+    value = target(0.0, 1.0) - rewards
+    assert abs(value) > 1e-3
+    assert target(0.0, 0.5) == pytest.approx(rewards + 0.5 * value, abs=1e-5)
+
+
+def test_the_learning_rate_can_be_scaled_while_training(learner_class: type[Learner]) -> None:
+    """Adam's first step is the learning rate itself, so half the rate is half the way."""
+    whole, half = build(learner_class), build(learner_class)
+    half.scale_learning_rates(0.5)
+    for name, optimizer in half.optimizers.items():
+        scheduled = half.scheduled is None or name in half.scheduled
+        share = 0.5 if scheduled else 1.0
+        assert float(optimizer.learning_rate) == pytest.approx(share * optimizer.base_learning_rate)
+    start = snapshot(whole)
+    update(whole)
+    update(half)
+    name = next(name for name in half.optimizers if half.scheduled is None or name in half.scheduled)
+    moved = {id(p) for p in whole.optimizers[name].parameters}
+    for key, parameter in whole.model.named_parameters():
+        if id(parameter) in moved:
+            full = parameter - start[f"model.{key}"]
+            part = dict(half.model.named_parameters())[key] - start[f"model.{key}"]
+            torch.testing.assert_close(part, 0.5 * full, atol=1e-7, rtol=1e-3)
+
+
+def test_observations_are_normalised_inside(learner_class: type[Learner]) -> None:
+    """A learner that normalises does to raw data what a plain one does to normalised data."""
+    mean, std = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([2.0, 0.5, 3.0])
+    inside, plain = build(learner_class, normalize=True), build(learner_class)
+    inside.model.normalizer.set_moments(mean, std)
+    for i in range(UPDATES):
+        raw = batch_for(learner_class, seed=i)
+        inside.update(raw._asdict(), global_step=i)
+        seen = inside.model.normalizer
+        plain.update(raw._replace(obs=seen(raw.obs), next_obs=seen(raw.next_obs))._asdict(), global_step=i)
+    ours, theirs = snapshot(inside), snapshot(plain)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_every_learner_has_its_alias_and_its_loss(learner_class: type[Learner]) -> None:
+    assert getattr(algorithms, f"{learner_class.__name__}Algorithm") is learner_class
+    assert f"{learner_class.__name__}Algorithm" in algorithms.__all__
+    assert callable(getattr(algorithms, f"{learner_class.name}_loss"))
+    assert f"{learner_class.name}_loss" in algorithms.__all__

@@ -1,0 +1,69 @@
+"""Free memory as a container sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rl_training.memory import available_memory, human_bytes
+
+MIB = 2**20
+
+
+def machine(tmp_path: Path, cgroup: str, files: dict[str, str]) -> dict[str, Path]:
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 2048 kB\nMemAvailable: 1048576 kB\n")
+    (proc / "self" / "cgroup").write_text(cgroup)
+    for name, text in files.items():
+        (cgroups / name).parent.mkdir(parents=True, exist_ok=True)
+        (cgroups / name).write_text(text)
+    return {"proc": proc, "cgroups": cgroups}
+
+
+def test_without_limits_it_is_what_the_kernel_has(tmp_path):
+    assert available_memory(**machine(tmp_path, "0::/\n", {"memory.max": "max\n"})) == 1024 * MIB
+
+
+def test_the_tightest_group_above_the_process_counts(tmp_path):
+    files = {
+        "outer/memory.max": str(200 * MIB),
+        "outer/memory.current": str(150 * MIB),
+        "outer/memory.stat": f"anon 5\ninactive_file {10 * MIB}\n",
+        "outer/inner/memory.max": "max\n",
+        "outer/inner/memory.current": "1",
+        "outer/inner/memory.stat": "anon 5\n",
+    }
+    assert available_memory(**machine(tmp_path, "0::/outer/inner\n", files)) == 60 * MIB
+
+
+def test_version_one_groups_count_too_and_their_lack_of_a_limit_does_not(tmp_path):
+    files = {
+        "memory/memory.limit_in_bytes": "9223372036854771712",
+        "memory/memory.usage_in_bytes": "0",
+        "memory/memory.stat": "cache 0\n",
+        "memory/job/memory.limit_in_bytes": str(50 * MIB),
+        "memory/job/memory.usage_in_bytes": str(20 * MIB),
+        "memory/job/memory.stat": f"total_inactive_file {MIB}\n",
+    }
+    assert available_memory(**machine(tmp_path, "4:cpu,memory:/job\n0::/\n", files)) == 31 * MIB
+
+
+def test_a_container_that_sees_only_its_own_root_is_limited_by_it(tmp_path):
+    files = {"memory.max": str(30 * MIB), "memory.current": "0", "memory.stat": ""}
+    assert available_memory(**machine(tmp_path, "0::/docker/abc\n", files)) == 30 * MIB
+
+
+def test_a_group_over_its_limit_has_nothing_left(tmp_path):
+    files = {"memory.max": "5", "memory.current": "9", "memory.stat": ""}
+    assert available_memory(**machine(tmp_path, "0::/\n", files)) == 0
+
+
+def test_this_machine_has_some():
+    assert 2**20 < available_memory() < 2**50
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (3 * 2**40, "3.0 TiB")])
+def test_bytes_are_readable(count, text):
+    assert human_bytes(count) == text
