@@ -65,19 +65,22 @@ def test_truncation_is_over_the_pooled_mixture() -> None:
 
 
 def test_quantile_huber_loss_by_brute_force() -> None:
-    quantiles = 2 * torch.randn(3, 4, 5, dtype=torch.float64)
-    atoms = 2 * torch.randn(4, 7, dtype=torch.float64)
-    total = 0.0
+    quantiles = (2 * torch.randn(3, 4, 5, dtype=torch.float64)).requires_grad_()
+    atoms = (2 * torch.randn(4, 7, dtype=torch.float64)).sort(-1).values
+    total = torch.zeros((), dtype=torch.float64)
     for n, b, m, k in itertools.product(range(3), range(4), range(5), range(7)):
-        u = float(atoms[b, k] - quantiles[n, b, m])
-        huber = 0.5 * u * u if abs(u) <= 1 else abs(u) - 0.5
+        u = atoms[b, k] - quantiles[n, b, m]
+        huber = 0.5 * u * u if u.abs() <= 1 else u.abs() - 0.5
         fraction = (2 * m + 1) / 10
-        total += (1 - fraction if u < 0 else fraction) * huber
-    close(losses.quantile_huber_loss(quantiles, atoms), total / (3 * 4 * 5 * 7))
+        total = total + (1 - fraction if u < 0 else fraction) * huber
+    expected = total / (3 * 4 * 5 * 7)
+    loss = losses.quantile_huber_loss(quantiles, atoms)
+    close(loss, expected.detach())
+    close(torch.autograd.grad(loss, quantiles)[0], torch.autograd.grad(expected, quantiles)[0])
 
 
 def test_quantile_regression_finds_the_quantiles() -> None:
-    atoms = torch.rand(1, 4_000)
+    atoms = torch.rand(1, 4_000).sort(-1).values
     quantiles = torch.full((1, 1, 4), 0.5, requires_grad=True)
     for _ in range(400):
         (slope,) = torch.autograd.grad(losses.quantile_huber_loss(quantiles * 100, atoms * 100), quantiles)

@@ -71,7 +71,8 @@ def describe(error: ValidationError, known: Iterable[str], place: str = "") -> s
         return f"{dotted} must be a finite number, got {value!r}"
     if kind in ("value_error", "assertion_error"):
         message = str(context.get("error", problem["msg"]))
-        return f"{dotted}: {message}" if dotted else message
+        joint = " " if message.startswith("must ") else ": "
+        return f"{dotted}{joint}{message}" if dotted else message
     if kind.endswith(("_type", "_parsing")):
         wanted = _TYPES.get(kind.rsplit("_", 1)[0], problem["msg"])
         return f"{dotted} must be {wanted}, got {value!r}"

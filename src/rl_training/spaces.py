@@ -59,7 +59,8 @@ class SpaceSpec:
             return (actions.astype(np.int64) + self.start).astype(self.action_dtype)
         low, half, inner_low, inner_high = self._scaling
         scaled = low + (np.clip(actions, -1.0, 1.0) + 1.0) * half
-        return np.clip(scaled.astype(inner_low.dtype), inner_low, inner_high)
+        bounded: NDArray[Any] = np.clip(scaled.astype(inner_low.dtype), inner_low, inner_high)
+        return bounded
 
     @cached_property
     def _scaling(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -74,7 +75,8 @@ class SpaceSpec:
             return (actions.astype(np.int64) - self.start).astype(np.float32)
         low, high = np.asarray(self.low), np.asarray(self.high)
         unit = (actions.astype(np.float64) - low) / (high - low) * 2.0 - 1.0
-        return np.clip(unit, -1.0, 1.0).astype(np.float32)
+        internal: NDArray[np.float32] = np.clip(unit, -1.0, 1.0).astype(np.float32)
+        return internal
 
     def observations(self, obs: ArrayLike) -> NDArray[np.float32]:
         """Observations as a finite float32 batch `[B, O]`; one observation becomes a batch of one."""

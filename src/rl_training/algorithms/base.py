@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from rl_training.algorithms.optim import Adam, Follow, Group, apply_fused, apply_lists
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
-from rl_training.models.actor_critic import Model
+from rl_training.models.actor_critic import Model as ModelBase
 from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Policy
 from rl_training.settings import Fraction, PositiveFloat, Settings
@@ -71,16 +71,16 @@ class Execution:
     _transformed: dict[Any, Loss] = field(default_factory=dict)
 
     def fork(self, count: int) -> list[AbstractContextManager[Any]]:
-        """Contexts to run `count` further losses in, each beside what runs now."""
-        if not self.branches:
-            return [nullcontext()] * count
-        for branch in self.branches[:count]:
+        """Contexts for `count` independent losses: the first runs here, the others on branches of their own."""
+        contexts: list[AbstractContextManager[Any]] = [nullcontext() for _ in range(count)]
+        for i, branch in enumerate(self.branches[: count - 1], start=1):
             branch.wait_stream(torch.cuda.current_stream(branch.device))
-        return [torch.cuda.stream(branch) for branch in self.branches[:count]]
+            contexts[i] = torch.cuda.stream(branch)
+        return contexts
 
     def join(self, count: int) -> None:
         """Wait for what `fork` started."""
-        for branch in self.branches[:count]:
+        for branch in self.branches[: count - 1]:
             torch.cuda.current_stream(branch.device).wait_stream(branch)
 
     def loss(self, loss: Loss) -> Loss:
@@ -98,7 +98,7 @@ class Learner:
 
     name: ClassVar[str]
     Config: ClassVar[type[LearnerConfig]] = LearnerConfig
-    Model: ClassVar[Callable[..., Model]]
+    Model: ClassVar[Callable[..., ModelBase]]
     Network: ClassVar[type[NetworkConfig]] = NetworkConfig
     discrete: ClassVar[bool] = False
     # Names of the optimisers a learning-rate schedule turns; None means all.
@@ -145,7 +145,7 @@ class Learner:
     @classmethod
     def build_model(
         cls, spaces: SpaceSpec, network: NetworkConfig, config: Any, *, normalize_observations: bool = False
-    ) -> Model:
+    ) -> ModelBase:
         """The model this learner trains, from the configuration's sections."""
         return cls.Model(
             spaces.obs_dim,
@@ -160,9 +160,9 @@ class Learner:
         """Everything with parameters or buffers; `state_dict` walks it, so nothing is forgotten."""
         return {"model": self.model}
 
-    def expect_terms(self, *names: str) -> None:
-        """Terms that not every update produces; they read 0 until one does."""
-        self._terms.update({name: torch.zeros((), device=self.device) for name in names})
+    def expect_terms(self, **values: float | Tensor) -> None:
+        """Terms that not every update produces, and what they read until one does."""
+        self._terms.update({name: torch.as_tensor(value, device=self.device) for name, value in values.items()})
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal noise from the learner's own generator."""
@@ -219,15 +219,15 @@ class Learner:
         """
         terms: Terms = {}
         groups: list[Group] = []
-        branches = self.execution.fork(len(objectives) - 1)
-        for branch, (name, loss) in zip([nullcontext(), *branches], objectives.items()):
+        branches = self.execution.fork(len(objectives))
+        for branch, (name, loss) in zip(branches, objectives.items()):
             optimizer = self.optimizers[name]
             with branch:
                 value, found = self.execution.loss(loss)(*inputs)
                 gradients = torch.autograd.grad(value, optimizer.parameters)
             groups.append(optimizer.group(gradients))
             terms.update({key: term.detach() for key, term in found.items()})
-        self.execution.join(len(objectives) - 1)
+        self.execution.join(len(objectives))
         follows: list[Follow] = [
             (list(target.parameters()), list(source.parameters()), tau)
             for target, source in (targets or {}).items()

@@ -61,15 +61,47 @@ def truncated_atoms(quantiles: Tensor, drop_per_net: int) -> Tensor:
 def quantile_huber_loss(quantiles: Tensor, atoms: Tensor) -> Tensor:
     """Quantile regression of every critic's `[N, B, M]` on all target `atoms [B, K]`, Huber with kappa 1.
 
-    The mean is taken over all axes, as in the authors' code (the paper sums over quantiles).
+    The mean is taken over all axes, as in the authors' code (the paper sums over quantiles). `atoms` must ascend
+    (`truncated_atoms` does): then the sum over K of a piecewise quadratic function needs only prefix sums of the
+    atoms and of their squares, taken in float64 around the mean, and the N·B·M·K differences are never formed.
+    Value and slope are computed side by side; the returned scalar has both.
     """
-    m = quantiles.shape[-1]
-    fractions = (torch.arange(m, device=quantiles.device, dtype=quantiles.dtype) + 0.5) / m
-    difference = atoms[None, :, None, :] - quantiles[..., None]  # [N, B, M, K]
-    size = difference.abs()
-    huber = torch.where(size > 1.0, size - 0.5, 0.5 * difference.square())
-    below = (difference.detach() < 0).to(quantiles.dtype)
-    return ((fractions[:, None] - below).abs() * huber).mean()
+    with torch.no_grad():
+        value, slope = _quantile_huber_sums(quantiles, atoms)
+    count = quantiles.numel() * atoms.shape[-1]
+    return (value.sum() + ((quantiles - quantiles.detach()) * slope).sum()) / count
+
+
+def _quantile_huber_sums(quantiles: Tensor, atoms: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over atoms of the weighted Huber loss of each quantile, and its slope in the quantile: `[N, B, M]`."""
+    n, batch, m = quantiles.shape
+    k = atoms.shape[-1]
+    centre = atoms.mean(-1, keepdim=True)
+    a = (atoms - centre).double()  # [B, K]
+    q = (quantiles.permute(1, 0, 2).reshape(batch, n * m) - centre).double()  # [B, N·M]
+    edges = torch.searchsorted(a, torch.cat([q - 1.0, q, q + 1.0], dim=-1))
+    first = F.pad(a.cumsum(-1), (1, 0)).gather(-1, edges).chunk(3, dim=-1)  # sums of the atoms below each edge
+    second = F.pad(a.square().cumsum(-1), (1, 0)).gather(-1, edges).chunk(3, dim=-1)
+    edge = edges.chunk(3, dim=-1)
+
+    def near(i: int) -> tuple[Tensor, Tensor]:
+        """Atoms within 1 of the quantile, below it (i = 0) or above it (i = 1): quadratic."""
+        number = (edge[i + 1] - edge[i]).double()
+        linear, square = first[i + 1] - first[i], second[i + 1] - second[i]
+        return 0.5 * (square - 2.0 * q * linear + number * q * q), number * q - linear
+
+    near_below, slope_below = near(0)
+    near_above, slope_above = near(1)
+    far_below = edge[0] * (q - 0.5) - first[0]
+    far_above = a.sum(-1, keepdim=True) - first[2] - (k - edge[2]) * (q + 0.5)
+    fractions = ((torch.arange(m, device=q.device, dtype=q.dtype) + 0.5) / m).repeat(n)
+    value = (1.0 - fractions) * (near_below + far_below) + fractions * (near_above + far_above)
+    slope = (1.0 - fractions) * (slope_below + edge[0]) + fractions * (slope_above - (k - edge[2]))
+
+    def back(x: Tensor) -> Tensor:
+        return x.reshape(batch, n, m).permute(1, 0, 2).to(quantiles.dtype)
+
+    return back(value), back(slope)
 
 
 def huber_loss(q: Tensor, target: Tensor) -> Tensor:

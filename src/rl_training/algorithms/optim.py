@@ -37,7 +37,8 @@ class Adam:
         return self.parameters, gradients, self.exp_avg, self.exp_avg_sq, self.step, self.learning_rate
 
     def state_dict(self) -> dict[str, Tensor]:
-        state = {"step": self.step, "learning_rate": self.learning_rate}
+        """Step count and moments. The learning rate is not state: it follows from configuration and schedule."""
+        state = {"step": self.step}
         for i, (first, second) in enumerate(zip(self.exp_avg, self.exp_avg_sq)):
             state[f"exp_avg.{i}"] = first
             state[f"exp_avg_sq.{i}"] = second

@@ -103,7 +103,7 @@ class RLPD(Learner):
             "critics": self.adam(model.critics),
             "actor": self.adam(model.actor, self.temperature),
         }
-        self.expect_terms("actor_loss", "entropy_term", "alpha")
+        self.expect_terms(actor_loss=0.0, entropy_term=0.0, alpha=self.temperature.alpha())
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class RLPD(Learner):
 
     def phase(self) -> bool:
         """Whether this update moves the actor: the last of every `policy_delay`."""
-        return (self.updates + 1) % (self.config.policy_delay or 1) == 0
+        return bool((self.updates + 1) % (self.config.policy_delay or 1) == 0)
 
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
         noise = self.normal(2, *batch.actions.shape)  # for a' and for a

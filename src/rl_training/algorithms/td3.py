@@ -65,14 +65,14 @@ class TD3(Learner):
     def __init__(self, *, model: MLPTD3Model, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
         self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
-        self.expect_terms("actor_loss")
+        self.expect_terms(actor_loss=0.0)
 
     def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
         return noisy_mode(policy, obs, rng, self.config.exploration_noise)
 
     def phase(self) -> bool:
         """Whether this update moves the actor and the targets."""
-        return (self.updates + 1) % self.config.policy_delay == 0
+        return bool((self.updates + 1) % self.config.policy_delay == 0)
 
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
         noise = self.config.target_policy_noise * self.normal(*batch.actions.shape)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
-from pydantic import Field
+from pydantic import PlainValidator
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import TargetConfig
 from rl_training.algorithms.losses import temperature_loss
 from rl_training.settings import PositiveFloat
 
-Alpha = Annotated[float, Field(gt=0)] | Literal["auto"]
+
+def _number_or_auto(value: Any) -> float | str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == "auto" or (is_number and 0 < value < float("inf")):
+        return "auto" if value == "auto" else float(value)
+    raise ValueError(f"must be a number > 0 or 'auto', got {value!r}")
+
+
+Alpha = Annotated[float | str, PlainValidator(_number_or_auto)]
 
 
 class SoftConfig(TargetConfig):
@@ -40,7 +48,7 @@ class Temperature(nn.Module):
         if self.learned:
             self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_alpha)))
         else:
-            self.register_buffer("fixed", torch.tensor(float(config.alpha)))
+            self.register_buffer("fixed", torch.tensor(float(config.alpha)), persistent=False)
 
     def alpha(self) -> Tensor:
         """The current weight, detached: losses of critic and actor take it as a constant."""

@@ -52,7 +52,7 @@ def actor_terms(quantiles: Tensor, logprobs: Tensor, alpha: Tensor | float) -> T
 
 
 def tqc_loss(batch: Mapping[str, Any]) -> Terms:
-    """Every term from precomputed tensors: `quantiles [B, N, M] target_atoms [B, K] sampled_quantiles
+    """Every term from precomputed tensors: `quantiles [B, N, M] target_atoms [B, K] (ascending) sampled_quantiles
     [B, N, M] sampled_logprobs alpha`."""
     return critic_terms(batch["quantiles"].transpose(0, 1), batch["target_atoms"]) | actor_terms(
         batch["sampled_quantiles"].transpose(0, 1), batch["sampled_logprobs"], batch["alpha"]

@@ -32,8 +32,6 @@ class TransitionBatch(NamedTuple):
     @classmethod
     def from_mapping(cls, batch: Mapping[str, Any]) -> TransitionBatch:
         """Check the names and shapes of a user's mapping; numbers become float32, discrete actions int64."""
-        if isinstance(batch, cls):
-            return batch
         missing = [name for name in cls._fields if name not in batch]
         if missing:
             raise ConfigError(f"batch: missing column {missing[0]!r}; needed: {', '.join(cls._fields)}")

@@ -16,6 +16,11 @@ from rl_training.models.mlp import Init, frozen_copy
 from rl_training.models.policies import ActionSample, Normalizer, Policy, TanhGaussianActor
 
 
+def batched(tensor: Tensor) -> Tensor:
+    """One unbatched vector as a batch of one."""
+    return tensor if tensor.dim() > 1 else tensor[None]
+
+
 class Model(nn.Module):
     """Base of all models: `policy` is what acts, `normalizer` what every network sees through."""
 
@@ -53,7 +58,7 @@ class ActorCriticModel(Model):
 
     def all_q_values(self, obs: Tensor, actions: Tensor) -> Tensor:
         """`[B, N]` (`[B, N, M]` for quantile critics); one unbatched pair gives B = 1."""
-        obs, actions = torch.atleast_2d(obs), torch.atleast_2d(actions)
+        obs, actions = batched(obs), batched(actions)
         q: Tensor = self.critics(self.normalizer(obs), actions)
         return q.transpose(0, 1)
 
@@ -94,11 +99,11 @@ class StochasticActorCritic(ActorCriticModel):
 
     def sample_actions(self, obs: Tensor) -> ActionSample:
         """Actions drawn with torch's global generator, and their log-probabilities."""
-        obs = self.normalizer(torch.atleast_2d(obs))
+        obs = self.normalizer(batched(obs))
         noise = torch.randn(len(obs), self.action_dim, device=obs.device)
         return self.actor.sample_with_logprob(obs, noise)
 
     def action_logprobs(self, obs: Tensor, actions: Tensor) -> Tensor:
         """log pi(a|s), `[B]`, finite for actions at ±1."""
-        obs, actions = torch.atleast_2d(obs), torch.atleast_2d(actions)
+        obs, actions = batched(obs), batched(actions)
         return self.actor.log_prob(self.normalizer(obs), actions)

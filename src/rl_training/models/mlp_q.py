@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
-from rl_training.models.actor_critic import Model
+from rl_training.models.actor_critic import Model, batched
 from rl_training.models.mlp import MLP, frozen_copy
 
 
@@ -26,7 +25,8 @@ class GreedyQ(nn.Module):
         return q
 
     def mode(self, obs: Tensor) -> Tensor:
-        return self.net(obs).argmax(-1)
+        best: Tensor = self.net(obs).argmax(-1)
+        return best
 
 
 class MLPQNetwork(Model):
@@ -49,5 +49,5 @@ class MLPQNetwork(Model):
         self.target = frozen_copy(q)
 
     def q_values(self, obs: Tensor) -> Tensor:
-        q: Tensor = self.actor(self.normalizer(torch.atleast_2d(obs)))
+        q: Tensor = self.actor(self.normalizer(batched(obs)))
         return q

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from rl_training.algorithms.base import Execution, Learner, Terms
 from rl_training.algorithms.optim import apply_lists
@@ -48,6 +49,10 @@ def set_precision(tf32: bool) -> None:
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
 
 
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class Updater:
     """Runs updates of `learner` on minibatches of `source`."""
 
@@ -70,12 +75,14 @@ class Updater:
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Terms]] = {}
         on_gpu = learner.device.type == "cuda"
         if self.mode == "compile":
+            # Every learner of a process compiles the same few functions for its own shapes.
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 1_024)
             learner.execution = Execution(
                 transform=lambda loss: torch.compile(loss, fullgraph=True, dynamic=False),
                 apply=torch.compile(apply_lists, fullgraph=True, dynamic=False),
             )
         if self.mode != "eager" and on_gpu:
-            learner.execution.branches = tuple(torch.cuda.Stream(learner.device) for _ in range(3))
+            learner.execution.branches = tuple(_stream(learner.device) for _ in range(3))
         record = self.mode != "eager" and on_gpu
         self._run: Callable[[Hashable], Terms] = self._replay if record else self._step
         # Rows of a source in host memory are copied here before each update, so that a graph finds them.
@@ -111,7 +118,7 @@ class Updater:
         tensors = [*state["networks"].values(), *state["optimizers"].values()]
         saved = [tensor.clone() for tensor in tensors]
         random_state = learner.generator.get_state()
-        side = torch.cuda.Stream(learner.device)
+        side = _stream(learner.device)
         side.wait_stream(torch.cuda.current_stream(learner.device))
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP_UPDATES):

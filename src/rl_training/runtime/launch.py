@@ -14,7 +14,7 @@ import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.errors import CheckpointError, ConfigError, DivergedError, EnvironmentFailure
-from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, read_checkpoint
+from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, latest_valid, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import CsvSink, MetricsLog, Progress, TensorBoardSink
 from rl_training.experiment.runs import RunDirectory
@@ -155,8 +155,10 @@ def open_session(
     csv = CsvSink(run.metrics_csv)
     start, rows = 0, 0
     if checkpoint is not None:
-        start, rows = checkpoint.step, checkpoint.records["trainer"]["log_rows"]
-        csv.truncate_after(start, rows)
+        start = checkpoint.step
+        if checkpoint.path.parent == run.checkpoints:
+            rows = checkpoint.records["trainer"]["log_rows"]
+            csv.truncate_after(start, rows)
     progress = Progress(total_ticks, start=start, quiet=_quiet, unit="updates" if phase == "offline" else "steps")
     board = TensorBoardSink(run.tensorboard, resumed_from=start if checkpoint is not None else None)
     log = MetricsLog([csv, board, progress], warn=lambda text: progress.say(f"warning: {text}"), rows=rows)
@@ -212,8 +214,9 @@ def _status(run: RunDirectory, session: Session) -> Iterator[None]:
         run.set_status("diverged")
         raise DivergedError(f"{error}; {advice}") from error
     except EnvironmentFailure:
-        session.note_inexact(["the environment failed inside a step"])
-        session.save()
+        if session.begun:  # a failure while restoring must not replace the checkpoint it restored from
+            session.note_inexact(["the environment failed inside a step"])
+            session.save()
         run.set_status("failed")
         raise
     except BaseException as error:
@@ -229,11 +232,7 @@ def _run_directory(
     if checkpoint is None:
         return RunDirectory.create(config, flat, suffix)
     home = checkpoint.path.parent.parent
-    newest = max((p.name for p in checkpoint.path.parent.glob("step_*")), default=checkpoint.path.name)
-    if (
-        checkpoint.path.parent.name == "checkpoints"
-        and (home / "run.json").is_file()
-        and newest == checkpoint.path.name
-    ):
+    is_run = checkpoint.path.parent.name == "checkpoints" and (home / "run.json").is_file()
+    if is_run and latest_valid(checkpoint.path.parent)[0] == checkpoint.path:
         return RunDirectory.open(home)
     return RunDirectory.create(config, flat, suffix or "resumed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.envs import COLLECTION, EnvPool, spaces_of
 from rl_training.runtime.launch import build_learner, initialise_from, open_session
 from rl_training.runtime.schedules import OptimizationConfig
-from rl_training.runtime.sections import Sections
+from rl_training.runtime.sections import Resolved, Sections
 from rl_training.runtime.session import Regime, Session, TrainResult
 from rl_training.settings import PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
@@ -121,7 +121,7 @@ def collect_dataset(
     finally:
         pool.close()
     columns["timeouts"][-1] = not columns["terminals"][-1]
-    arrays = {key: np.asarray(values) for key, values in columns.items()}
+    arrays: dict[str, Any] = {key: np.asarray(values) for key, values in columns.items()}
     return TransitionDataset.from_arrays(**arrays, spaces=spaces, name=name)
 
 
@@ -154,7 +154,7 @@ class Prepared:
 
 def prepare(
     sections: Sections,
-    resolved: Mapping[str, Any] | Any,
+    resolved: Resolved,
     config: TrainConfig,
     dataset: TransitionDataset | None,
     *,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from rl_training.settings import Fraction, NonNegativeInt, PositiveInt, Settings
 
@@ -15,6 +17,10 @@ class Schedule(Settings):
     final_factor: Fraction = 0.0
 
 
+def _by_name(value: Any) -> Any:
+    return {"type": value} if isinstance(value, str) else value
+
+
 class OptimizationConfig(Settings):
     """`learning_rate_schedule` is a name or a mapping with `type` and `final_factor`.
 
@@ -22,23 +28,18 @@ class OptimizationConfig(Settings):
     """
 
     batch_size: PositiveInt = 256
-    learning_rate_schedule: Literal["constant", "linear", "cosine"] | Schedule = "constant"
+    learning_rate_schedule: Annotated[Schedule, BeforeValidator(_by_name)] = Schedule(type="constant")
     warmup_steps: NonNegativeInt = 0
 
     @property
-    def schedule(self) -> Schedule:
-        given = self.learning_rate_schedule
-        return given if isinstance(given, Schedule) else Schedule(type=given)
-
-    @property
     def constant(self) -> bool:
-        return self.schedule.type == "constant" and self.warmup_steps == 0
+        return self.learning_rate_schedule.type == "constant" and self.warmup_steps == 0
 
     def factor(self, update: int, total_updates: int) -> float:
         """What the learning rate is multiplied with at `update` (counted from 0) of `total_updates`."""
         if update < self.warmup_steps:
             return (update + 1) / self.warmup_steps
-        schedule = self.schedule
+        schedule = self.learning_rate_schedule
         if schedule.type == "constant":
             return 1.0
         span = max(total_updates - self.warmup_steps, 1)

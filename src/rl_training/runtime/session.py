@@ -8,7 +8,8 @@ iterations of the loop, which is what makes a resumed run equal to an uninterrup
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,13 +99,13 @@ class Session:
         self.clock = clock
         self.callbacks = list(callbacks)
         self.regime = Regime()
+        self.begun = False
         self.should_stop = False
         self.stop_reason: str | None = None
         self.best_return: float | None = None
         self.last_evaluation: dict[str, float] = {}
         self.evaluated_at: int | None = None
         self.checkpoint_path: Path | None = None
-        self.saved_at: int | None = None
         self._log = log
         self._progress = progress
         self._evaluator = evaluator
@@ -126,6 +127,8 @@ class Session:
         return not self.should_stop and self._guard.received is None
 
     def begin(self) -> None:
+        """State is whole from here on: whatever fails later leaves something worth saving."""
+        self.begun = True
         for callback in self.callbacks:
             callback.on_training_start(self)
 
@@ -229,7 +232,7 @@ class Session:
             self._save_failed = True
             return
         self._save_failed = False
-        self.checkpoint_path, self.saved_at = info.path, self.clock.ticks
+        self.checkpoint_path = info.path
         self._checkpoint_cost = [info.num_bytes, self._checkpoint_cost[1] + info.seconds]
         prune(self.run.checkpoints, self.config.keep_checkpoints)
         for callback in self.callbacks:
@@ -267,7 +270,7 @@ class Session:
             "evaluated_at": self.evaluated_at,
             "log_rows": self._log.rows,
             "cadence": {"log": self._log_cadence.last, "save": self._save_cadence.last},
-            "callbacks": {callback.name: callback.state_dict() for callback in self.callbacks},
+            "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},
         }
         records = {
             "trainer": trainer,
@@ -277,6 +280,14 @@ class Session:
             **saved.records,
         }
         return tensors, records, saved.rows
+
+    def _named_callbacks(self) -> Iterator[tuple[str, Callback]]:
+        """Callbacks by the names their state is kept under; the second of one name is `name#2`."""
+        seen: Counter[str] = Counter()
+        for callback in self.callbacks:
+            seen[callback.name] += 1
+            count = seen[callback.name]
+            yield callback.name if count == 1 else f"{callback.name}#{count}", callback
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up the session's own state; learner and regime are restored by whoever made them."""
@@ -288,15 +299,15 @@ class Session:
         self.evaluated_at = trainer["evaluated_at"]
         self._log_cadence.last = trainer["cadence"]["log"]
         self._save_cadence.last = trainer["cadence"]["save"]
-        for callback in self.callbacks:
-            if callback.name in trainer["callbacks"]:
-                callback.load_state_dict(trainer["callbacks"][callback.name])
+        for name, callback in self._named_callbacks():
+            if name in trainer["callbacks"]:
+                callback.load_state_dict(trainer["callbacks"][name])
         self._mark = (time.monotonic(), self.clock.ticks)
         self._restored_total = int(checkpoint.records["config"]["total_timesteps"])
 
     def continue_from(self, path: Path) -> None:
         """Later checkpoints link the unchanged replay shards of this one."""
-        self.checkpoint_path, self.saved_at = path, self.clock.ticks
+        self.checkpoint_path = path
 
     def resume_or_stop(self) -> None:
         """A run that had stopped early stays stopped, and says so, unless its budget was raised."""

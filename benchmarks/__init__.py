@@ -1,0 +1,1 @@
+"""Measurements: speed, learning and overhead, beside the peers that are installed. Programs, not tests."""

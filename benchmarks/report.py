@@ -1,0 +1,183 @@
+"""Where measurements are kept and how they reach the documentation.
+
+Each program writes `benchmarks/results/<program>.json`: one entry per key, so that runs made one after another, or
+on another machine, add up to one table. The tables in `docs/` are rendered from those files and nothing else; a
+program replaces only the text between its own `<!-- begin NAME -->` and `<!-- end NAME -->`.
+
+    python -m benchmarks.report                    render every section again
+    python -m benchmarks.report merge FILE …       take in results measured elsewhere, then render
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+DOCUMENTS = {
+    "results": (ROOT / "docs" / "results.md", "# What was learned\n\nMeasured by `benchmarks/`; not typed in.\n"),
+    "performance": (ROOT / "docs" / "performance.md", "# Speed\n\nMeasured by `benchmarks/`; not typed in.\n"),
+}
+PROGRAMS = ("updates", "training", "learning", "offline", "overhead")
+_PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "stable_baselines3", "sb3_contrib")
+
+Entry = dict[str, Any]
+# What a program writes: (document, section name) -> markdown.
+Sections = dict[tuple[str, str], str]
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that decide speed and results, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine(device: str) -> str:
+    """The machine in words: cores this process may use, and the GPU if the measurement used one."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    words = f"{cores} CPU core{'s' * (cores != 1)}"
+    return f"{torch.cuda.get_device_name(0)}, {words}" if device.startswith("cuda") else words
+
+
+def stamp(device: str) -> Entry:
+    """What every entry says about where and when it was measured."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": device,
+        "machine": machine(device),
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Results:
+    """The entries of one program, written to disk as they come."""
+
+    def __init__(self, program: str, path: Path | None = None) -> None:
+        self.program = program
+        self.elsewhere = path is not None
+        self.path = path or RESULTS / f"{program}.json"
+
+    def load(self) -> dict[str, Entry]:
+        if not self.path.is_file():
+            return {}
+        entries: dict[str, Entry] = json.loads(self.path.read_text(encoding="utf-8"))["entries"]
+        return entries
+
+    def add(self, entries: dict[str, Entry]) -> None:
+        """Add or replace entries; safe beside another process doing the same."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            merged = {**self.load(), **entries}
+            content = {"program": self.program, "entries": dict(sorted(merged.items()))}
+            fresh = self.path.with_suffix(".new")
+            fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            fresh.replace(self.path)
+        self.path.with_suffix(".lock").unlink(missing_ok=True)
+
+    def render(self, sections: Callable[[dict[str, Entry]], Sections]) -> None:
+        """Write the program's sections; results kept elsewhere are left for `merge` to render."""
+        if self.elsewhere:
+            print(f"\nresults in {self.path}; take them into the documentation with "
+                  f"`python -m benchmarks.report merge {self.path}`")  # fmt: skip
+            return
+        write_sections(sections(self.load()))
+
+
+def write_sections(sections: Sections) -> None:
+    """Replace each marked section of its document, or append it."""
+    for (document, name), text in sections.items():
+        path, heading = DOCUMENTS[document]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        old = path.read_text(encoding="utf-8") if path.is_file() else heading
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        block = f"{begin}\n{text.strip()}\n{end}"
+        marked = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+        new = marked.sub(lambda _: block, old) if marked.search(old) else f"{old.rstrip()}\n\n{block}\n"
+        path.write_text(new, encoding="utf-8")
+        print(f"wrote section {name!r} of {path.relative_to(ROOT)}")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """`12345.6` as `12,300`: as many digits as the measurement is worth; `–` for nothing."""
+    if value is None:
+        return "–"
+    if value == 0:
+        return "0"
+    if abs(value) >= 10**digits:
+        rounded = round(value, digits - len(str(int(abs(value)))))
+        return f"{rounded:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def returns(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.0f}" for value in values)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and, for several values, the standard deviation over them."""
+    mean = statistics.fmean(values)
+    return f"{mean:.0f}" if len(values) < 2 else f"{mean:.0f} ± {statistics.stdev(values):.0f}"
+
+
+def origins(entries: Iterable[Entry]) -> str:
+    """Dates, machines and versions behind a table, each said once."""
+    entries = list(entries)
+    dates = sorted({e["date"] for e in entries})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    where = " · ".join(sorted({e["machine"] for e in entries}))
+    used: dict[str, set[str]] = {}
+    for entry in entries:
+        for name, version in entry["versions"].items():
+            used.setdefault(name, set()).add(version)
+    listed = ", ".join(f"{name} {' / '.join(sorted(found))}" for name, found in used.items())
+    return f"Measured {when} on {where}; {listed}."
+
+
+def main(arguments: Sequence[str]) -> None:
+    if arguments and arguments[0] not in ("merge", "render"):
+        sys.exit(__doc__)
+    for name in arguments[1:]:
+        content = json.loads(Path(name).read_text(encoding="utf-8"))
+        Results(content["program"]).add(content["entries"])
+        print(f"took {len(content['entries'])} entries of {content['program']} from {name}")
+    for program in PROGRAMS:
+        results = Results(program)
+        if results.path.is_file():
+            results.render(importlib.import_module(f"benchmarks.{program}").sections)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

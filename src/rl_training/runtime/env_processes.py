@@ -1,0 +1,121 @@
+"""An environment in a process of its own: it may raise, die or hang, and the run learns which and why.
+
+Messages over the pipe are plain tuples of arrays and numbers made by this package's own child; nothing read from a
+file passes through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.envs import LocalEnv, Transition
+
+# A fresh interpreter takes seconds to import its libraries before it can answer for the first time.
+_START_SECONDS = 120.0
+
+
+class EnvProcessDied(Exception):
+    """The child ended without answering; the message says how."""
+
+
+class EnvTimeout(Exception):
+    """The child did not answer in time."""
+
+
+class ChildError(Exception):
+    """The environment raised inside its process; the message ends with its own traceback."""
+
+
+def _serve(connection: Connection, config: TrainConfig) -> None:
+    """The child's loop: answer each request with ("ok", value) or ("error", traceback)."""
+    env: LocalEnv | None = None
+    while True:
+        try:
+            command, argument = connection.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        try:
+            if env is None:
+                env = LocalEnv(config)
+            if command == "close":
+                env.close()
+                return
+            if command == "reset":
+                connection.send(("ok", env.reset(argument)))
+            else:
+                env.send(argument)
+                result = env.receive()
+                connection.send(("ok", (result.obs, result.reward, result.terminated, result.truncated)))
+        except KeyboardInterrupt:
+            return
+        except Exception as error:
+            connection.send(("error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+
+
+class ProcessEnv:
+    """The same three verbs as `LocalEnv`, across a pipe, each answered within `env_timeout` or not at all."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._timeout = config.env_timeout
+        self._connection, child = context.Pipe()
+        self._process = context.Process(target=_serve, args=(child, config), daemon=True)
+        self._process.start()
+        child.close()
+        self._started = False
+
+    def reset(self, seed: int) -> NDArray[np.float32]:
+        self._request("reset", seed)
+        obs: NDArray[np.float32] = self._answer()
+        return obs
+
+    def send(self, action: Any) -> None:
+        self._request("step", action)
+
+    def receive(self) -> Transition:
+        return Transition(*self._answer())
+
+    def _request(self, command: str, argument: Any) -> None:
+        try:
+            self._connection.send((command, argument))
+        except (BrokenPipeError, OSError):
+            raise EnvProcessDied(self._how_it_ended()) from None
+
+    def _answer(self) -> Any:
+        patience = self._timeout if self._started else max(self._timeout, _START_SECONDS)
+        try:
+            if not self._connection.poll(patience):
+                self._process.kill()
+                raise EnvTimeout(f"its process did not answer within {patience:g} s and was killed (env_timeout)")
+            status, value = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise EnvProcessDied(self._how_it_ended()) from None
+        self._started = True
+        if status == "error":
+            raise ChildError(value)
+        return value
+
+    def _how_it_ended(self) -> str:
+        self._process.join(1.0)
+        code = self._process.exitcode
+        return (
+            f"its process was killed by signal {-code}"
+            if code is not None and code < 0
+            else (f"its process ended with exit code {code}")
+        )
+
+    def close(self) -> None:
+        with contextlib.suppress(BrokenPipeError, OSError):
+            self._connection.send(("close", None))
+        self._process.join(1.0)
+        if self._process.is_alive():
+            self._process.kill()
+        self._connection.close()
