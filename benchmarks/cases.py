@@ -47,6 +47,12 @@ class Case:
         return get_algorithm_spec(self.algo).learner
 
     @property
+    def period(self) -> int:
+        """Updates after which the learner repeats itself: every phase has had its turn."""
+        config = self.learner.Config.parse(self.settings)
+        return int(getattr(config, "policy_delay", None) or 1)
+
+    @property
     def spaces(self) -> SpaceSpec:
         return DISCRETE if self.learner.discrete else CONTINUOUS
 

@@ -103,7 +103,7 @@ def test_weights_are_orthogonal() -> None:
 
 def test_a_schedule_turns_the_actor_only() -> None:
     learner = build(IQL, learning_rate=1e-3)
-    learner.scale_learning_rates(0.1)
+    learner.set_learning_rates([1e-4])
     rates = {name: float(optimizer.learning_rate) for name, optimizer in learner.optimizers.items()}
     assert rates == pytest.approx({"critics": 1e-3, "value": 1e-3, "actor": 1e-4})
 

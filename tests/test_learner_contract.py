@@ -307,7 +307,7 @@ def test_time_limits_bootstrap_and_terminations_do_not(learner_class: type[Learn
 def test_the_learning_rate_can_be_scaled_while_training(learner_class: type[Learner]) -> None:
     """Adam's first step is the learning rate itself, so half the rate is half the way."""
     whole, half = build(learner_class), build(learner_class)
-    half.scale_learning_rates(0.5)
+    half.set_learning_rates([0.5 * o.base_learning_rate for o in half.scheduled_optimizers()])
     for name, optimizer in half.optimizers.items():
         scheduled = half.scheduled is None or name in half.scheduled
         share = 0.5 if scheduled else 1.0

@@ -11,10 +11,11 @@ the same function runs eagerly, compiled, captured, or in a test with known nois
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 Terms = dict[str, Tensor]
 Loss = Callable[..., tuple[Tensor, Terms]]
+Result = TypeVar("Result")
 
 
 class LearnerConfig(Settings):
@@ -61,33 +63,35 @@ class UpdateResult:
 class Execution:
     """How `minimize` runs its parts; the mathematics does not know.
 
-    `transform` may compile a loss; `apply` steps the optimisers; with `branches`, losses of one update run on
+    `transform` may compile a function; `apply` steps the optimisers; with `branches`, losses of one update run on
     streams of their own, which a CUDA graph turns into parallel branches.
     """
 
-    transform: Callable[[Loss], Loss] = lambda loss: loss
+    transform: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
     apply: Callable[[list[Group], list[Follow]], None] = apply_fused
     branches: tuple[torch.cuda.Stream, ...] = ()
-    _transformed: dict[Any, Loss] = field(default_factory=dict)
+    _transformed: dict[Any, Callable[..., Any]] = field(default_factory=dict)
 
-    def fork(self, count: int) -> list[AbstractContextManager[Any]]:
-        """Contexts for `count` independent losses: the first runs here, the others on branches of their own."""
-        contexts: list[AbstractContextManager[Any]] = [nullcontext() for _ in range(count)]
-        for i, branch in enumerate(self.branches[: count - 1], start=1):
+    def parallel(self, jobs: Sequence[Callable[[], Result]]) -> list[Result]:
+        """Results of jobs that do not depend on each other: the first runs here, the others on branches."""
+        contexts: list[AbstractContextManager[Any]] = [nullcontext() for _ in jobs]
+        branches = self.branches[: len(jobs) - 1]
+        for i, branch in enumerate(branches, start=1):
             branch.wait_stream(torch.cuda.current_stream(branch.device))
             contexts[i] = torch.cuda.stream(branch)
-        return contexts
-
-    def join(self, count: int) -> None:
-        """Wait for what `fork` started."""
-        for branch in self.branches[: count - 1]:
+        results = []
+        for context, job in zip(contexts, jobs):
+            with context:
+                results.append(job())
+        for branch in branches:
             torch.cuda.current_stream(branch.device).wait_stream(branch)
+        return results
 
-    def loss(self, loss: Loss) -> Loss:
-        """The transformed loss, made once (bound methods compare equal, so they are good keys)."""
-        if loss not in self._transformed:
-            self._transformed[loss] = self.transform(loss)
-        return self._transformed[loss]
+    def prepared(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The transformed function, made once (bound methods compare equal, so they are good keys)."""
+        if function not in self._transformed:
+            self._transformed[function] = self.transform(function)
+        return self._transformed[function]
 
 
 class Learner:
@@ -186,11 +190,11 @@ class Learner:
 
     def step(self, batch: TransitionBatch) -> None:
         """One update and its bookkeeping."""
-        self.finish_step(self.gradient_step(self.normalized(batch), self.phase()))
+        self.finish_steps(self.gradient_step(self.normalized(batch), self.phase()), 1)
 
-    def finish_step(self, terms: Terms) -> None:
-        """Count the update; terms of a part that did not run keep their last value."""
-        self.updates += 1
+    def finish_steps(self, terms: Terms, count: int) -> None:
+        """Count the updates; terms of a part that did not run keep their last value."""
+        self.updates += count
         self._terms.update(terms)
 
     @property
@@ -203,6 +207,13 @@ class Learner:
         if not normalizer.enabled:
             return batch
         return batch._replace(obs=normalizer(batch.obs), next_obs=normalizer(batch.next_obs))
+
+    def evaluate(self, inputs: tuple[Any, ...], *functions: Callable[..., Tensor]) -> list[Tensor]:
+        """Constants that several losses share, each a function of `inputs`, computed side by side."""
+        with torch.no_grad():
+            return self.execution.parallel(
+                [partial(self.execution.prepared(function), *inputs) for function in functions]
+            )
 
     def minimize(
         self,
@@ -217,30 +228,30 @@ class Learner:
         Gradients are taken for owned parameters only. `objectives` maps an optimiser's name to its loss, a
         function of `inputs`.
         """
-        terms: Terms = {}
-        groups: list[Group] = []
-        branches = self.execution.fork(len(objectives))
-        for branch, (name, loss) in zip(branches, objectives.items()):
-            optimizer = self.optimizers[name]
-            with branch:
-                value, found = self.execution.loss(loss)(*inputs)
-                gradients = torch.autograd.grad(value, optimizer.parameters)
-            groups.append(optimizer.group(gradients))
-            terms.update({key: term.detach() for key, term in found.items()})
-        self.execution.join(len(objectives))
+        gradients = self.execution.parallel(
+            [partial(self._gradients, name, loss, inputs) for name, loss in objectives.items()]
+        )
+        groups = [self.optimizers[name].group(found) for name, (found, _) in zip(objectives, gradients)]
         follows: list[Follow] = [
             (list(target.parameters()), list(source.parameters()), tau)
             for target, source in (targets or {}).items()
         ]
         with torch.no_grad():
             self.execution.apply(groups, follows)
-        return terms
+        return {key: term.detach() for _, terms in gradients for key, term in terms.items()}
 
-    def scale_learning_rates(self, factor: float) -> None:
-        """Set each scheduled learning rate to `factor` times its configured value."""
-        for name, optimizer in self.optimizers.items():
-            if self.scheduled is None or name in self.scheduled:
-                optimizer.learning_rate.fill_(optimizer.base_learning_rate * factor)
+    def _gradients(self, name: str, loss: Loss, inputs: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Terms]:
+        value, terms = self.execution.prepared(loss)(*inputs)
+        return torch.autograd.grad(value, self.optimizers[name].parameters), terms
+
+    def scheduled_optimizers(self) -> list[Adam]:
+        """The optimisers whose learning rate a schedule turns."""
+        return [o for name, o in self.optimizers.items() if self.scheduled is None or name in self.scheduled]
+
+    def set_learning_rates(self, rates: Sequence[float] | Tensor) -> None:
+        """Set the scheduled learning rates, in the order of `scheduled_optimizers`, in place."""
+        for optimizer, rate in zip(self.scheduled_optimizers(), rates):
+            optimizer.learning_rate.fill_(rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Three drawers: `networks` and `optimizers` (flat name -> tensor), `counters` (plain values)."""

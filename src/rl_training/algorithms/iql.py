@@ -80,33 +80,45 @@ class IQL(Learner):
         }
 
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
+        best, value, next_value = self.evaluate((batch,), self.target_minimum, self.value, self.next_value)
         return self.minimize(
-            (batch,),
+            (batch, best, value, next_value),
             {"critics": self.critic_loss, "value": self.value_loss, "actor": self.actor_loss},
             {self.model.target_critics: self.model.critics},
             tau=self.config.tau,
         )
 
     def target_minimum(self, batch: TransitionBatch) -> Tensor:
-        """min Qbar(s, a), `[B]`, a constant. Value and actor each ask for it, so neither waits for the other."""
-        with torch.no_grad():
-            q: Tensor = self.model.target_critics(batch.obs, batch.actions).amin(0)
+        """min Qbar(s, a), `[B]`."""
+        q: Tensor = self.model.target_critics(batch.obs, batch.actions).amin(0)
         return q
 
-    def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, Terms]:
-        with torch.no_grad():
-            target = td_target(batch.rewards, batch.dones, self.model.value(batch.next_obs), self.config.gamma)
+    def value(self, batch: TransitionBatch) -> Tensor:
+        """V(s) before the step, `[B]`, as the actor's baseline."""
+        value: Tensor = self.model.value(batch.obs)
+        return value
+
+    def next_value(self, batch: TransitionBatch) -> Tensor:
+        """V(s'), `[B]`, what the critics bootstrap from."""
+        value: Tensor = self.model.value(batch.next_obs)
+        return value
+
+    def critic_loss(
+        self, batch: TransitionBatch, best: Tensor, value: Tensor, next_value: Tensor
+    ) -> tuple[Tensor, Terms]:
+        target = td_target(batch.rewards, batch.dones, next_value, self.config.gamma)
         terms = critic_terms(self.model.critics(batch.obs, batch.actions), target)
         return terms["critic_loss"], terms
 
-    def value_loss(self, batch: TransitionBatch) -> tuple[Tensor, Terms]:
-        advantages = self.target_minimum(batch) - self.model.value(batch.obs)  # [B]
-        terms = value_terms(advantages, self.config.expectile)
+    def value_loss(
+        self, batch: TransitionBatch, best: Tensor, value: Tensor, next_value: Tensor
+    ) -> tuple[Tensor, Terms]:
+        terms = value_terms(best - self.model.value(batch.obs), self.config.expectile)
         return terms["value_loss"], terms
 
-    def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, Terms]:
-        with torch.no_grad():
-            advantages = self.target_minimum(batch) - self.model.value(batch.obs)  # [B]
+    def actor_loss(
+        self, batch: TransitionBatch, best: Tensor, value: Tensor, next_value: Tensor
+    ) -> tuple[Tensor, Terms]:
         logprobs = self.model.actor.log_prob(batch.obs, batch.actions)
-        terms = actor_terms(logprobs, advantages, self.config.beta, self.config.max_weight)
+        terms = actor_terms(logprobs, best - value, self.config.beta, self.config.max_weight)
         return terms["actor_loss"], terms

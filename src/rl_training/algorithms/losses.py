@@ -55,7 +55,7 @@ def truncated_atoms(quantiles: Tensor, drop_per_net: int) -> Tensor:
     """Pool `[N, B, M]` atoms per state, sort, drop the `N * drop_per_net` largest: `[B, K]`."""
     n, batch, m = quantiles.shape
     pooled = quantiles.permute(1, 0, 2).reshape(batch, n * m)
-    return pooled.sort(dim=-1).values[:, : n * (m - drop_per_net)]
+    return pooled.sort(dim=-1).values[:, : n * (m - drop_per_net)].contiguous()
 
 
 def quantile_huber_loss(quantiles: Tensor, atoms: Tensor) -> Tensor:

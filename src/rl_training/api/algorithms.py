@@ -91,14 +91,16 @@ class ManagedAlgorithm:
         dataset: TransitionDataset | None = None,
     ) -> TrainResult:
         """Go on from the last checkpoint, to a larger `total_timesteps` if given."""
-        changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
-        result = resume_training(self._checkpoint(), changes=changes, callbacks=callbacks, dataset=dataset)
+        changes: dict[str, Any] = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
         self.config = self.config.replace(**changes)
+        changes["allow_import"] = self.config.allow_import
+        result = resume_training(self._checkpoint(), changes=changes, callbacks=callbacks, dataset=dataset)
         return self._trained(result)
 
     def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
         """Mean return over fixed seeds, with the deterministic policy."""
-        return evaluate_checkpoint(self._checkpoint(), num_episodes)
+        permission = {"allow_import": self.config.allow_import}
+        return evaluate_checkpoint(self._checkpoint(), num_episodes, changes=permission)
 
     def predict(self, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
         """The action in the environment's units, for one observation or a batch."""

@@ -53,7 +53,7 @@ class DatasetChoice(Settings):
                 raise ConfigError(
                     "dataset_kind 'random' needs an environment to collect from; set env_id, or "
                     "dataset_kind and dataset_path",
-                    key="dataset_kind",
+                    key="algo_kwargs.dataset_kind",
                 )
             return collect(self.dataset_size, self.dataset_seed)
         place = self.dataset_id if self.dataset_kind == "minari" else self.dataset_path

@@ -137,6 +137,16 @@ class TrainConfig(Settings):
         """A checked copy with some fields changed."""
         return type(self)(**{**self.to_dict(), **changes})
 
+    def with_overrides(self, overrides: Sequence[str]) -> Self:
+        """A checked copy with some settings changed by `dotted.key=value`."""
+        values = self.to_dict()
+        for override in overrides:
+            _apply_override(override, values)
+        try:
+            return type(self)(**values)
+        except ConfigError as error:
+            raise ConfigError(f"--set: {error}", key=error.key) from None
+
     def with_seed(self) -> Self:
         """This config, with a seed drawn from the operating system where it was None."""
         return self if self.seed is not None else self.replace(seed=secrets.randbelow(2**31))
@@ -242,6 +252,12 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> LoadedConf
             f"{place}: a config is a mapping with at least algo, env_id and total_timesteps, got {found}"
         )
     lines, overridden = document.lines, set[str]()
+    if values.get("allow_import"):
+        raise ConfigError(
+            f"{place}:{lines['allow_import']}: allow_import cannot be switched on by a file, which could then name "
+            "code to run; use --allow-import",
+            key="allow_import",
+        )
     for override in overrides:
         dotted = _apply_override(override, values)
         lines = {key: n for key, n in lines.items() if key != dotted and not key.startswith(f"{dotted}.")}

@@ -153,9 +153,9 @@ class RunDirectory:
         name = f"{env}__{_plain_name(config.algo)}__s{config.seed}__{stamp}"
         name += f"__{_plain_name(suffix)}" if suffix else ""
         problem = f"output_dir {config.output_dir} cannot hold a run (choose another with --output-dir)"
-        with _one_line(problem):
+        with _one_line(problem, key="output_dir"):
             run = cls(_make_unique(Path(config.output_dir), name))
-        with _one_line(problem), run._locking():
+        with _one_line(problem, key="output_dir"), run._locking():
             run._write(CONFIG, text if text is not None else dump_yaml(config.to_dict()))
             run._write(RESOLVED, dump_yaml(dict(resolved)))
             run._write("command.txt", shlex.join(command if command is not None else sys.argv) + "\n")
@@ -239,11 +239,11 @@ def read_run_record(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _one_line(problem: str) -> Iterator[None]:
+def _one_line(problem: str, key: str | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{problem}: {error.strerror or error}") from None
+        raise ConfigError(f"{problem}: {error.strerror or error}", key=key) from None
 
 
 def _make_unique(parent: Path, name: str) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Sequence
 from typing import Literal
 
 import torch
@@ -25,6 +25,10 @@ from rl_training.runtime.schedules import OptimizationConfig
 Acceleration = Literal["auto", "eager", "compile", "graph"]
 _log = logging.getLogger(__name__)
 _WARM_UP_UPDATES = 3
+# Updates recorded together where that many are due: one launch, and one gap between launches, for all of them.
+_BLOCK = 10
+# A graph, the terms its replay overwrites, and the learning rates it reads, one row per update.
+_Recorded = tuple[torch.cuda.CUDAGraph, Terms, Tensor]
 
 
 def choose(acceleration: Acceleration, device: torch.device) -> Literal["eager", "compile", "graph"]:
@@ -72,7 +76,7 @@ class Updater:
         self.mode = choose(mode, learner.device)
         self.schedule = None if schedule is None or schedule.constant else schedule
         self.total_updates = total_updates
-        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Terms]] = {}
+        self._graphs: dict[tuple[Hashable, ...], _Recorded] = {}
         on_gpu = learner.device.type == "cuda"
         if self.mode == "compile":
             # Every learner of a process compiles the same few functions for its own shapes.
@@ -83,8 +87,7 @@ class Updater:
             )
         if self.mode != "eager" and on_gpu:
             learner.execution.branches = tuple(_stream(learner.device) for _ in range(3))
-        record = self.mode != "eager" and on_gpu
-        self._run: Callable[[Hashable], Terms] = self._replay if record else self._step
+        self._recording = self.mode != "eager" and on_gpu
         # Rows of a source in host memory are copied here before each update, so that a graph finds them.
         self._staged: Tensor | None = None
         if source.device != learner.device:
@@ -92,45 +95,81 @@ class Updater:
 
     def run(self, count: int) -> None:
         """`count` updates; nothing is read back from the device."""
-        for _ in range(count):
-            if self.schedule is not None:
-                factor = self.schedule.factor(self.learner.updates, self.total_updates)
-                self.learner.scale_learning_rates(factor)
+        while count > 0:
+            size = _BLOCK if self._recording and self._staged is None and count >= _BLOCK else 1
+            phases = self._upcoming(size)
+            rates = [self._rates(self.learner.updates + i) for i in range(size)]
             if self._staged is not None:
                 self._staged.copy_(self.source.sample_rows(self.batch_size), non_blocking=True)
-            self.learner.finish_step(self._run(self.learner.phase()))
+            if not self._recording:
+                self._set_rates(rates[0])
+                terms = self._step(phases[0])
+            else:
+                terms = self._replay(phases, rates)
+            self.learner.finish_steps(terms, size)
+            count -= size
+
+    def _upcoming(self, size: int) -> tuple[Hashable, ...]:
+        """The phases of the next `size` updates."""
+        first = self.learner.updates
+        try:
+            phases = []
+            for i in range(size):
+                self.learner.updates = first + i
+                phases.append(self.learner.phase())
+        finally:
+            self.learner.updates = first
+        return tuple(phases)
+
+    def _rates(self, update: int) -> list[float]:
+        """The scheduled learning rates at an update; empty where nothing is scheduled."""
+        if self.schedule is None:
+            return []
+        factor = self.schedule.factor(update, self.total_updates)
+        return [o.base_learning_rate * factor for o in self.learner.scheduled_optimizers()]
+
+    def _set_rates(self, rates: Sequence[float] | Tensor) -> None:
+        if self.schedule is not None:
+            self.learner.set_learning_rates(rates)
 
     def _step(self, phase: Hashable) -> Terms:
         rows = self.source.sample_rows(self.batch_size) if self._staged is None else self._staged
         return self.learner.gradient_step(self.learner.normalized(self.source.layout.unpack(rows)), phase)
 
-    def _replay(self, phase: Hashable) -> Terms:
-        if phase not in self._graphs:
-            self._graphs[phase] = self._record(phase)
-        graph, terms = self._graphs[phase]
+    def _replay(self, phases: tuple[Hashable, ...], rates: list[list[float]]) -> Terms:
+        if phases not in self._graphs:
+            self._graphs[phases] = self._record(phases)
+        graph, terms, inputs = self._graphs[phases]
+        if self.schedule is not None:
+            inputs.copy_(torch.tensor(rates), non_blocking=True)
         graph.replay()
         return terms
 
-    def _record(self, phase: Hashable) -> tuple[torch.cuda.CUDAGraph, Terms]:
-        """Warm up and record one phase without leaving a trace in networks, optimisers or random numbers."""
+    def _record(self, phases: tuple[Hashable, ...]) -> _Recorded:
+        """Warm up and record updates without leaving a trace in networks, optimisers or random numbers."""
         learner = self.learner
         state = learner.state_dict()
         tensors = [*state["networks"].values(), *state["optimizers"].values()]
         saved = [tensor.clone() for tensor in tensors]
         random_state = learner.generator.get_state()
+        rates = torch.tensor([self._rates(learner.updates + i) for i in range(len(phases))], device=learner.device)
         side = _stream(learner.device)
         side.wait_stream(torch.cuda.current_stream(learner.device))
         with torch.cuda.stream(side):
-            for _ in range(_WARM_UP_UPDATES):
-                self._step(phase)
+            for phase in {*phases}:
+                for _ in range(_WARM_UP_UPDATES):
+                    self._step(phase)
         torch.cuda.current_stream(learner.device).wait_stream(side)
         torch.cuda.synchronize(learner.device)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(learner.generator)
+        terms: Terms = {}
         with torch.cuda.graph(graph):
-            terms = self._step(phase)
+            for i, phase in enumerate(phases):
+                self._set_rates(rates[i])
+                terms |= self._step(phase)
         with torch.no_grad():
             for tensor, before in zip(tensors, saved):
                 tensor.copy_(before)
         learner.generator.set_state(random_state)
-        return graph, terms
+        return graph, terms, rates

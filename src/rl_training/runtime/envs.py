@@ -40,7 +40,7 @@ def make_env(config: TrainConfig) -> gym.Env[Any, Any]:
         )
     try:
         return gym.make(env_id, disable_env_checker=True, **config.env_kwargs)
-    except gym.error.DependencyNotInstalled as error:
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise MissingDependencyError(
             f"env_id: {env_id} needs an optional package ({error}); pip install 'rl-training[mujoco]'", key="env_id"
         ) from error
@@ -62,12 +62,14 @@ def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> Spac
     if not isinstance(obs, gym.spaces.Box) or len(obs.shape) != 1:
         kind = f"{type(obs).__name__} of shape {obs.shape}" if obs.shape else type(obs).__name__
         raise ConfigError(
-            f"env_id: {name} has observations of type {kind}; flat vectors are needed: use FlattenObservation"
+            f"env_id: {name} has observations of type {kind}; flat vectors are needed: use FlattenObservation",
+            key="env_id",
         )
     if isinstance(action, gym.spaces.Discrete):
         if discrete is False:
             raise ConfigError(
-                f"env_id: {name} has discrete actions and this algorithm needs continuous ones; use dqn"
+                f"env_id: {name} has discrete actions and this algorithm needs continuous ones; use dqn",
+                key="env_id",
             )
         return SpaceSpec(
             int(obs.shape[0]),
@@ -76,15 +78,20 @@ def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> Spac
             action_dtype=str(action.dtype),
         )
     if not isinstance(action, gym.spaces.Box) or len(action.shape) != 1:
-        raise ConfigError(f"env_id: {name} has actions {action}; a flat Box or Discrete is needed")
+        raise ConfigError(f"env_id: {name} has actions {action}; a flat Box or Discrete is needed", key="env_id")
     if discrete:
-        raise ConfigError(f"env_id: {name} has continuous actions and dqn needs discrete ones; use sac or td3")
+        raise ConfigError(
+            f"env_id: {name} has continuous actions and dqn needs discrete ones; use sac or td3", key="env_id"
+        )
     if not np.all(np.isfinite(action.low)) or not np.all(np.isfinite(action.high)):
         raise ConfigError(
-            f"env_id: {name} has unbounded actions; wrap it in RescaleAction or give it finite bounds"
+            f"env_id: {name} has unbounded actions; wrap it in RescaleAction or give it finite bounds",
+            key="env_id",
         )
     if not np.issubdtype(action.dtype, np.floating):
-        raise ConfigError(f"env_id: {name} has actions of type {action.dtype}; a floating-point Box is needed")
+        raise ConfigError(
+            f"env_id: {name} has actions of type {action.dtype}; a floating-point Box is needed", key="env_id"
+        )
     return SpaceSpec(
         int(obs.shape[0]),
         tuple(float(x) for x in action.low),

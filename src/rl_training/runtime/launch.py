@@ -30,12 +30,24 @@ from rl_training.spaces import SpaceSpec
 # Networks of this package gain nothing from more threads than this; a user's OMP_NUM_THREADS wins.
 _MOST_THREADS = 4
 _quiet = False
+_config_text: str | None = None
 
 
 def set_quiet(quiet: bool) -> None:
     """Silence progress on the console for the runs of this process; warnings still show."""
     global _quiet
     _quiet = quiet
+
+
+@contextmanager
+def given_as(text: str) -> Iterator[None]:
+    """Meanwhile new run folders keep `text` as their config.yaml: the configuration as its author wrote it."""
+    global _config_text
+    _config_text = text
+    try:
+        yield
+    finally:
+        _config_text = None
 
 
 def choose_device(name: str) -> torch.device:
@@ -66,6 +78,10 @@ def build_learner(
 ) -> Learner:
     """Model and learner, initialised from the run's seed without touching torch's global generator."""
     device = choose_device(config.device)
+    if config.acceleration == "graph" and device.type != "cuda":
+        raise ConfigError(
+            "acceleration: 'graph' needs a CUDA device; use 'auto', 'eager' or 'compile'", key="acceleration"
+        )
     set_precision(config.tf32)
     settings = sections.learner.configure(resolved["learner"], updates_per_step)
     streams = np.random.SeedSequence((config.seed or 0, 0x1EA)).generate_state(2)
@@ -79,26 +95,41 @@ def build_learner(
     return learner
 
 
-def initialise_from(learner: Learner, path: str, spaces: SpaceSpec) -> None:
-    """Copy the networks another run learned into this learner, where they fit."""
-    checkpoint = read_checkpoint(find_checkpoint(Path(path)))
-    theirs = SpaceSpec(**_tuples(checkpoint.records["spaces"]))
-    if difference := spaces.difference(theirs):
-        raise ConfigError(f"init_from: {path} was trained for other spaces ({difference})", key="init_from")
+def has_normalizer(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint's networks look at normalised observations."""
+    return "model.normalizer.shift" in checkpoint.tensors["networks"]
+
+
+def starting_point(config: TrainConfig, own: Checkpoint | None) -> Checkpoint | None:
+    """The checkpoint a run's networks come from: its own, or the one another run left (`init_from`)."""
+    if own is not None or config.init_from is None:
+        return own
+    return read_checkpoint(find_checkpoint(Path(config.init_from)))
+
+
+def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec) -> None:
+    """Copy the networks another run learned into this learner: the policy whole, other networks where they fit."""
+    if difference := spaces.difference(spaces_from(checkpoint)):
+        raise ConfigError(
+            f"init_from: {checkpoint.path} was trained for other spaces ({difference})", key="init_from"
+        )
     own = learner.state_dict()["networks"]
     given = checkpoint.tensors["networks"]
-    for part in ("model.actor.", "model.normalizer.", "model."):
-        missing = [k for k in own if k.startswith(part) and (k not in given or given[k].shape != own[k].shape)]
-        if missing and part != "model.":
+    for name, tensor in own.items():
+        if name.startswith(("model.actor.", "model.normalizer.")) and not _fits(given.get(name), tensor):
             raise ConfigError(
-                f"init_from: the {checkpoint.records['config']['algo']} policy of {path} does not fit "
-                f"(first difference: {missing[0]}); use the same hidden_sizes and kind of actor",
+                f"init_from: the {checkpoint.records['config']['algo']} policy of {checkpoint.path} does not fit "
+                f"(first difference: {name}); use the same hidden_sizes, kind of actor and normalize_observations",
                 key="init_from",
             )
     with torch.no_grad():
         for name, tensor in own.items():
-            if name in given and given[name].shape == tensor.shape:
+            if _fits(given.get(name), tensor):
                 tensor.copy_(given[name])
+
+
+def _fits(given: torch.Tensor | None, own: torch.Tensor) -> bool:
+    return given is not None and given.shape == own.shape
 
 
 def _tuples(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,16 +208,18 @@ def open_session(
             guard=guard,
             dataset=dataset,
         )
-        problems = []
-        if checkpoint is not None:
-            problems += restore_learner(learner, checkpoint)
-            session.restore(checkpoint)
-            problems += [f"changed since the run began: {change}" for change in run.machine_changes]
-            if checkpoint.path.parent == run.checkpoints:
-                session.continue_from(checkpoint.path)
-        session.note_inexact(problems)
         try:
             with _status(run, session):
+                problems = []
+                if checkpoint is not None:
+                    problems += restore_learner(learner, checkpoint)
+                    session.restore(checkpoint)
+                    if session.clock.ticks >= total_ticks and not session.should_stop:
+                        session.say("this run is complete; a larger total_timesteps lets it go on")
+                    problems += [f"changed since the run began: {change}" for change in run.machine_changes]
+                    if checkpoint.path.parent == run.checkpoints:
+                        session.continue_from(checkpoint.path)
+                session.note_inexact(problems)
                 yield session
         finally:
             log.close()
@@ -222,7 +255,7 @@ def _status(run: RunDirectory, session: Session) -> Iterator[None]:
     except BaseException as error:
         run.set_status("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
-    run.set_status("stopped" if session.should_stop else "finished")
+    run.set_status("stopped" if session.should_stop else "finished", stop_reason=session.stop_reason)
 
 
 def _run_directory(
@@ -230,7 +263,7 @@ def _run_directory(
 ) -> RunDirectory:
     flat = config.to_dict() | {"algo_kwargs": resolved.to_dict()}
     if checkpoint is None:
-        return RunDirectory.create(config, flat, suffix)
+        return RunDirectory.create(config, flat, suffix, text=_config_text)
     home = checkpoint.path.parent.parent
     is_run = checkpoint.path.parent.name == "checkpoints" and (home / "run.json").is_file()
     if is_run and latest_valid(checkpoint.path.parent)[0] == checkpoint.path:

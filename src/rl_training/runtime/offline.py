@@ -20,7 +20,7 @@ from rl_training.runtime.acceleration import Updater
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.envs import COLLECTION, EnvPool, spaces_of
-from rl_training.runtime.launch import build_learner, initialise_from, open_session
+from rl_training.runtime.launch import build_learner, has_normalizer, initialise_from, open_session, starting_point
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.sections import Resolved, Sections
 from rl_training.runtime.session import Regime, Session, TrainResult
@@ -28,7 +28,7 @@ from rl_training.settings import PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
 
 # Updates a loop makes before it looks whether a signal has arrived.
-_BLOCK = 256
+_BLOCK = 250
 
 
 class BudgetConfig(Settings):
@@ -167,19 +167,20 @@ def prepare(
     if checkpoint is not None and dataset is None and checkpoint.records["dataset"].get("in_memory"):
         raise ConfigError(f"{checkpoint.path} was trained on arrays in memory; resume it with resume(dataset=…)")
     data = _build_offline_dataset(config, section, env_spaces, dataset)
+    origin = starting_point(config, checkpoint)
     learner = build_learner(
         sections,
         resolved,
         config,
         data.spaces,
-        normalize_observations=section.normalize_observations,
+        normalize_observations=section.normalize_observations or (origin is not None and has_normalizer(origin)),
         updates_per_step=updates_per_step,
     )
     if section.normalize_observations:
         mean, std = data.observation_moments()
         learner.model.normalizer.set_moments(torch.as_tensor(mean), torch.as_tensor(std))
-    if config.init_from is not None and checkpoint is None:
-        initialise_from(learner, config.init_from, data.spaces)
+    if origin is not None and checkpoint is None:
+        initialise_from(learner, origin, data.spaces)
     return Prepared(data, env_spaces or data.spaces, learner, data.source(learner.generator))
 
 

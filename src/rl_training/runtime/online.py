@@ -19,7 +19,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.envs import EnvPool, spaces_of
-from rl_training.runtime.launch import build_learner, initialise_from, open_session
+from rl_training.runtime.launch import build_learner, has_normalizer, initialise_from, open_session, starting_point
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.sections import Sections
 from rl_training.runtime.session import Regime, Saved, Session, TrainResult
@@ -142,10 +142,18 @@ def run_online(
     online: OnlineConfig = resolved["online"]
     optimization: OptimizationConfig = resolved["optimization"]
     spaces = spaces_of(config, discrete=sections.learner.discrete)
-    learner = build_learner(sections, resolved, config, spaces, updates_per_step=online.gradient_updates_per_step)
+    origin = starting_point(config, checkpoint_state)
+    learner = build_learner(
+        sections,
+        resolved,
+        config,
+        spaces,
+        normalize_observations=origin is not None and has_normalizer(origin),
+        updates_per_step=online.gradient_updates_per_step,
+    )
     buffer = make_buffer(online.buffer_capacity, spaces, learner)
-    if config.init_from is not None and checkpoint_state is None:
-        initialise_from(learner, config.init_from, spaces)
+    if origin is not None and checkpoint_state is None:
+        initialise_from(learner, origin, spaces)
     envs = EnvPool(config)
     try:
         collector = Collector(

@@ -347,6 +347,8 @@ class Session:
             **self.regime.extra_metrics(),
             **metrics,
         }
+        if self.best_return is not None:
+            result["eval_return_best"] = self.best_return
         self.run.update(
             metrics=result,
             checkpoint_bytes=self._checkpoint_cost[0],

@@ -21,7 +21,7 @@ from rl_training.models.policies import Policy
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.envs import spaces_of
 from rl_training.runtime.evaluation import Evaluator
-from rl_training.runtime.launch import spaces_from
+from rl_training.runtime.launch import has_normalizer, spaces_from
 from rl_training.runtime.session import TrainResult
 from rl_training.spaces import SpaceSpec
 
@@ -64,7 +64,7 @@ def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
             spaces,
             resolved["network"],
             resolved["learner"],
-            normalize_observations="model.normalizer.shift" in names,
+            normalize_observations=has_normalizer(checkpoint),
         )
     try:
         model.load_state_dict({k.removeprefix("model."): v for k, v in names.items() if k.startswith("model.")})
@@ -76,9 +76,9 @@ def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
 
 
 def config_of(checkpoint: Checkpoint) -> TrainConfig:
-    """The configuration a checkpoint was trained with."""
+    """The configuration a checkpoint was trained with; whether code may be imported is never for a file to say."""
     try:
-        return TrainConfig(**checkpoint.records["config"])
+        return TrainConfig(**checkpoint.records["config"]).replace(allow_import=False)
     except (KeyError, TypeError, ConfigError) as error:
         raise CheckpointError(f"{checkpoint.path}: config.json is not understood: {error}") from None
 
@@ -89,11 +89,18 @@ def open_checkpoint(path: str | Path, warn: Callable[[str], None] | None = None)
 
 
 def evaluate_checkpoint(
-    path: str | Path, num_episodes: int | None = None, *, changes: Mapping[str, Any] | None = None
+    path: str | Path,
+    num_episodes: int | None = None,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Mean return and its companions over fixed evaluation seeds; `changes` replace fields of the config."""
+    """Mean return and its companions over fixed evaluation seeds.
+
+    `changes` replace fields of the configuration, `overrides` do the same as `dotted.key=value`.
+    """
     loaded = load_policy(open_checkpoint(path))
-    config = loaded.config.replace(**(changes or {}))
+    config = loaded.config.replace(**(changes or {})).with_overrides(overrides)
     episodes = config.eval_episodes or 5 if num_episodes is None else num_episodes
     if episodes < 1:
         raise ConfigError(f"num_episodes must be >= 1, got {episodes}")
@@ -117,15 +124,19 @@ def resume_training(
     path: str | Path,
     *,
     changes: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
     callbacks: Sequence[Callback] | None = None,
     dataset: TransitionDataset | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> TrainResult:
-    """Go on where a run folder or checkpoint stopped; `changes` replace fields of its configuration."""
+    """Go on where a run folder or checkpoint stopped.
+
+    `changes` replace fields of the configuration, `overrides` do the same as `dotted.key=value`.
+    """
     checkpoint = open_checkpoint(path, warn)
     if "optimizers" not in checkpoint.tensors:
         raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use --init-from")
-    config = config_of(checkpoint).replace(**(changes or {}))
+    config = config_of(checkpoint).replace(**(changes or {})).with_overrides(overrides)
     spec = get_algorithm_spec(config.algo)
     if config.env_id is not None and (
         difference := spaces_from(checkpoint).difference(spaces_of(config, discrete=spec.learner.discrete))

@@ -1,0 +1,330 @@
+"""Behind the rates of `benchmarks.updates`: is it the same computation, how does its cost grow, what bounds it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import cases, report
+from benchmarks.cases import Case
+from benchmarks.report import Entry, Sections, number, table
+from benchmarks.timing import alternate, wait
+from rl_training.algorithms.base import Learner
+from rl_training.runtime.acceleration import set_precision
+
+Found = Iterator[tuple[str, Entry]]
+_UPDATES = 1_000
+_PROFILED = 20  # a multiple of every period
+# What compiled updates may differ from eager ones, relative to how far the parameters have moved.
+TOLERANCE = {1: 1e-3, 100: 0.1}
+
+
+def _parameters(learner: Learner) -> torch.Tensor:
+    state = learner.state_dict()["networks"].values()
+    return torch.cat([t.detach().double().reshape(-1) for t in state if t.is_floating_point()])
+
+
+def _trajectory(case: Case, device: torch.device, mode: Any, batch: int, stops: list[int]) -> list[torch.Tensor]:
+    """All parameters after each number of updates in `stops`, from the same start and random numbers."""
+    runner = cases.updater(case, device, mode=mode, batch=batch)
+    found, done = [], 0
+    for stop in stops:
+        runner.run(stop - done)
+        done = stop
+        found.append(_parameters(runner.learner).clone())
+    return found
+
+
+def check(chosen: list[Case], options: argparse.Namespace, device: torch.device) -> Found:
+    """Captured equals eager to the bit; compiled differs by rounding, measured; updates read nothing back."""
+    on_gpu = device.type == "cuda"
+    for case in chosen:
+        stops = [0, 1, 100, _UPDATES] if on_gpu else [0, 1, 100]
+        eager = _trajectory(case, device, "eager", options.batch, stops)
+        entry: Entry = {"case": case.name, "updates": stops[-1], "tf32": options.tf32}
+        if on_gpu:
+            captured = _trajectory(case, device, "graph", options.batch, stops)
+            entry["captured_equal"] = all(torch.equal(a, b) for a, b in zip(eager, captured))
+            entry["captured_difference"] = float((eager[-1] - captured[-1]).abs().max())
+            entry["sync_free"] = _sync_free(case, device, options)
+        compiled = _trajectory(case, device, "compile", options.batch, stops[:3])
+        for i, updates in ((1, 1), (2, 100)):
+            apart = compiled[i] - eager[i]
+            entry[f"compiled_max_{updates}"] = float(apart.abs().max())
+            entry[f"compiled_relative_{updates}"] = float(apart.norm() / (eager[i] - eager[0]).norm())
+        entry["within"] = all(entry[f"compiled_relative_{n}"] <= bound for n, bound in TOLERANCE.items())
+        print({k: v for k, v in entry.items() if k != "kind"}, flush=True)
+        yield case.name, entry
+
+
+def _sync_free(case: Case, device: torch.device, options: argparse.Namespace) -> bool:
+    """Whether blocks of updates pass with every host read forbidden."""
+    runner = cases.updater(case, device, mode=options.acceleration, batch=options.batch)
+    runner.run(60)
+    wait()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        runner.run(200)
+    except RuntimeError as error:
+        print(f"{case.name}: {error}")
+        return False
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return True
+
+
+def scaling(chosen: list[Case], options: argparse.Namespace, device: torch.device) -> Found:
+    """One size at a time away from batch 256, width 256 and the case's own critics."""
+    names = {case.name for case in chosen}
+
+    def rate(case: Case, batch: int) -> float:
+        runner = cases.updater(case, device, mode=options.acceleration, batch=batch)
+        return alternate({"ours": runner}, seconds=options.seconds / 3, blocks=3, period=case.period)["ours"].median
+
+    def series(case: Case, axis: str, values: list[int], make: Callable[[int], tuple[Case, int]]) -> Entry:
+        rates = {}
+        for value in values:
+            rates[str(value)] = rate(*make(value))
+            print(f"{case.name}, {axis} {value}: {number(rates[str(value)])}", flush=True)
+        return {"case": case.name, "axis": axis, "tf32": options.tf32, "rates": rates}
+
+    for case in (c for c in cases.CASES if c.name in {"SAC", "EDAC-10, 256×3", "REDQ-10, actor every 20"} & names):
+        base, depth = options.batch, len(case.hidden)
+        batches = [64, 256, 1024, 4096]
+        yield f"{case.name}/batch", series(case, "batch", batches, lambda b, c=case: (c, b))  # type: ignore[misc]
+        yield (
+            f"{case.name}/width",
+            series(
+                case,
+                "width",
+                [64, 128, 256, 512, 1024],
+                lambda w, c=case, d=depth: (replace(c, hidden=(w,) * d), base),  # type: ignore[misc]
+            ),
+        )
+        if "num_critics" in case.learner.Config.model_fields:
+            yield (
+                f"{case.name}/critics",
+                series(
+                    case,
+                    "critics",
+                    [2, 5, 10, 20, 50],
+                    lambda n, c=case: (  # type: ignore[misc]
+                        replace(c, settings=c.settings | {"num_critics": n}),
+                        base,
+                    ),
+                ),
+            )
+        if case.algo == "redq":
+            entry = series(
+                case,
+                "updates per environment step",
+                [1, 2, 5, 10, 20],
+                lambda g, c=case: (replace(c, settings=c.settings | {"policy_delay": g}), base),  # type: ignore[misc]
+            )
+            entry["per_step"] = True
+            yield f"{case.name}/utd", entry
+
+
+def operations(case: Case, batch: int) -> float:
+    """Floating-point operations in the products of one update, averaged over the learner's phases."""
+    runner = cases.updater(case, torch.device("cpu"), mode="eager", batch=batch)
+    with FlopCounterMode(display=False) as counter:
+        runner.run(case.period)
+    return counter.get_total_flops() / case.period
+
+
+def traffic(case: Case, batch: int) -> float:
+    """Bytes that cannot stay in a cache between updates: parameters, gradients, moments, targets, the batch.
+
+    Adam reads p, g, m, v and writes p, m, v; the gradient was written once; a target is read and written beside
+    its source; activations are left out.
+    """
+    learner = cases.build(case, torch.device("cpu"))
+    owned = sum(p.numel() for o in learner.optimizers.values() for p in o.parameters)
+    everything = sum(p.numel() for m in learner.modules().values() for p in m.parameters())
+    row = (2 * cases.OBS_DIM + cases.ACTION_DIM + 2) * batch
+    return 4.0 * (8 * owned + 2 * (everything - owned) + row)
+
+
+def _seconds(action: Callable[[], Any], repeat: int) -> float:
+    for _ in range(3):
+        action()
+    wait()
+    started = time.perf_counter()
+    for _ in range(repeat):
+        action()
+    wait()
+    return (time.perf_counter() - started) / repeat
+
+
+def _product_rate(size: int, members: int, device: torch.device, repeat: int) -> float:
+    a, b = (torch.randn(members, size, size, device=device) for _ in range(2))
+    return 2 * members * size**3 / _seconds(lambda: torch.bmm(a, b), repeat)
+
+
+def _per_kernel(device: torch.device) -> float:
+    """Seconds from one dependent tiny kernel to the next inside a CUDA graph."""
+    x = torch.zeros(256, device=device)
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        x.add_(1.0)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(200):
+            x.add_(1.0)
+    return _seconds(graph.replay, 50) / 200
+
+
+def floor(chosen: list[Case], options: argparse.Namespace, device: torch.device) -> Found:
+    """The device's measured rates and, for each case, the time they allow for its operations and bytes."""
+    on_gpu = device.type == "cuda"
+    n = 8192 if on_gpu else 1024
+    rates: Entry = {}
+    for tf32 in (False, True) if on_gpu else (False,):
+        set_precision(tf32)
+        label = "tf32" if tf32 else "float32"
+        rates[f"large_{label}"] = _product_rate(n, 1, device, 10)
+        rates[f"small_2_{label}"] = _product_rate(256, 2, device, 300)
+        rates[f"small_10_{label}"] = _product_rate(256, 10, device, 100)
+    set_precision(options.tf32)
+    source = torch.empty((1 << 30) // 4 if on_gpu else (1 << 27) // 4, device=device)
+    target = torch.empty_like(source)
+    rates["copy"] = 2 * source.numel() * 4 / _seconds(lambda: target.copy_(source), 10)
+    if on_gpu:
+        rates["kernel"] = _per_kernel(device)
+    print(rates, flush=True)
+    yield "device", {"rates": rates}
+    precision = "tf32" if options.tf32 else "float32"
+    for case in chosen:
+        flops, moved = operations(case, options.batch), traffic(case, options.batch)
+        entry = {
+            "case": case.name,
+            "tf32": options.tf32,
+            "operations": flops,
+            "bytes": moved,
+            "seconds_operations": flops / rates[f"large_{precision}"],
+            "seconds_bytes": moved / rates["copy"],
+        }
+        print(f"{case.name}: {flops / 1e9:.2f} GFLOP, {moved / 1e6:.1f} MB", flush=True)
+        yield case.name, entry
+
+
+def profile(chosen: list[Case], options: argparse.Namespace, device: torch.device) -> Found:
+    """Kernels (on a CPU: operators) of one update by name."""
+    activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+    for case in chosen:
+        runner = cases.updater(case, device, mode=options.acceleration, batch=options.batch)
+        measured = alternate({"ours": runner}, seconds=options.seconds / 2, blocks=3, period=case.period)
+        rate = measured["ours"].median
+        with torch.profiler.profile(activities=[activity]) as record:
+            runner.run(_PROFILED)
+            wait()
+        kernels: dict[str, list[float]] = defaultdict(list)
+        for event in record.events():
+            if device.type == "cuda" and event.device_type == torch.autograd.DeviceType.CUDA:
+                kernels[event.name].append(event.time_range.elapsed_us())
+            elif device.type == "cpu" and event.self_cpu_time_total > 0:
+                kernels[event.name].append(event.self_cpu_time_total)
+        rows = [[name, len(t) / _PROFILED, sum(t) / _PROFILED] for name, t in kernels.items()]
+        rows.sort(key=lambda row: -float(row[2]))
+        entry: Entry = {"case": case.name, "tf32": options.tf32, "mode": runner.mode, "rate": rate, "kernels": rows}
+        print(f"\n{case.name}: {1e6 / rate:.0f} µs, {sum(r[1] for r in rows):.1f} kernels")
+        for name, count, spent in rows[:25]:
+            print(f"{spent:8.1f} µs {count:6.1f} × {str(name)[:100]}")
+        yield case.name, entry
+
+
+def sections(entries: dict[str, Entry]) -> Sections:
+    """What was found, a section for each kind."""
+    kinds: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries.values():
+        kinds[entry["kind"]].append(entry)
+    writers = {"check": _check_text, "scaling": _scaling_text, "floor": _floor_text, "profile": _profile_text}
+    return {
+        ("performance", kind): f"{write(kinds[kind])}\n\n{report.origins(kinds[kind])}"
+        for kind, write in writers.items()
+        if kinds[kind]
+    }
+
+
+def _label(entry: Entry) -> str:
+    where = entry["machine"].split(",")[0]
+    return f"{entry['case']} ({where}, {'TF32' if entry.get('tf32') else 'float32'})"
+
+
+def _check_text(entries: list[Entry]) -> str:
+    verdict = {True: "yes", False: "no", None: "–"}
+    rows = [
+        [
+            _label(e),
+            verdict[e.get("captured_equal")],
+            verdict[e.get("sync_free")],
+            *(f"{e[f'compiled_max_{n}']:.1e} / {e[f'compiled_relative_{n}']:.1e}" for n in (1, 100)),
+            verdict[e["within"]],
+        ]
+        for e in entries
+    ]
+    header = ["", "captured = eager", "no host read", "compiled, 1 update", "compiled, 100 updates", "within tolerance"]
+    return (
+        "## The same computation\n\nWritten by `python -m benchmarks.updates --check`. Captured against eager, "
+        f"compilation off: every parameter to the bit after {_UPDATES:,} updates. Compiled against eager: the largest "
+        "difference of a parameter / the norm of the difference over the distance moved; the tolerance is "
+        f"{TOLERANCE[1]:g} after one update and {TOLERANCE[100]:g} after 100 (rounding grows: training is chaotic)."
+        f"\n\n{table(header, rows)}"
+    )
+
+
+def _scaling_text(entries: list[Entry]) -> str:
+    rows = []
+    for e in entries:
+        for value, rate in e["rates"].items():
+            cost = f"{1e6 / rate:,.0f}"
+            whole = f"{1e6 * int(value) / rate:,.0f}" if e.get("per_step") else ""
+            rows.append([_label(e), e["axis"], value, number(rate), cost, whole])
+    header = ["", "axis", "value", "updates/s", "µs per update", "µs per environment step"]
+    return f"## How the cost grows\n\nWritten by `python -m benchmarks.updates --scaling`.\n\n{table(header, rows)}"
+
+
+def _floor_text(entries: list[Entry]) -> str:
+    devices = [e for e in entries if "rates" in e]
+    lines = ["## The floor\n\nWritten by `python -m benchmarks.updates --floor`. Operations are those of the products "
+             "in one update; bytes are parameters, gradients, moments, targets and the batch.\n"]  # fmt: skip
+    for e in devices:
+        parts = [f"copy {e['rates']['copy'] / 1e9:,.0f} GB/s"]
+        for key, rate in e["rates"].items():
+            if key.startswith(("large", "small")):
+                parts.append(f"{key.replace('_', ' ')} {rate / 1e12:.2f} TFLOP/s")
+        if "kernel" in e["rates"]:
+            parts.append(f"one dependent tiny kernel in a graph {e['rates']['kernel'] * 1e6:.2f} µs")
+        lines.append(f"{e['machine']}: {', '.join(parts)} (large: one big product; small N: N of 256×256×256).\n")
+    rows = [
+        [_label(e), f"{e['operations'] / 1e9:.2f}", f"{e['bytes'] / 1e6:.1f}", f"{e['seconds_operations'] * 1e6:.1f}",
+         f"{e['seconds_bytes'] * 1e6:.1f}"]
+        for e in entries
+        if "case" in e
+    ]  # fmt: skip
+    header = ["", "GFLOP per update", "MB per update", "µs by operations", "µs by bytes"]
+    return "\n".join([*lines, table(header, rows)])
+
+
+def _profile_text(entries: list[Entry]) -> str:
+    lines = ["## Where the time goes\n\nWritten by `python -m benchmarks.updates --profile`.\n"]
+    for e in entries:
+        count, busy = (sum(float(row[i]) for row in e["kernels"]) for i in (1, 2))
+        lines.append(
+            f"**{_label(e)}**, {e['mode']}: {1e6 / e['rate']:.0f} µs per update, {count:.0f} kernels, {busy:.0f} µs in "
+            "them (side by side where branches overlap).\n"
+        )
+        rows = [[f"`{str(name)[:80]}`", f"{n:.1f}", f"{spent:.1f}"] for name, n, spent in e["kernels"][:12]]
+        lines.append(table(["kernel", "per update", "µs"], rows) + "\n")
+    return "\n".join(lines)

@@ -1,0 +1,194 @@
+"""The peers: Stable-Baselines3 and sb3-contrib in this process, d3rlpy in a Python of its own.
+
+A peer is timed through the calls its own users make: `train()` on its own replay buffer for Stable-Baselines3,
+`update()` for d3rlpy, whose batches are drawn beforehand because drawing them is most of its time. A trained peer is
+evaluated by this package's evaluator, on the same episodes as everything else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, Self
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.cases import ACTION_DIM, OBS_DIM, Case, installed, random_rows
+from rl_training.data.transitions import RowLayout
+
+_MODULES = {"sb3": "stable_baselines3", "sb3_contrib": "sb3_contrib"}
+
+
+class Still(gym.Env[Any, Any]):
+    """Spaces and nothing else: Stable-Baselines3 wants an environment to build an agent for."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (OBS_DIM,), np.float32)
+
+    def __init__(self, discrete: bool) -> None:
+        self.action_space = (
+            gym.spaces.Discrete(ACTION_DIM) if discrete else gym.spaces.Box(-1.0, 1.0, (ACTION_DIM,), np.float32)
+        )
+
+
+class SB3Updates:
+    """Gradient steps of a Stable-Baselines3 agent on a full replay buffer of the case's random rows."""
+
+    def __init__(self, case: Case, device: torch.device, batch: int) -> None:
+        library, _, name = (case.peer or "").partition(":")
+        kind = getattr(importlib.import_module(_MODULES[library]), name)
+        settings = dict(case.peer_settings)
+        policy = {"net_arch": list(case.hidden)} | settings.pop("policy_kwargs", {})
+        rows = random_rows(case.spaces)
+        self.batch = batch
+        self.agent = kind(
+            "MlpPolicy",
+            Still(case.spaces.discrete),
+            buffer_size=len(rows),
+            batch_size=batch,
+            policy_kwargs=policy,
+            device=device,
+            seed=0,
+            **settings,
+        )
+        columns = RowLayout.of(case.spaces).unpack(rows)
+        buffer = self.agent.replay_buffer
+        buffer.observations[:] = columns.obs[:, None]
+        buffer.next_observations[:] = columns.next_obs[:, None]
+        buffer.actions[:] = columns.actions.reshape(len(rows), 1, -1)
+        buffer.rewards[:] = columns.rewards[:, None]
+        buffer.dones[:] = columns.dones[:, None]
+        buffer.full = True
+        logger = importlib.import_module("stable_baselines3.common.logger")
+        self.agent.set_logger(logger.Logger(None, []))
+
+    def run(self, count: int) -> None:
+        self.agent.train(gradient_steps=count, batch_size=self.batch)
+
+    def close(self) -> None:
+        pass
+
+
+class SB3Policy:
+    """What this package's evaluator needs of a policy, from a Stable-Baselines3 actor."""
+
+    def __init__(self, agent: Any) -> None:
+        self.agent = agent
+
+    def mode(self, obs: Tensor) -> Tensor:
+        actions: Tensor = self.agent.actor(obs.to(self.agent.device), deterministic=True)
+        return actions.cpu()
+
+
+class D3rlpyProcess:
+    """d3rlpy behind a pipe; also a policy for this package's evaluator."""
+
+    def __init__(
+        self,
+        python: str,
+        algo: str,
+        data: Path,
+        *,
+        hidden: tuple[int, ...],
+        batch: int = 256,
+        device: str = "cpu",
+        seed: int = 0,
+        normalize: bool = False,
+        settings: dict[str, Any] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        script = Path(__file__).with_name("d3rlpy_peer.py")
+        self._process = subprocess.Popen(
+            [python, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        order = {
+            "algo": algo,
+            "data": str(data),
+            "hidden": hidden,
+            "batch": batch,
+            "device": device,
+            "seed": seed,
+            "normalize": normalize,
+            "settings": settings or {},
+            "threads": threads or torch.get_num_threads(),
+        }
+        self.versions: dict[str, str] = self._ask({"make": order})
+
+    def _ask(self, order: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"d3rlpy ended with {self._process.wait()}: try benchmarks/d3rlpy_peer.py by hand")
+        return json.loads(line)
+
+    def update(self, count: int, *, fresh: bool) -> float:
+        seconds: float = self._ask({"update": count, "fresh": fresh})
+        return seconds
+
+    def mode(self, obs: Tensor) -> Tensor:
+        return torch.tensor(self._ask({"predict": obs.tolist()}), dtype=torch.float32)
+
+    def close(self) -> None:
+        self._process.stdin.close()  # type: ignore[union-attr]
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class D3rlpyUpdates:
+    """Gradient steps of d3rlpy on the case's random rows."""
+
+    def __init__(self, case: Case, device: torch.device, batch: int, python: str) -> None:
+        columns = RowLayout.of(case.spaces).unpack(random_rows(case.spaces))
+        timeouts = np.arange(1, len(columns.rewards) + 1) % 1000 == 0
+        with tempfile.TemporaryDirectory() as folder:
+            data = Path(folder) / "rows.npz"
+            np.savez(
+                data,
+                observations=columns.obs.numpy(),
+                actions=columns.actions.numpy(),
+                rewards=columns.rewards.numpy(),
+                terminals=columns.dones.numpy(),
+                timeouts=(timeouts & (columns.dones.numpy() == 0)).astype(np.float32),
+            )
+            self.process = D3rlpyProcess(
+                python,
+                (case.peer or "").partition(":")[2],
+                data,
+                hidden=case.hidden,
+                batch=batch,
+                device=str(device),
+                settings=case.peer_settings,
+            )
+
+    def run(self, count: int) -> None:
+        self.process.update(count, fresh=False)
+
+    def close(self) -> None:
+        self.process.close()
+
+
+def connect(case: Case, device: torch.device, batch: int, peer_python: str | None) -> Any | None:
+    """The peer of a case, or None if it has none or it is not installed."""
+    library = (case.peer or "").partition(":")[0]
+    if library == "d3rlpy" and peer_python:
+        return D3rlpyUpdates(case, device, batch, peer_python)
+    if library in _MODULES and installed(library):
+        return SB3Updates(case, device, batch)
+    return None

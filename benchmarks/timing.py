@@ -1,0 +1,105 @@
+"""Clocks: a block of updates to the end of the device's work, two contenders in turn, time inside a function."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+class Runs(Protocol):
+    """Something that makes `count` updates."""
+
+    def run(self, count: int) -> None: ...
+
+
+def wait() -> None:
+    """Until the device has done all it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def seconds_of(contender: Runs, count: int) -> float:
+    wait()
+    started = time.perf_counter()
+    contender.run(count)
+    wait()
+    return time.perf_counter() - started
+
+
+def block_size(contender: Runs, seconds: float, period: int) -> int:
+    """How many updates fill about `seconds`, in whole periods; the warm-up before goes through every phase, so
+    that graphs are recorded and code is compiled."""
+    contender.run(2 * period)
+    wait()
+    count = period
+    while True:
+        spent = seconds_of(contender, count)
+        if spent >= 0.2 * seconds:
+            return max(1, round(count * seconds / spent / period)) * period
+        count *= 4
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Updates per second of each block, in the order they were run."""
+
+    blocks: list[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.blocks)
+
+
+def alternate(contenders: dict[str, Runs], *, seconds: float, blocks: int, period: int = 2) -> dict[str, Rates]:
+    """A, B, A, B …: `blocks` of each in turn, `seconds` for each contender in all.
+
+    `period` is the number of updates after which a learner repeats itself: a block holds whole periods.
+    """
+    sizes = {name: block_size(c, seconds / blocks, period) for name, c in contenders.items()}
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(blocks):
+        for name, contender in contenders.items():
+            rates[name].append(sizes[name] / seconds_of(contender, sizes[name]))
+    return {name: Rates(found) for name, found in rates.items()}
+
+
+class Stopwatch:
+    """Seconds and calls spent inside functions, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+
+    @contextmanager
+    def around(self, owner: Any, attribute: str, name: str, *, skip: int = 0) -> Iterator[None]:
+        """Time every call of `owner.attribute` but the first `skip`; the device's queue is emptied before and
+        after, so that waiting for other work is not counted."""
+        original: Callable[..., Any] = getattr(owner, attribute)
+        self.seconds[name], self.calls[name] = 0.0, 0
+        skipped = 0
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            nonlocal skipped
+            wait()
+            started = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                wait()
+                if skipped < skip:
+                    skipped += 1
+                else:
+                    self.seconds[name] += time.perf_counter() - started
+                    self.calls[name] += 1
+
+        setattr(owner, attribute, timed)
+        try:
+            yield
+        finally:
+            setattr(owner, attribute, original)

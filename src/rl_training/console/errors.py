@@ -1,0 +1,82 @@
+"""Every failure of a command is one line and an exit code; `--debug` adds the traceback.
+
+0 done · 1 unexpected, or an environment that failed · 2 usage, configuration, memory · 3 checkpoint or data set ·
+4 diverged · 130 SIGINT · 143 SIGTERM
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+import typer.core
+
+from rl_training.console.output import mode, one_line, warn
+from rl_training.errors import RLTrainingError
+
+_USAGE = 2
+
+
+class OneLineGroup(typer.core.TyperGroup):
+    """A command group that ends the process with the exit code of what went wrong."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        mode.debug = mode.quiet = False
+        with _one_line_warnings():
+            raise SystemExit(self._run(*args, **{**options, "standalone_mode": False}))
+
+    def _run(self, *args: Any, **options: Any) -> int:
+        try:
+            result = super().main(*args, **options)
+            sys.stdout.flush()
+            return result if isinstance(result, int) else 0
+        except (KeyboardInterrupt, typer.Abort):
+            return 130
+        except BrokenPipeError:
+            # Whoever read our output has gone; the interpreter must not complain while flushing at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except Exception as error:
+            if mode.debug:
+                traceback.print_exception(error)
+            code, text = _describe(error)
+            print(text, file=sys.stderr, flush=True)
+            return code
+
+
+def _describe(error: Exception) -> tuple[int, str]:
+    """Exit code and message."""
+    if isinstance(error, RLTrainingError):
+        return error.exit_code, f"error: {one_line(error)}"
+    # typer has its own copy of click's classes in some versions, so usage errors are known by their method.
+    if hasattr(error, "format_message"):
+        context = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+            return _USAGE, str(error.format_message())
+        command = context.command_path if context is not None else "rl-training"
+        return _USAGE, f"error: {one_line(error.format_message()).rstrip('.')}; see {command} --help"
+    if isinstance(error, MemoryError):
+        return _USAGE, f"error: out of memory: {one_line(error) or 'an allocation failed'}; use smaller settings"
+    return 1, f"error: unexpected {type(error).__name__}: {one_line(error)}; --debug shows where"
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Warnings of libraries look like ours while a command runs."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("warning: %(message)s"))
+    logger = logging.getLogger("rl_training")
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: warn(str(message))
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)

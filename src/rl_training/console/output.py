@@ -1,0 +1,55 @@
+"""What a person sees: tables on a terminal, aligned text in a pipe, warnings and errors on one line each."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import rich.box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+@dataclass
+class Mode:
+    """The options in front of the command."""
+
+    debug: bool = False
+    quiet: bool = False
+
+
+mode = Mode()
+"""Of the command that is running; every command starts from the defaults."""
+
+
+def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
+    """Rows on standard output; without a header the first column names what the others say."""
+    if sys.stdout.isatty():
+        table = Table(*header, box=rich.box.SIMPLE_HEAD, show_header=bool(header), pad_edge=False)
+        for row in rows:
+            table.add_row(*(Text(cell, overflow="fold") for cell in row))
+        Console(file=sys.stdout).print(table)
+        return
+    lines = [header, *rows] if header else rows
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+
+
+def note(text: str) -> None:
+    """A remark on standard error, unless the user asked for results only."""
+    if not mode.quiet:
+        print(text, file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    """A warning shows even when quiet."""
+    print(f"warning: {one_line(text)}", file=sys.stderr, flush=True)
+
+
+def one_line(text: object) -> str:
+    """Text without line breaks."""
+    return re.sub(r"\s*\n\s*", " ", str(text).strip())

@@ -1,0 +1,79 @@
+"""The closing table of a run, and what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from rl_training.console.output import mode, show_table
+from rl_training.experiment.files import decode_json
+from rl_training.experiment.manifest import read_manifest, read_verified
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import read_run_record
+from rl_training.runtime.session import TrainResult
+
+_MOST_TYPED_NUMBERS = 12
+
+
+def show_result(result: TrainResult) -> None:
+    """What was trained, how well, where it is, and the next commands."""
+    record, metrics = read_run_record(result.run_dir), result.metrics
+    spec = get_algorithm_spec(record["algo"])
+    rows = [
+        ("algorithm", f"{spec.name} ({spec.title})"),
+        ("environment", record["env_id"] or "none: evaluation was skipped"),
+        ("seed", str(record["seed"])),
+    ]
+    if spec.regime != "offline":
+        rows.append(("environment steps", f"{metrics['global_step']:,.0f}"))
+    rows.append(("updates", f"{metrics['update_count']:,.0f}"))
+    if "pretrain_updates_done" in metrics:
+        rows.append(("of them on prior data", f"{metrics['pretrain_updates_done']:,.0f}"))
+    if "dataset_size" in metrics:
+        epochs = f", {metrics['epoch']:.1f} epochs" if "epoch" in metrics else ""
+        rows.append(("data set", f"{metrics['dataset_size']:,.0f} transitions{epochs}"))
+    rows += evaluation_rows(metrics)
+    if record.get("stop_reason"):
+        rows.append(("stopped early", record["stop_reason"]))
+    rows += [("run folder", str(result.run_dir)), ("checkpoint", str(result.checkpoint_path))]
+    show_table(rows)
+    if not mode.quiet:
+        print("\nnext:")
+        for command in _next_commands(result, evaluated=record["env_id"] is not None):
+            print(f"  {command}")
+
+
+def evaluation_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """The lines of a table that tell of an evaluation; none where there was none."""
+    if "eval_return_mean" not in metrics:
+        return []
+    mean, std = metrics["eval_return_mean"], metrics["eval_return_std"]
+    rows = [
+        ("mean return", f"{mean:.2f} ± {std:.2f} ({metrics['eval_episodes']:.0f} episodes)"),
+        ("range of returns", f"{metrics['eval_return_min']:.2f} to {metrics['eval_return_max']:.2f}"),
+        ("mean length", f"{metrics['eval_length_mean']:.1f}"),
+    ]
+    if "eval_normalized_score" in metrics:
+        rows.append(("normalized score", f"{metrics['eval_normalized_score']:.1f}"))
+    if "eval_return_best" in metrics:
+        rows.append(("best mean return", f"{metrics['eval_return_best']:.2f} (in best/)"))
+    return rows
+
+
+def _next_commands(result: TrainResult, *, evaluated: bool) -> list[str]:
+    run, checkpoint = shlex.quote(str(result.run_dir)), shlex.quote(str(result.checkpoint_path))
+    more = 2 * max(1, int(result.metrics["global_step"]))
+    commands = [
+        f'rl-training predict {checkpoint} --obs "{_example_observation(result.checkpoint_path)}"',
+        f"rl-training resume {run} --set total_timesteps={more}",
+        f"tensorboard --logdir {run}",
+    ]
+    return [f"rl-training evaluate {checkpoint} --episodes 30", *commands] if evaluated else commands
+
+
+def _example_observation(checkpoint: Path) -> str:
+    """An observation of the right length that can be typed, or the name of a file where it is long."""
+    data = read_verified(checkpoint, "spaces.json", read_manifest(checkpoint).files["spaces.json"])
+    size = int(decode_json(data)["obs_dim"])
+    return ",".join(["0.0"] * size) if size <= _MOST_TYPED_NUMBERS else "@observation.json"

@@ -1,0 +1,230 @@
+"""What a run needs of a machine, tried out rather than looked up where trying is cheap."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import gymnasium as gym
+import torch
+
+from rl_training.data.transitions import RowLayout
+from rl_training.experiment.files import write_durably
+from rl_training.memory import available_memory, human_bytes
+from rl_training.spaces import SpaceSpec
+
+State = Literal["ok", "note", "broken"]
+
+_CORE = ("torch", "numpy", "gymnasium", "pydantic", "typer", "rich", "safetensors", "PyYAML", "tensorboard")
+_EXTRAS = {"mujoco": ("mujoco", "imageio"), "offline": ("h5py", "minari", "pillow")}
+_COMPILERS = ("cc", "gcc", "clang", "c++", "g++")
+_LITTLE_DISK = 2**30
+_CAPACITY = 1_000_000
+_BUFFERS = {
+    "Pendulum": SpaceSpec(3, (-2.0,), (2.0,)),
+    "HalfCheetah": SpaceSpec(17, (-1.0,) * 6, (1.0,) * 6),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at; `broken` means that runs cannot work, a `note` that something optional is missing."""
+
+    state: State
+    subject: str
+    text: str
+
+
+def examine(output_dir: Path = Path("runs")) -> list[Finding]:
+    """Everything, in the order a person would ask; nothing is left behind in `output_dir`."""
+    return [
+        *versions(),
+        *device(),
+        environments(),
+        *mujoco(),
+        rendering(),
+        compiler(),
+        *memory(),
+        *disk(output_dir),
+        *extras(),
+    ]
+
+
+def versions() -> Iterator[Finding]:
+    """Python and the packages every run imports."""
+    yield Finding("ok", "python", f"{platform.python_version()} ({sys.executable})")
+    for package in _CORE:
+        version = _version(package)
+        if version is None:
+            yield Finding("broken", package, "not installed; pip install rl-training")
+        else:
+            yield Finding("ok", package, version)
+
+
+def device() -> Iterator[Finding]:
+    """The processor, and the GPUs torch can use."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    yield Finding(
+        "ok", "cpu", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads, {capability}"
+    )
+    if not torch.cuda.is_available():
+        build = f"CUDA {torch.version.cuda}, no device found" if torch.version.cuda else "this torch is a CPU build"
+        yield Finding("ok", "cuda", f"none: device auto is the CPU ({build})")
+        return
+    for index in range(torch.cuda.device_count()):
+        name = f"cuda:{index}"
+        try:
+            torch.ones(8, 8, device=name).mm(torch.ones(8, 8, device=name)).sum().item()
+            free, total = torch.cuda.mem_get_info(index)
+        except RuntimeError as error:
+            yield Finding("broken", name, f"does not compute: {error}; check the driver, or use device: cpu")
+        else:
+            memory_text = f"{human_bytes(free)} of {human_bytes(total)} free"
+            yield Finding(
+                "ok", name, f"{torch.cuda.get_device_name(index)}, CUDA {torch.version.cuda}, {memory_text}"
+            )
+
+
+def environments() -> Finding:
+    """An environment that comes with Gymnasium itself."""
+    problem = _step("Pendulum-v1")
+    if problem:
+        return Finding("broken", "environments", f"Pendulum-v1 fails: {problem}; reinstall gymnasium")
+    return Finding("ok", "environments", "Pendulum-v1 steps")
+
+
+def mujoco() -> Iterator[Finding]:
+    """MuJoCo is two distributions that an upgrade in place can leave at odds."""
+    version, core = _version("mujoco"), _version("mujoco-core")
+    if version is None:
+        return
+    remedy = "pip install --force-reinstall --no-deps mujoco mujoco-core"
+    if core is not None and core != version:
+        yield Finding("broken", "mujoco", f"{version}, but mujoco-core is {core}; {remedy}")
+        return
+    try:
+        importlib.import_module("mujoco")
+    except Exception as error:
+        yield Finding("broken", "mujoco", f"{version} does not import ({type(error).__name__}: {error}); {remedy}")
+        return
+    if _missing("mujoco"):  # Gymnasium's environments then cannot be made; `extras` says what to install
+        yield Finding("ok", "mujoco", f"{version} imports")
+        return
+    problem = _step("Hopper-v5")
+    if problem:
+        yield Finding("broken", "mujoco", f"{version} imports, but Hopper-v5 fails: {problem}; {remedy}")
+    else:
+        yield Finding("ok", "mujoco", f"{version}, Hopper-v5 steps")
+
+
+def rendering() -> Finding:
+    """Only videos need it."""
+    backend = os.environ.get("MUJOCO_GL")
+    if backend:
+        return Finding("ok", "rendering", f"MUJOCO_GL={backend}")
+    if sys.platform == "linux" and not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
+        return Finding("note", "rendering", "no display: export MUJOCO_GL=egl before rendering MuJoCo")
+    return Finding("ok", "rendering", "MUJOCO_GL is not set: the display is used")
+
+
+def compiler() -> Finding:
+    """torch.compile needs a C compiler."""
+    found = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+    if found is None:
+        return Finding("note", "compiler", "none: acceleration: compile goes on without compiling; install gcc")
+    return Finding("ok", "compiler", f"{found}, for acceleration: compile")
+
+
+def memory() -> Iterator[Finding]:
+    """What may still be taken, and what replay buffers of usual sizes take."""
+    free = available_memory()
+    yield Finding("ok", "memory", f"{human_bytes(free)} available")
+    for name, spaces in _BUFFERS.items():
+        needed = 4 * RowLayout.of(spaces).width * _CAPACITY
+        text = f"{human_bytes(needed)} for {_CAPACITY:,} transitions of {name}"
+        if needed > 0.9 * free:
+            yield Finding("note", "replay buffer", f"{text}: does not fit; lower buffer_capacity")
+        else:
+            yield Finding("ok", "replay buffer", text)
+
+
+def disk(output_dir: Path) -> Iterator[Finding]:
+    """Whether a run could write here as safely as it means to; tried in a folder that is removed again."""
+    absolute = output_dir.absolute()
+    parent = next(folder for folder in (absolute, *absolute.parents) if folder.exists())
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".tmp-doctor-", dir=parent))
+    except OSError as error:
+        problem = f"{output_dir} cannot be written ({error.strerror}); choose another with --output-dir"
+        yield Finding("broken", "output folder", problem)
+        return
+    try:
+        free = shutil.disk_usage(parent).free
+        little = "; checkpoints may not fit" if free < _LITTLE_DISK else ""
+        yield Finding("note" if little else "ok", "disk", f"{human_bytes(free)} free for {output_dir}{little}")
+        file = folder / "probe"
+        yield _probe("durable writes", lambda: write_durably(file, b"x"), "broken", "fsync fails")
+        if file.exists():
+            copies = "unchanged replay data are written again at each checkpoint"
+            yield _probe("hard links", lambda: (folder / "link").hardlink_to(file), "note", copies)
+            yield _probe("file locks", lambda: _lock(file), "broken", "two runs could share a folder")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def extras() -> Iterator[Finding]:
+    """Optional packages and the line that installs them."""
+    for extra, packages in _EXTRAS.items():
+        if missing := _missing(extra):
+            text = f"missing {', '.join(missing)}; pip install 'rl-training[{extra}]'"
+            yield Finding("note", f"extra {extra}", text)
+        else:
+            yield Finding("ok", f"extra {extra}", ", ".join(f"{p} {_version(p)}" for p in packages))
+
+
+def _missing(extra: str) -> list[str]:
+    return [package for package in _EXTRAS[extra] if _version(package) is None]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _step(env_id: str) -> str:
+    """What is wrong with an environment; empty when it can be reset and stepped."""
+    try:
+        env = gym.make(env_id)
+        try:
+            env.reset(seed=0)
+            env.step(env.action_space.sample())
+        finally:
+            env.close()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _probe(subject: str, attempt: Callable[[], object], otherwise: State, consequence: str) -> Finding:
+    try:
+        attempt()
+    except OSError as error:
+        return Finding(otherwise, subject, f"not supported here ({error.strerror}): {consequence}")
+    return Finding("ok", subject, "supported")
+
+
+def _lock(path: Path) -> None:
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

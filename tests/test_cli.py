@@ -1,0 +1,519 @@
+"""The command line: what a person types, what is printed, which exit code, and what is left on the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from rl_training import cli
+from rl_training.experiment.registry import list_algorithm_specs
+from rl_training.runtime import doctor
+from tests.dataset_files import episodes, save_npz
+
+TINY = """\
+# kept as it was written
+algo: sac
+env_id: Pendulum-v1
+seed: 3
+total_timesteps: 120
+eval_episodes: 1
+log_interval: 60
+checkpoint_interval: 60
+acceleration: eager
+algo_kwargs:
+  hidden_sizes: [8, 8]
+  batch_size: 8
+  learning_starts: 100
+  buffer_capacity: 500
+"""
+
+
+class Unbounded(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Box(-np.inf, np.inf, (1,))
+
+
+class Failing(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        raise RuntimeError("the motor\nis broken")
+
+
+gym.register("CliUnbounded-v0", entry_point=Unbounded)
+gym.register("CliFailing-v0", entry_point=Failing)
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(cli.main, [str(arg) for arg in args])
+
+
+def succeed(*args: object) -> str:
+    result = run(*args)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def fails(result: Result, code: int, *words: str) -> None:
+    """One line on standard error, nothing else, with that exit code and those words in it."""
+    lines = result.stderr.splitlines()
+    assert (result.exit_code, len(lines), result.stdout) == (code, 1, ""), result.output
+    assert lines[0].startswith("error: ")
+    for word in words:
+        assert word in lines[0]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A config in an otherwise empty folder, which is also the working directory."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A run folder with checkpoints at 60 and 120, and what its training printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "tiny.yaml").write_text(TINY)
+    result = run("train", "--config", folder / "tiny.yaml", "--output-dir", folder / "runs")
+    assert result.exit_code == 0, result.output
+    return next((folder / "runs").iterdir()), result
+
+
+@pytest.fixture
+def copied(trained: tuple[Path, Result], tmp_path: Path) -> Path:
+    """The trained run, to be changed."""
+    target = tmp_path / "run"
+    subprocess.run(["cp", "-a", trained[0], target], check=True)
+    return target
+
+
+def rows(text: str) -> dict[str, str]:
+    """A printed table of two columns."""
+    return dict(line.split("  ", 1) for line in text.splitlines() if "  " in line.strip())
+
+
+# Training and what follows it.
+
+
+def test_trains_from_yaml_and_says_what_to_type_next(trained: tuple[Path, Result]) -> None:
+    folder, result = trained
+    table = rows(result.stdout)
+    assert table["algorithm"].strip() == "sac (Soft Actor-Critic)"
+    assert table["environment steps"].strip() == "120"
+    assert table["updates"].strip() == "21"
+    assert "(1 episodes)" in table["mean return"]
+    assert table["run folder"].strip() == str(folder)
+    checkpoint = Path(table["checkpoint"].strip())
+    assert checkpoint == folder / "checkpoints" / "step_000000120"
+    for command in ("evaluate", "predict", "resume", "tensorboard --logdir"):
+        assert f"{command} " in result.stdout.split("next:")[1]
+    assert "120/120 steps" in result.stderr
+
+
+def test_the_run_folder_keeps_the_config_as_it_was_written(trained: tuple[Path, Result]) -> None:
+    folder, _ = trained
+    assert (folder / "config.yaml").read_text() == TINY
+    resolved = yaml.safe_load((folder / "config.resolved.yaml").read_text())
+    assert resolved["algo_kwargs"]["gamma"] == 0.99
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
+
+
+def test_the_commands_printed_at_the_end_work(trained: tuple[Path, Result]) -> None:
+    lines = [line.strip() for line in trained[1].stdout.split("next:")[1].strip().splitlines()]
+    assert lines[-1].startswith("tensorboard")
+    for line in lines[:2]:
+        succeed(*shlex.split(line)[1:])
+
+
+def test_options_and_set_change_the_config(tiny: Path) -> None:
+    succeed(
+        *("--quiet", "train", "--config", tiny, "--seed", 9, "--device", "cpu", "--output-dir", "elsewhere"),
+        *("--set", "total_timesteps=20", "--set", "algo_kwargs.batch_size=4", "--set", "eval_episodes=0"),
+    )
+    folder = next(Path("elsewhere").iterdir())
+    resolved = yaml.safe_load((folder / "config.resolved.yaml").read_text())
+    assert (resolved["seed"], resolved["device"], resolved["total_timesteps"]) == (9, "cpu", 20)
+    assert resolved["algo_kwargs"]["batch_size"] == 4
+    assert not Path("runs").exists()
+
+
+def test_quiet_prints_the_result_alone(tiny: Path) -> None:
+    result = run("--quiet", "train", "--config", tiny, "--set", "total_timesteps=20")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert "next:" not in result.stdout
+    assert "run folder" in result.stdout
+
+
+def test_evaluate_and_its_aliases_agree(trained: tuple[Path, Result]) -> None:
+    checkpoint = trained[0] / "checkpoints" / "step_000000120"
+    tables = [
+        succeed("evaluate", checkpoint, "--episodes", 2),
+        succeed("eval", checkpoint, "--episodes", 2),
+        succeed("evaluate", "--checkpoint", checkpoint, "--episodes", 2),
+        succeed("evaluate", trained[0], "--episodes", 2),
+    ]
+    assert len(set(tables)) == 1
+    assert "(2 episodes)" in rows(tables[0])["mean return"]
+
+
+def test_evaluate_in_another_environment(trained: tuple[Path, Result]) -> None:
+    shorter = succeed("evaluate", trained[0], "--episodes", 1, "--set", "env_kwargs.max_episode_steps=5")
+    assert rows(shorter)["mean length"].strip() == "5.0"
+    result = run("--quiet", "evaluate", trained[0], "--set", "env_id=CartPole-v1")
+    fails(result, 2, "CartPole-v1 does not fit", "obs_dim: 3 != 4")
+
+
+def test_predict_reads_every_form_of_observation(trained: tuple[Path, Result], tmp_path: Path) -> None:
+    one, other = [1.0, 0.0, -0.5], [-1.0, 0.0, 0.5]
+    action = json.loads(succeed("predict", trained[0], "--obs", "1.0,0.0,-0.5"))
+    assert len(action) == 1
+    assert -2 <= action[0] <= 2
+    assert json.loads(succeed("predict", trained[0], "--obs", json.dumps(one))) == action
+    assert json.loads(succeed("predict", "--checkpoint", trained[0], "--obs", "1.0,0.0,-0.5")) == action
+    (tmp_path / "obs.json").write_text(json.dumps([one, other]))
+    np.save(tmp_path / "obs.npy", np.array([one, other]))
+    batch = json.loads(succeed("predict", trained[0], "--obs", f"@{tmp_path}/obs.json"))
+    assert json.loads(succeed("predict", trained[0], "--obs", f"@{tmp_path}/obs.npy")) == batch
+    assert np.shape(batch) == (2, 1)
+    np.testing.assert_allclose(batch[0], action, rtol=1e-5)
+    negative = json.loads(succeed("predict", trained[0], "--obs", "-1.0,0.0,0.5"))
+    np.testing.assert_allclose(batch[1], negative, rtol=1e-5)
+
+
+def test_predict_samples_when_asked(trained: tuple[Path, Result]) -> None:
+    draws = {succeed("predict", trained[0], "--obs", "1,0,0", "--stochastic") for _ in range(3)}
+    assert len(draws) == 3
+
+
+# Resuming.
+
+
+def test_resume_goes_on_to_a_larger_budget(copied: Path) -> None:
+    table = rows(succeed("resume", copied, "--set", "total_timesteps=150", "--device", "cpu"))
+    assert table["environment steps"].strip() == "150"
+    assert Path(table["run folder"].strip()) == copied
+    assert (copied / "checkpoints" / "step_000000150").is_dir()
+
+
+def test_resuming_a_complete_run_says_so(copied: Path) -> None:
+    result = run("--quiet", "resume", copied)
+    assert result.exit_code == 0
+    assert "this run is complete" in result.stderr
+    assert rows(result.stdout)["environment steps"].strip() == "120"
+
+
+def test_resuming_a_run_that_stopped_early_says_so(tiny: Path) -> None:
+    settings = ("eval_interval=30", "early_stopping={target_return: -1e9}")
+    sets = [part for setting in settings for part in ("--set", f"algo_kwargs.{setting}")]
+    assert "target_return" in rows(succeed("train", "--config", tiny, *sets))["stopped early"]
+    folder = next(Path("runs").iterdir())
+    result = run("resume", folder)
+    assert result.exit_code == 0
+    assert "this run had stopped: target_return" in result.stderr
+    assert rows(result.stdout)["environment steps"].strip() == "30"
+    assert json.loads((folder / "run.json").read_text())["status"] == "stopped"
+
+
+def test_resume_falls_back_to_the_previous_valid_checkpoint(copied: Path) -> None:
+    newest = copied / "checkpoints" / "step_000000120" / "networks.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+    result = run("--quiet", "resume", copied)
+    assert result.exit_code == 0, result.output
+    warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: skipped")]
+    assert len(warnings) == 1
+    assert "networks.safetensors" in warnings[0]
+    assert rows(result.stdout)["environment steps"].strip() == "120"
+    assert Path(rows(result.stdout)["run folder"].strip()) == copied
+
+
+def test_init_from_starts_from_other_networks(tiny: Path, trained: tuple[Path, Result]) -> None:
+    succeed("train", "--config", tiny, "--init-from", trained[0], "--set", "total_timesteps=10")
+    resolved = yaml.safe_load(next(Path("runs").glob("*/config.resolved.yaml")).read_text())
+    assert resolved["init_from"] == str(trained[0])
+    result = run("train", "--config", tiny, "--init-from", trained[0], "--set", "algo_kwargs.hidden_sizes=[9]")
+    fails(result, 2, "init_from", "does not fit")
+
+
+# Bad input: exit code, one line, nothing written.
+
+BAD_CONFIGS = [
+    (TINY + "total_timestep: 5\n", 2, ("tiny.yaml:15", "'total_timestep'", "did you mean 'total_timesteps'")),
+    (TINY + "  gama: 0.9\n", 2, ("tiny.yaml:15", "algo_kwargs", "'gama'", "did you mean 'gamma'")),
+    (TINY.replace("120", "soon"), 2, ("tiny.yaml:5", "total_timesteps must be a whole number", "'soon'")),
+    (TINY.replace("batch_size: 8", "batch_size: 1.5"), 2, ("tiny.yaml:12", "algo_kwargs.batch_size", "1.5")),
+    (TINY.replace("batch_size: 8", "batch_size: 0"), 2, ("tiny.yaml:12", "must be >= 1, got 0")),
+    (TINY + "  gamma: .nan\n", 2, ("tiny.yaml:15", "gamma")),
+    (TINY + "seed: 4\n", 2, ("tiny.yaml:15", "seed")),
+    (TINY.replace("algo: sac", "algo: sacc"), 2, ("tiny.yaml:2", "'sacc'", "did you mean 'sac'")),
+    (TINY.replace("Pendulum-v1", "Pendulun-v1"), 2, ("tiny.yaml:3", "'Pendulun-v1'", "did you mean")),
+    (TINY.replace("Pendulum-v1", "CartPole-v1"), 2, ("tiny.yaml:3", "discrete actions", "use dqn")),
+    (TINY.replace("algo: sac", "algo: dqn").replace("learning_starts", "learning_starts"), 2, ("continuous",)),
+    (TINY.replace("Pendulum-v1", "CliUnbounded-v0"), 2, ("tiny.yaml:3", "unbounded actions", "RescaleAction")),
+    (TINY.replace("Pendulum-v1", "os:Env-v0"), 2, ("tiny.yaml:3", "'os'", "--allow-import")),
+    (TINY + "allow_import: true\n", 2, ("tiny.yaml:15", "--allow-import")),
+    (TINY.replace("acceleration: eager", "acceleration: graph"), 2, ("tiny.yaml:9", "CUDA")),
+    (TINY + "device: cuda:9\n", 2, ("tiny.yaml:15", "cuda:9")),
+    (TINY.replace("500", "1_000_000_000_000".replace("_", "")), 2, ("tiny.yaml:14", "the largest that fits is")),
+    (TINY + "init_from: nowhere\n", 3, ("nowhere", "no such checkpoint")),
+    ("[1, 2]\n", 2, ("tiny.yaml", "a config is a mapping")),
+    ("a: b: c\n", 2, ("tiny.yaml:1",)),
+]
+
+
+@pytest.mark.parametrize(("text", "code", "words"), BAD_CONFIGS)
+def test_a_bad_config_is_one_line_and_leaves_nothing(
+    tiny: Path, text: str, code: int, words: tuple[str, ...]
+) -> None:
+    tiny.write_text(text)
+    fails(run("train", "--config", "tiny.yaml"), code, *words)
+    assert [path.name for path in Path().iterdir()] == ["tiny.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["train", "--config", "nope.yaml"], ["nope.yaml: no such file"]),
+        (["train"], ["--config"]),
+        (["train", "--config", "tiny.yaml", "--set", "seed"], ["--set seed", "key=value"]),
+        (["train", "--config", "tiny.yaml", "--set", "algo_kwargs.gama=1"], ["--set", "did you mean 'gamma'"]),
+        (["train", "--config", "tiny.yaml", "--seed", "-1"], ["--seed"]),
+        (["train", "--config", "tiny.yaml", "--device", "tpu"], ["device", "'tpu'"]),
+        (["train", "--config", "tiny.yaml", "--output-dir", "tiny.yaml"], ["output_dir tiny.yaml", "--output-dir"]),
+        (["trian"], ["'trian'", "'train'"]),
+        (["train", "--confg", "tiny.yaml"], ["--confg", "--config"]),
+        (["evaluate"], ["--checkpoint"]),
+        (["configs", "redq/nothing"], ["redq/nothing", "rl-training configs"]),
+    ],
+)
+def test_bad_usage_is_one_line(tiny: Path, args: list[str], words: list[str]) -> None:
+    fails(run(*args), 2, *words)
+    assert [path.name for path in Path().iterdir()] == ["tiny.yaml"]
+
+
+@pytest.mark.parametrize("command", [["evaluate"], ["predict", "--obs", "1,2,3"], ["resume"]])
+def test_a_missing_or_foreign_checkpoint(tiny: Path, command: list[str]) -> None:
+    fails(run(*command, "nowhere"), 3, "nowhere: no such checkpoint")
+    fails(run(*command, "tiny.yaml"), 3, "tiny.yaml", "not a checkpoint")
+    Path("folder").mkdir()
+    fails(run(*command, "folder"), 3, "folder: neither a checkpoint nor a run folder")
+    assert list(Path("folder").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1,2", ["shape [3]", "[2]"]),
+        ("1,2,x", ["'x'"]),
+        ("[[1,2,3],[1,2]]", ["--obs"]),
+        ('["a","b","c"]', ["not numbers"]),
+        ("nan,0,0", ["finite"]),
+        ("1e300,0,0", ["finite"]),
+        ("@absent.json", ["No such file"]),
+        ("@pickled.npy", ["--obs @pickled.npy"]),
+    ],
+)
+def test_a_bad_observation(trained: tuple[Path, Result], tiny: Path, text: str, words: list[str]) -> None:
+    np.save("pickled.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    fails(run("predict", trained[0], "--obs", text), 2, *words)
+
+
+def test_an_environment_that_fails_is_one_line_after_saving(tiny: Path) -> None:
+    tiny.write_text(TINY.replace("Pendulum-v1", "CliFailing-v0"))
+    result = run("--quiet", "train", "--config", tiny)
+    assert result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: environment 0 failed")
+    assert "the motor is broken" in last
+    assert json.loads(next(Path("runs").glob("*/run.json")).read_text())["status"] == "failed"
+
+
+def test_debug_adds_the_traceback(tiny: Path) -> None:
+    result = run("--debug", "train", "--config", "nope.yaml")
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: nope.yaml")
+
+
+def test_the_unexpected_is_one_line_too(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def surprise(*_: object) -> None:
+        raise KeyError("two\nlines")
+
+    monkeypatch.setattr(cli, "load_config", surprise)
+    fails(run("train", "--config", tiny), 1, "unexpected KeyError", "--debug")
+
+
+# Lists, data sets, the doctor.
+
+
+def test_algos_lists_the_registry() -> None:
+    lines = succeed("algos").splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [spec.name for spec in list_algorithm_specs()]
+    assert "2021" in next(line for line in lines if line.startswith("redq"))
+
+
+def test_configs_lists_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "assets" / "configs" / "sac"
+    folder.mkdir(parents=True)
+    (folder / "tiny.yaml").write_text(TINY)
+    monkeypatch.setattr("rl_training.experiment.config.resources.files", lambda _: tmp_path)
+    assert succeed("configs").splitlines()[1].split() == ["sac/tiny", "Pendulum-v1", "120"]
+    assert succeed("configs", "sac/tiny") == TINY
+
+
+def test_data_go_round_through_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    succeed("dataset", "collect", "--env", "Pendulum-v1", "--size", 250, "--seed", 5, "--output", "data.npz")
+    succeed("dataset", "convert", "data.npz", "data.hdf5")
+    succeed("dataset", "convert", "data.hdf5", "cli/data-v0", "--to", "minari")
+    succeed("dataset", "convert", "cli/data-v0", "back.npz")
+    with np.load("data.npz") as first, np.load("back.npz") as last:
+        for name in ("observations", "actions", "rewards", "next_observations", "terminals"):
+            np.testing.assert_array_equal(first[name], last[name])
+    tables = [rows(succeed("dataset", "show", place)) for place in ("data.npz", "data.hdf5", "cli/data-v0")]
+    for table in tables:
+        assert table["transitions"].strip() == "250"
+        assert table["episodes"].strip().startswith("2 ")
+        assert table["return"] == tables[0]["return"]
+    assert "250 transitions, 2 episodes" in succeed("dataset", "validate", "data.hdf5", "--env", "Pendulum-v1")
+
+
+def test_collecting_repeats_itself_and_overwrites_nothing(tmp_path: Path) -> None:
+    command = ("--quiet", "dataset", "collect", "--env", "CartPole-v1", "--size", 60, "--seed", 1, "--output")
+    succeed(*command, tmp_path / "a.npz")
+    succeed(*command, tmp_path / "b.npz")
+    with np.load(tmp_path / "a.npz") as a, np.load(tmp_path / "b.npz") as b:
+        np.testing.assert_array_equal(a["observations"], b["observations"])
+        assert set(np.unique(a["actions"])) == {0, 1}
+    before = (tmp_path / "a.npz").read_bytes()
+    fails(run(*command, tmp_path / "a.npz"), 3, "already exists and is not overwritten")
+    fails(run("dataset", "convert", tmp_path / "b.npz", tmp_path / "a.npz"), 3, "already exists")
+    assert (tmp_path / "a.npz").read_bytes() == before
+
+
+def test_collecting_with_a_policy(trained: tuple[Path, Result], tmp_path: Path) -> None:
+    policy = ("dataset", "collect", "--env", "Pendulum-v1", "--size", 20, "--policy", trained[0], "--output")
+    succeed(*policy, tmp_path / "mode.npz")
+    succeed(*policy, tmp_path / "sampled.npz", "--stochastic")
+    with np.load(tmp_path / "mode.npz") as mode, np.load(tmp_path / "sampled.npz") as sampled:
+        observation = ",".join(str(x) for x in mode["observations"][0])
+        expected = json.loads(succeed("predict", trained[0], "--obs", observation))
+        np.testing.assert_allclose(mode["actions"][0], expected, rtol=1e-5)
+        np.testing.assert_array_equal(mode["observations"][0], sampled["observations"][0])
+        assert not np.array_equal(mode["actions"][0], sampled["actions"][0])
+    other = ("dataset", "collect", "--env", "CartPole-v1", "--policy", trained[0], "--output", tmp_path / "x.npz")
+    fails(run("--quiet", *other), 2, "CartPole-v1", "does not fit the policy")
+    assert not (tmp_path / "x.npz").exists()
+
+
+def test_broken_data_are_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    columns = episodes()
+    columns["rewards"][3] = np.nan
+    save_npz(tmp_path / "nan.npz", columns, action_low=[-2, -1], action_high=[2, 3])
+    save_npz(tmp_path / "unbounded.npz", episodes())
+    fails(run("dataset", "validate", "nan.npz"), 3, "nan.npz", "'rewards'", "row 3")
+    fails(run("dataset", "show", "unbounded.npz"), 3, "action_low")
+    assert "12 transitions" in succeed(
+        *("dataset", "validate", "unbounded.npz", "--action-low", "-2,-1", "--action-high", "2,3")
+    )
+    fails(run("dataset", "validate", "absent.npz"), 3, "absent.npz: does not exist")
+    fails(run("dataset", "convert", "unbounded.npz", "x.hdf5", "--to", "parquet"), 2, "'parquet'")
+    fails(run("dataset", "collect", "--env", "Pendulum-v1", "--output", "data.csv"), 3, "data.csv")
+    fails(run("dataset", "show", "nan.npz", "--action-low", "a", "--action-high", "1"), 2, "--action-low a")
+
+
+def test_trains_offline_from_a_collected_file_without_an_environment(tiny: Path) -> None:
+    succeed("dataset", "collect", "--env", "Pendulum-v1", "--size", 100, "--output", "data.npz")
+    tiny.write_text(
+        "algo: bc\nenv_id: null\ntotal_timesteps: 20\nacceleration: eager\nalgo_kwargs:\n  hidden_sizes: [8]\n"
+        "  batch_size: 50\n  dataset_kind: npz\n  dataset_path: data.npz\n"
+    )
+    result = run("train", "--config", tiny)
+    assert result.exit_code == 0, result.output
+    assert "evaluation is skipped" in result.stderr
+    table = rows(result.stdout)
+    assert table["data set"].strip() == "100 transitions, 10.0 epochs"
+    assert "mean return" not in table
+    assert "rl-training evaluate" not in result.stdout
+
+
+def test_the_doctor_finds_this_machine_usable_and_leaves_nothing(tmp_path: Path) -> None:
+    text = succeed("doctor", "--output-dir", tmp_path)
+    for subject in ("torch", "cuda", "memory", "hard links", "file locks", "extra mujoco", "compiler"):
+        assert subject in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_doctor_refuses_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = run("doctor", "--output-dir", tmp_path / "file")
+    assert result.exit_code == 1
+    assert "broken: output folder" in result.stdout
+
+
+def test_the_doctor_sees_a_half_upgraded_mujoco(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"mujoco": "4.0.0", "mujoco-core": "3.3.7"}
+    monkeypatch.setattr(doctor, "_version", versions.get)
+    (finding,) = doctor.mujoco()
+    assert finding.state == "broken"
+    assert "mujoco-core is 3.3.7" in finding.text
+    assert "reinstall" in finding.text
+
+
+# As a process of its own.
+
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(Path(__file__).parents[1] / "src"),
+}
+COMMAND = [sys.executable, "-m", "rl_training"]
+
+
+def test_python_m_rl_training_is_the_command(tmp_path: Path) -> None:
+    done = subprocess.run([*COMMAND, "algos"], env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == succeed("algos")
+    done = subprocess.run([*COMMAND, "nonsense"], env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signals, code: int) -> None:
+    command = [*COMMAND, "train", "--config", "tiny.yaml", "--set", "total_timesteps=1000000"]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        process.stderr.readline()  # the first report: training is under way
+        time.sleep(0.1)
+        process.send_signal(number)
+        rest = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+    assert process.returncode == code
+    folder = next(Path("runs").iterdir())
+    assert f"rl-training resume {folder}" in rest.splitlines()[-1]
+    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
