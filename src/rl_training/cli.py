@@ -19,7 +19,6 @@ from rl_training.console.results import evaluation_rows, show_result
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.config import LoadedConfig, load_config, packaged_configs
-from rl_training.experiment.files import package_version
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.runtime.doctor import examine
@@ -166,7 +165,7 @@ def doctor(
 ) -> None:
     """Check this machine: versions, device, MuJoCo, memory, disk, optional packages."""
     findings = examine(output_dir)
-    show_table([("", "rl_training", package_version()), *((f.state, f.subject, f.text) for f in findings)])
+    show_table([(finding.state, finding.subject, finding.text) for finding in findings])
     broken = [finding.subject for finding in findings if finding.state == "broken"]
     if broken:
         print(f"broken: {', '.join(broken)}")

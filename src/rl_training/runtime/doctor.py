@@ -19,7 +19,7 @@ import gymnasium as gym
 import torch
 
 from rl_training.data.transitions import RowLayout
-from rl_training.experiment.files import write_durably
+from rl_training.experiment.files import package_version, write_durably
 from rl_training.memory import available_memory, human_bytes
 from rl_training.spaces import SpaceSpec
 
@@ -61,7 +61,8 @@ def examine(output_dir: Path = Path("runs")) -> list[Finding]:
 
 
 def versions() -> Iterator[Finding]:
-    """Python and the packages every run imports."""
+    """This package, Python, and what every run imports."""
+    yield Finding("ok", "rl_training", package_version())
     yield Finding("ok", "python", f"{platform.python_version()} ({sys.executable})")
     for package in _CORE:
         version = _version(package)
