@@ -113,7 +113,6 @@ def threshold_jobs(options: argparse.Namespace) -> Iterable[Job]:
         if options.algo and task.algo not in options.algo:
             continue
         for seed in options.seeds:
-            # The best checkpoint is chosen among evaluations during the run, the final one is judged on its own.
             more = {"algo_kwargs": {"eval_interval": options.eval_interval or 2_500}} if task.best else {}
             fields = {"eval_episodes": options.eval_episodes if task.best else 0}
             yield make_job(
@@ -195,13 +194,18 @@ def threshold_text(entries: list[Entry]) -> str:
         values, wanted = finals(runs), runs[0]["threshold"]
         passed = "pass" if statistics.fmean(values) >= wanted else "FAIL"
         seeds = " ".join(str(run["seed"]) for run in runs)
-        steps = max(run["steps"] for run in runs)
+        done, budget = min(run["steps"] for run in runs), max(run["total_timesteps"] for run in runs)
+        steps = f"{budget:,}" if done == budget else f"{budget:,}, cut short at {done:,}"
         settings = " ".join([f"`{runs[0]['config']}`", *runs[0]["overrides"]])
         how = f"{runs[0]['judged']}, {runs[0]['episodes']} episodes"
-        rows.append([name, env, f"{steps:,}", settings, how, seeds, report.returns(values), report.spread(values),
+        rows.append([name, env, steps, settings, how, seeds, report.returns(values), report.spread(values),
                      f"{wanted:g}", passed])  # fmt: skip
     header = ["", "environment", "steps", "config", "judged by", "seeds", "returns", "mean ± std", "at least", ""]
-    return table(header, rows)
+    note = (
+        "A best checkpoint was chosen by evaluations during the run, whose episodes are among those it is judged by; "
+        "a last checkpoint was chosen by nothing."
+    )
+    return f"{table(header, rows)}\n\n{note}"
 
 
 def curve_text(entries: list[Entry]) -> str:

@@ -82,7 +82,7 @@ def train_ours(job: Job) -> Entry:
     }
 
 
-def sb3_agent(config: TrainConfig, env: Any, library: str = "stable_baselines3", **options: Any) -> Any:
+def sb3_agent(config: TrainConfig, env: Any, **options: Any) -> Any:
     """A Stable-Baselines3 SAC with the settings of one of our configs."""
     import stable_baselines3 as sb3
 
@@ -187,6 +187,8 @@ _TRAIN = {"rl_training": train_ours, "sb3": train_sb3, "d3rlpy": train_d3rlpy}
 
 def perform(job: Job) -> Entry:
     """Run one job in this process; its entry says where and how."""
+    if job.deadline is not None and time.time() > job.deadline:
+        raise TimeoutError("no time was left for it")
     device = str(choose_device(job.config["device"]))
     found = _TRAIN[job.library](job)
     config = job.config
@@ -216,6 +218,9 @@ def perform_all(jobs: Sequence[Job], workers: int, threads: int | None) -> Itera
             job = pending[future]
             try:
                 entry = future.result()
+            except TimeoutError as error:
+                print(f"{job.key} left out: {error}", flush=True)
+                continue
             except Exception:
                 print(f"{job.key} FAILED\n{traceback.format_exc()}", flush=True)
                 continue

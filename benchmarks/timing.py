@@ -70,18 +70,19 @@ def alternate(contenders: dict[str, Runs], *, seconds: float, blocks: int, perio
 
 
 class Stopwatch:
-    """Seconds and calls spent inside functions, by name."""
+    """Seconds and calls spent inside functions, by name, and the time since which they are counted."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.calls: dict[str, int] = {}
+        self.since: dict[str, float] = {}
 
     @contextmanager
     def around(self, owner: Any, attribute: str, name: str, *, skip: int = 0) -> Iterator[None]:
         """Time every call of `owner.attribute` but the first `skip`; the device's queue is emptied before and
         after, so that waiting for other work is not counted."""
         original: Callable[..., Any] = getattr(owner, attribute)
-        self.seconds[name], self.calls[name] = 0.0, 0
+        self.seconds[name], self.calls[name], self.since[name] = 0.0, 0, time.perf_counter()
         skipped = 0
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -94,6 +95,7 @@ class Stopwatch:
                 wait()
                 if skipped < skip:
                     skipped += 1
+                    self.since[name] = time.perf_counter()
                 else:
                     self.seconds[name] += time.perf_counter() - started
                     self.calls[name] += 1
@@ -103,3 +105,7 @@ class Stopwatch:
             yield
         finally:
             setattr(owner, attribute, original)
+
+    def share(self, name: str) -> float:
+        """Of the time since counting began."""
+        return self.seconds[name] / (time.perf_counter() - self.since[name])

@@ -131,7 +131,7 @@ def test_a_file_becomes_a_config(tmp_path: Path) -> None:
         ("num_envs: '2'", "num_envs must be a whole number, got '2'"),
         ("num_envs: true", "num_envs must be a whole number, got True"),
         ("tf32: yes", "tf32 must be true or false, got 'yes'"),
-        ("device: gpu", "device: must be auto, cpu, cuda or cuda:N, got 'gpu'"),
+        ("device: gpu", "device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
         ("acceleration: fast", "acceleration must be 'auto', 'eager', 'compile' or 'graph', got 'fast'"),
         ("env_kwargs: [1]", "env_kwargs must be a mapping, got [1]"),
         ("tags: word", "tags must be a list, got 'word'"),

@@ -1,34 +1,8 @@
-"""`train_cql`: CQL through the one offline loop; what it adds to the shared sections are its defaults."""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
+"""CQL through the offline loop: its sections, with the defaults in which it differs from the rest, and `train_cql`."""
 
 from rl_training.algorithms.cql import CQL
-from rl_training.data.datasets import TransitionDataset
-from rl_training.experiment.checkpointing import Checkpoint
-from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.offline import offline_sections, run_offline
-from rl_training.runtime.session import TrainResult
+from rl_training.runtime.trainers import data_trainer
 
 SECTIONS = offline_sections(CQL)
-
-
-def train_cql(
-    config: TrainConfig,
-    *,
-    run_suffix: str | None = None,
-    checkpoint_state: Checkpoint | None = None,
-    callbacks: Sequence[Callback] | None = None,
-    dataset: TransitionDataset | None = None,
-) -> TrainResult:
-    """Train CQL as `config` says, from the start or from `checkpoint_state`."""
-    return run_offline(
-        SECTIONS,
-        config,
-        run_suffix=run_suffix,
-        checkpoint_state=checkpoint_state,
-        callbacks=callbacks,
-        dataset=dataset,
-    )
+train_cql = data_trainer(run_offline, SECTIONS)

@@ -1,31 +1,8 @@
-"""`train_ddpg`: DDPG through the one online loop; what it adds to the shared sections are its defaults."""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
+"""DDPG through the online loop: its sections, with the defaults in which it differs from the rest, and `train_ddpg`."""
 
 from rl_training.algorithms.ddpg import DDPG
-from rl_training.experiment.checkpointing import Checkpoint
-from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.online import online_sections, run_online
-from rl_training.runtime.session import TrainResult
+from rl_training.runtime.trainers import online_trainer
 
 SECTIONS = online_sections(DDPG)
-
-
-def train_ddpg(
-    config: TrainConfig,
-    *,
-    run_suffix: str | None = None,
-    checkpoint_state: Checkpoint | None = None,
-    callbacks: Sequence[Callback] | None = None,
-) -> TrainResult:
-    """Train DDPG as `config` says, from the start or from `checkpoint_state`."""
-    return run_online(
-        SECTIONS,
-        config,
-        run_suffix=run_suffix,
-        checkpoint_state=checkpoint_state,
-        callbacks=callbacks,
-    )
+train_ddpg = online_trainer(run_online, SECTIONS)

@@ -1,34 +1,8 @@
-"""`train_edac`: EDAC through the one offline loop; what it adds to the shared sections are its defaults."""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
+"""EDAC through the offline loop: its sections, with the defaults in which it differs from the rest, and `train_edac`."""
 
 from rl_training.algorithms.edac import EDAC
-from rl_training.data.datasets import TransitionDataset
-from rl_training.experiment.checkpointing import Checkpoint
-from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.offline import offline_sections, run_offline
-from rl_training.runtime.session import TrainResult
+from rl_training.runtime.trainers import data_trainer
 
 SECTIONS = offline_sections(EDAC)
-
-
-def train_edac(
-    config: TrainConfig,
-    *,
-    run_suffix: str | None = None,
-    checkpoint_state: Checkpoint | None = None,
-    callbacks: Sequence[Callback] | None = None,
-    dataset: TransitionDataset | None = None,
-) -> TrainResult:
-    """Train EDAC as `config` says, from the start or from `checkpoint_state`."""
-    return run_offline(
-        SECTIONS,
-        config,
-        run_suffix=run_suffix,
-        checkpoint_state=checkpoint_state,
-        callbacks=callbacks,
-        dataset=dataset,
-    )
+train_edac = data_trainer(run_offline, SECTIONS)

@@ -1,0 +1,269 @@
+"""The offline algorithms on files of transitions: returns and D4RL-normalised scores beside the data's own.
+
+    python -m benchmarks.offline --data DIR [--files pendulum-replay hopper-medium+hopper-expert] [--algo …]
+                                 [--updates 20000] [--seeds 0 1 2] [--workers W] [--device cuda]
+                                 [--peer-python PATH]     d3rlpy's CRR, AWAC and IQL on the same rows
+    python -m benchmarks.offline --data DIR --time-edac   what evaluation and records add to the learner's own time
+
+A file is `DIR/<name>.npz`; names joined with `+` are mixed in proportion to their rows. Settings come from the
+packaged config `<algo>/<name>` (a mixture of medium and expert is `…-medium-expert`) and otherwise from the learner's
+defaults with observations normalised as CORL does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.learning import comparison, finals
+from benchmarks.report import Entry, Results, Sections, table
+from benchmarks.runs import Job, Watch, configure, perform_all
+from benchmarks.timing import Stopwatch
+from rl_training.data.scores import NOT_COMPARABLE, normalized_score
+from rl_training.experiment.config import TrainConfig, packaged_configs
+from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
+from rl_training.runtime.acceleration import Updater
+from rl_training.runtime.launch import choose_device, set_quiet
+
+ENVIRONMENTS = {"pendulum": "Pendulum-v1", "hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5"}
+THRESHOLDS = {"pendulum-replay": -200.0}
+PEER_ALGORITHMS = ("crr", "awac", "iql")
+# CORL normalises observations for all but EDAC; CRR, which it lacks, is treated as its relative AWAC.
+NORMALIZED = ("bc", "td3_bc", "iql", "cql", "awac", "crr")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the npz files")
+    parser.add_argument("--files", nargs="+", default=["pendulum-replay"])
+    parser.add_argument("--algo", nargs="+")
+    parser.add_argument("--config", help="path or <algo>/<name>; {algo} stands for each algorithm")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of every config")
+    parser.add_argument("--updates", type=int, default=20_000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="CPU threads of each run; 1 if there are several workers")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--acceleration", default="auto")
+    parser.add_argument("--episodes", type=int, default=30)
+    parser.add_argument("--minutes", type=float, help="stop runs and judge them after this time")
+    parser.add_argument("--peer-python", help="a Python with d3rlpy installed")
+    parser.add_argument("--peers-only", action="store_true")
+    parser.add_argument("--time-edac", action="store_true")
+    parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
+    return parser.parse_args()
+
+
+def paths(data: Path, name: str) -> list[Path]:
+    found = [data / f"{part}.npz" for part in name.split("+")]
+    for path in found:
+        if not path.is_file():
+            raise SystemExit(f"{path}: no such file; --data is the folder, --files the names without .npz")
+    return found
+
+
+def environment(name: str) -> str:
+    return ENVIRONMENTS[name.partition("-")[0]]
+
+
+def data_returns(files: list[Path]) -> list[float]:
+    """The return of every episode in the files."""
+    found: list[float] = []
+    for path in files:
+        with np.load(path) as data:
+            ends = np.flatnonzero((data["terminals"] > 0) | (data["timeouts"] > 0)) + 1
+            found += [float(part.sum()) for part in np.split(data["rewards"], ends) if len(part)]
+    return found
+
+
+def config_name(algo: str, name: str) -> str:
+    """`hopper-medium+hopper-expert` is the packaged `hopper-medium-expert`."""
+    task = name.partition("-")[0]
+    return f"{algo}/{name.replace(f'+{task}', '')}"
+
+
+def dataset_settings(files: list[Path]) -> dict[str, Any]:
+    """The keys of `algo_kwargs` for these files, and those they replace."""
+    if len(files) == 1:
+        return {"dataset_kind": "npz", "dataset_path": str(files[0]), "datasets": []}
+    choices = []
+    for path in files:
+        with np.load(path) as data:
+            rows = len(data["rewards"])
+        choices.append({"dataset_kind": "npz", "dataset_path": str(path), "weight": float(rows)})
+    return {"datasets": choices, "dataset_kind": "random", "dataset_path": None}
+
+
+def configured(options: argparse.Namespace, algo: str, name: str, seed: int, **fields: Any) -> tuple[TrainConfig, str]:
+    """The config of one run and where its settings come from."""
+    source = options.config.format(algo=algo) if options.config else config_name(algo, name)
+    settings: dict[str, Any] = {"normalize_observations": algo in NORMALIZED}
+    if algo == "awac":
+        settings["hidden_sizes"] = [256, 256, 256]
+    if algo == "iql" and environment(name) != "Pendulum-v1":
+        settings["reward_range_scaling"] = True
+    defaults = {"env_id": environment(name), "total_timesteps": options.updates, "algo_kwargs": settings}
+    extra = dataset_settings(paths(options.data, name)) | fields.pop("algo_kwargs", {})
+    config = configure(
+        source,
+        algo,
+        options.set,
+        defaults,
+        env_id=environment(name),
+        seed=seed,
+        total_timesteps=options.updates,
+        device=options.device,
+        acceleration=options.acceleration,
+        checkpoint_interval=10**9,
+        algo_kwargs=extra,
+        **{"eval_episodes": 0} | fields,
+    )
+    known = Path(source).is_file() or source in packaged_configs()
+    return config, source if known else "defaults"
+
+
+def jobs(options: argparse.Namespace) -> Iterable[Job]:
+    algorithms = options.algo or [s.name for s in list_algorithm_specs() if s.regime == "offline"]
+    for name in options.files:
+        own = data_returns(paths(options.data, name))
+        for seed in options.seeds:
+            for algo in algorithms:
+                libraries = ["d3rlpy"] if options.peer_python and algo in PEER_ALGORITHMS else []
+                for library in libraries + ([] if options.peers_only else ["rl_training"]):
+                    config, source = configured(options, algo, name, seed)
+                    yield Job(
+                        key=f"{name}/{options.updates}/{library} {algo}/{seed}",
+                        config=config.to_dict(),
+                        library=library,
+                        episodes=options.episodes,
+                        deadline=time.time() + 60 * options.minutes if options.minutes else None,
+                        labels={
+                            "kind": "offline",
+                            "file": name,
+                            "config": source if library == "rl_training" else "d3rlpy's defaults",
+                            "overrides": options.set,
+                            "data_return": statistics.fmean(own),
+                            "data_episodes": len(own),
+                        },
+                        peer_python=options.peer_python,
+                    )
+
+
+def time_edac(options: argparse.Namespace) -> Entry:
+    """EDAC-10 on halfcheetah-medium, evaluated ten times on the way: all of it over the updates alone.
+
+    Both clocks start after the first block of updates, in which a GPU's graphs are recorded and compiled.
+    """
+    config, source = configured(
+        options,
+        "edac",
+        "halfcheetah-medium",
+        options.seeds[0],
+        eval_episodes=10,
+        algo_kwargs={"eval_interval": max(1, options.updates // 10), "num_critics": 10},
+    )
+    device = str(choose_device(config.device))
+    watch, stopwatch = Watch(None), Stopwatch()
+    set_quiet(True)
+    with tempfile.TemporaryDirectory() as folder, stopwatch.around(Updater, "run", "updates", skip=1):
+        result = get_algorithm_spec("edac").train(config.replace(output_dir=folder), callbacks=[watch])
+        whole = time.perf_counter() - stopwatch.since["updates"]
+    learner = stopwatch.seconds["updates"]
+    print(f"{whole:.1f} s in all, {learner:.1f} s of updates: ratio {whole / learner:.3f}")
+    return report.stamp(device) | {
+        "kind": "time-edac",
+        "config": source,
+        "updates": int(result.metrics["update_count"]),
+        "evaluations": len(watch.curve),
+        "seconds": whole,
+        "learner_seconds": learner,
+        "ratio": whole / learner,
+    }
+
+
+def contender(entry: Entry) -> str:
+    return ("d3rlpy " if entry["library"] == "d3rlpy" else "") + entry["algo"].upper().replace("TD3_BC", "TD3+BC")
+
+
+def file_text(name: str, entries: list[Entry]) -> str:
+    """One file: a row per algorithm, then what the table says."""
+    runs_of: dict[str, list[Entry]] = {}
+    for entry in sorted(entries, key=lambda e: (e["library"], e["algo"], e["seed"])):
+        runs_of.setdefault(contender(entry), []).append(entry)
+    env, wanted = environment(name), THRESHOLDS.get(name)
+    own = entries[0]["data_return"]
+    clone = statistics.fmean(finals(runs_of["BC"])) if "BC" in runs_of else None
+
+    def score(value: float) -> str:
+        found = normalized_score(env, value)
+        return "–" if found is None else f"{found:.1f}"
+
+    rows = [["the data itself", "–", "–", "–", "–", f"{own:.0f}", score(own), "–"]]
+    for label, runs in runs_of.items():
+        values = finals(runs)
+        mean = statistics.fmean(values)
+        verdicts = []
+        if wanted is not None and label != "BC" and runs[0]["library"] == "rl_training":
+            verdicts.append("pass" if mean >= wanted else f"FAIL (≥ {wanted:g})")
+        if clone is not None and label != "BC":
+            verdicts.append("above BC" if mean > clone else "not above BC")
+        settings = " ".join([f"`{runs[0]['config']}`", *runs[0]["overrides"]])
+        rows.append([label, settings, f"{min(r['updates'] for r in runs):,}", " ".join(str(r["seed"]) for r in runs),
+                     report.returns(values), report.spread(values), score(mean), ", ".join(verdicts) or "–"])  # fmt: skip
+    header = ["", "settings", "updates", "seeds", "returns", "mean ± std", "normalised", ""]
+    parts = [f"### {name} ({env}), {entries[0]['total_timesteps']:,} updates\n", table(header, rows)]
+    for label, runs in runs_of.items():
+        peer = runs_of.get(f"d3rlpy {label}")
+        if peer:
+            parts.append(f"\n{label} beside d3rlpy: {comparison(finals(runs), finals(peer))}")
+    if normalized_score(env, 0.0) is not None:
+        parts.append(f"\nScores are {NOT_COMPARABLE}.")
+    return "\n".join(parts)
+
+
+def sections(entries: dict[str, Entry]) -> Sections:
+    found: Sections = {}
+    runs = [e for e in entries.values() if e["kind"] == "offline"]
+    if runs:
+        tables = sorted({(e["file"], e["total_timesteps"]) for e in runs})
+        texts = [file_text(f, [e for e in runs if (e["file"], e["total_timesteps"]) == (f, n)]) for f, n in tables]
+        note = f"Written by `python -m benchmarks.offline`; last checkpoint, {runs[0]['episodes']} episodes on the \
+same seeds for every run."
+        body = "\n\n".join(texts)
+        found["results", "offline"] = f"## Offline algorithms\n\n{note}\n\n{body}\n\n{report.origins(runs)}"
+    timed = [e for e in entries.values() if e["kind"] == "time-edac"]
+    if timed:
+        rows = [[e["machine"], f"{e['updates']:,}", e["evaluations"], f"{e['seconds']:.1f}",
+                 f"{e['learner_seconds']:.1f}", f"{e['ratio']:.3f}"] for e in timed]  # fmt: skip
+        header = ["machine", "updates", "evaluations", "seconds in all", "seconds of updates", "ratio"]
+        found["performance", "time-edac"] = (
+            "## A whole offline run\n\nEDAC-10 on halfcheetah-medium; written by `python -m benchmarks.offline "
+            f"--time-edac`. Both clocks start after the first block.\n\n{table(header, rows)}\n\n{report.origins(timed)}"
+        )
+    return found
+
+
+def main() -> None:
+    options = arguments()
+    results = Results("offline", options.json)
+    if options.time_edac:
+        entry = time_edac(options)
+        results.add({f"time-edac/{entry['machine']}": entry})
+    else:
+        for job, entry in perform_all(list(jobs(options)), options.workers, options.threads):
+            results.add({job.key: entry})
+    for text in sections(results.load()).values():
+        print(f"\n{text}")
+    results.render(sections)
+
+
+if __name__ == "__main__":
+    main()
