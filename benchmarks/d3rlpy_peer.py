@@ -33,15 +33,19 @@ class Peer:
         for name in kind.__dataclass_fields__:
             if name.endswith("encoder_factory"):
                 settings[name] = encoder
-        if order["normalize"]:
-            settings["observation_scaler"] = d3rlpy.preprocessing.StandardObservationScaler()
-        self.batch_size = order["batch"]
-        self.algo = kind(**settings).create(device=order["device"] if order["device"] != "cpu" else False)
         with np.load(order["data"]) as data:
+            observations = data["observations"]
             self.dataset = d3rlpy.dataset.MDPDataset(
-                *(data[name] for name in ("observations", "actions", "rewards", "terminals", "timeouts")),
+                observations,
+                *(data[name] for name in ("actions", "rewards", "terminals", "timeouts")),
                 action_space=d3rlpy.ActionSpace.CONTINUOUS,
             )
+        if order["normalize"]:
+            settings["observation_scaler"] = d3rlpy.preprocessing.StandardObservationScaler(
+                mean=observations.mean(0), std=observations.std(0)
+            )
+        self.batch_size = order["batch"]
+        self.algo = kind(**settings).create(device=order["device"] if order["device"] != "cpu" else False)
         self.algo.build_with_dataset(self.dataset)
         self.device = order["device"]
         self.drawn = [self._draw() for _ in range(_DRAWN_BEFOREHAND)]

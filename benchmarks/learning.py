@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import cases, report
 from benchmarks.report import Entry, Results, Sections, table
-from benchmarks.runs import Job, configure, perform_all
+from benchmarks.runs import Job, configure, dataset_settings, perform_all
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def make_job(options: argparse.Namespace, kind: str, algo: str, env: str, steps:
     if algo == "rlpd":
         if options.prior is None:
             raise SystemExit("rlpd needs --prior FILE.npz")
-        extra |= {"dataset_kind": "npz", "dataset_path": str(options.prior)}
+        extra |= dataset_settings([options.prior])
     config = configure(
         source,
         algo,

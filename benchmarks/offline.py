@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import report
 from benchmarks.learning import comparison, finals
 from benchmarks.report import Entry, Results, Sections, table
-from benchmarks.runs import Job, Watch, configure, perform_all
+from benchmarks.runs import Job, Watch, configure, dataset_settings, perform_all
 from benchmarks.timing import Stopwatch
 from rl_training.data.scores import NOT_COMPARABLE, normalized_score
 from rl_training.experiment.config import TrainConfig, packaged_configs
@@ -88,18 +88,6 @@ def config_name(algo: str, name: str) -> str:
     """`hopper-medium+hopper-expert` is the packaged `hopper-medium-expert`."""
     task = name.partition("-")[0]
     return f"{algo}/{name.replace(f'+{task}', '')}"
-
-
-def dataset_settings(files: list[Path]) -> dict[str, Any]:
-    """The keys of `algo_kwargs` for these files, and those they replace."""
-    if len(files) == 1:
-        return {"dataset_kind": "npz", "dataset_path": str(files[0]), "datasets": []}
-    choices = []
-    for path in files:
-        with np.load(path) as data:
-            rows = len(data["rewards"])
-        choices.append({"dataset_kind": "npz", "dataset_path": str(path), "weight": float(rows)})
-    return {"datasets": choices, "dataset_kind": "random", "dataset_path": None}
 
 
 def configured(options: argparse.Namespace, algo: str, name: str, seed: int, **fields: Any) -> tuple[TrainConfig, str]:

@@ -103,11 +103,12 @@ class D3rlpyProcess:
         threads: int | None = None,
     ) -> None:
         script = Path(__file__).with_name("d3rlpy_peer.py")
+        self._said = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [python, str(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._said,
             text=True,
         )
         order = {
@@ -130,7 +131,9 @@ class D3rlpyProcess:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"d3rlpy ended with {self._process.wait()}: try benchmarks/d3rlpy_peer.py by hand")
+            status = self._process.wait()
+            self._said.seek(0)
+            raise RuntimeError(f"d3rlpy ended with {status}:\n{self._said.read()[-2000:]}")
         return json.loads(line)
 
     def update(self, count: int, *, fresh: bool) -> float:

@@ -246,3 +246,16 @@ def configure(
         raise SystemExit(f"{algo}: no config {source!r}; give one with --config")
     extra = fields.pop("algo_kwargs", {})
     return config.replace(**fields, algo_kwargs={**config.algo_kwargs, **extra})
+
+
+def dataset_settings(files: list[Path]) -> dict[str, Any]:
+    """The keys of `algo_kwargs` for these files; every other choice of data is taken back."""
+    nothing = {"dataset_kind": "random", "dataset_path": None, "dataset_id": None, "dataset_download": False}
+    if len(files) == 1:
+        return nothing | {"dataset_kind": "npz", "dataset_path": str(files[0]), "datasets": []}
+    choices = []
+    for path in files:
+        with np.load(path) as data:
+            rows = len(data["rewards"])
+        choices.append({"dataset_kind": "npz", "dataset_path": str(path), "weight": float(rows)})
+    return nothing | {"datasets": choices}

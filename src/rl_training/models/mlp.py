@@ -66,7 +66,7 @@ class EnsembleLinear(nn.Module):
             # A product with one column is a weighted sum, which fuses with the activation before it.
             return (x * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
         # Not baddbmm: it copies the bias first, while a separate sum fuses with the activation after it.
-        return torch.bmm(x, weight) + bias
+        return torch.bmm(x, weight).add_(bias)
 
 
 class EnsembleLayerNorm(nn.Module):
@@ -134,7 +134,7 @@ class EnsembleMLP(nn.Module):
             x = linear(x, select)
             if norm is not None:
                 x = norm(x, select)
-            x = F.relu(x)
+            x = F.relu(x, inplace=True)
         out: Tensor = self.head(x, select)
         return out
 
@@ -152,7 +152,7 @@ class EnsembleMLP(nn.Module):
         for linear, _ in self._layers():
             x = linear(x, select)
             masks.append((x > 0).to(x.dtype))
-            x = F.relu(x)
+            x = F.relu(x, inplace=True)
         slope = self.head.weight.transpose(1, 2) * masks[-1]  # [N, B, H]
         for linear, mask in zip(reversed(list(self.hidden)[1:]), reversed(masks[:-1])):
             slope = torch.bmm(slope, linear.weight.transpose(1, 2)) * mask  # type: ignore[operator]

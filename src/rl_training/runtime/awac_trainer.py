@@ -1,4 +1,4 @@
-"""AWAC through the offline loop: its sections, with the defaults in which it differs from the rest, and `train_awac`."""
+"""AWAC through the offline loop: its sections, with defaults of its own, and `train_awac`."""
 
 from rl_training.algorithms.awac import AWAC
 from rl_training.runtime.offline import offline_sections, run_offline

@@ -1,4 +1,4 @@
-"""BC through the offline loop: its sections, with the defaults in which it differs from the rest, and `train_bc`."""
+"""BC through the offline loop: its sections, with defaults of its own, and `train_bc`."""
 
 from rl_training.algorithms.bc import BC
 from rl_training.runtime.offline import offline_sections, run_offline

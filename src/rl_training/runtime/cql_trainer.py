@@ -1,4 +1,4 @@
-"""CQL through the offline loop: its sections, with the defaults in which it differs from the rest, and `train_cql`."""
+"""CQL through the offline loop: its sections, with defaults of its own, and `train_cql`."""
 
 from rl_training.algorithms.cql import CQL
 from rl_training.runtime.offline import offline_sections, run_offline

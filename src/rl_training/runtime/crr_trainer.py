@@ -1,4 +1,4 @@
-"""CRR through the offline loop: its sections, with the defaults in which it differs from the rest, and `train_crr`."""
+"""CRR through the offline loop: its sections, with defaults of its own, and `train_crr`."""
 
 from rl_training.algorithms.crr import CRR
 from rl_training.runtime.offline import offline_sections, run_offline

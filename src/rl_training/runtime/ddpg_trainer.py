@@ -1,4 +1,4 @@
-"""DDPG through the online loop: its sections, with the defaults in which it differs from the rest, and `train_ddpg`."""
+"""DDPG through the online loop: its sections, with defaults of its own, and `train_ddpg`."""
 
 from rl_training.algorithms.ddpg import DDPG
 from rl_training.runtime.online import online_sections, run_online

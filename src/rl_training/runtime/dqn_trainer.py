@@ -1,4 +1,4 @@
-"""DQN through the online loop: its sections, with the defaults in which it differs from the rest, and `train_dqn`."""
+"""DQN through the online loop: its sections, with defaults of its own, and `train_dqn`."""
 
 from rl_training.algorithms.dqn import DQN
 from rl_training.runtime.online import online_sections, run_online

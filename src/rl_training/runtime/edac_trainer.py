@@ -1,4 +1,4 @@
-"""EDAC through the offline loop: its sections, with the defaults in which it differs from the rest, and `train_edac`."""
+"""EDAC through the offline loop: its sections, with defaults of its own, and `train_edac`."""
 
 from rl_training.algorithms.edac import EDAC
 from rl_training.runtime.offline import offline_sections, run_offline

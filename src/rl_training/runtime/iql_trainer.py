@@ -1,4 +1,4 @@
-"""IQL through the offline loop: its sections, with the defaults in which it differs from the rest, and `train_iql`."""
+"""IQL through the offline loop: its sections, with defaults of its own, and `train_iql`."""
 
 from rl_training.algorithms.iql import IQL
 from rl_training.runtime.offline import offline_sections, run_offline

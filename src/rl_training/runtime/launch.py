@@ -182,6 +182,11 @@ def open_session(
     dataset: Mapping[str, Any] | None = None,
 ) -> Iterator[Session]:
     """A session in a run folder of its own, or in the folder its checkpoint came from."""
+    if resolved["controls"].early_stopping is not None and (config.env_id is None or config.eval_episodes == 0):
+        raise ConfigError(
+            "algo_kwargs.early_stopping needs evaluations: set env_id and an eval_episodes of at least 1",
+            key="algo_kwargs.early_stopping",
+        )
     run = _run_directory(config, resolved, run_suffix, checkpoint)
     csv = CsvSink(run.metrics_csv)
     start, rows = 0, 0

@@ -1,4 +1,4 @@
-"""REDQ through the online loop: its sections, with the defaults in which it differs from the rest, and `train_redq`."""
+"""REDQ through the online loop: its sections, with defaults of its own, and `train_redq`."""
 
 from rl_training.algorithms.redq import REDQ
 from rl_training.runtime.online import online_sections, run_online

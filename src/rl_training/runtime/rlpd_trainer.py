@@ -1,4 +1,4 @@
-"""RLPD through the offline loop and then the online one: its sections, with the defaults in which it differs from the rest, and `train_rlpd`."""
+"""RLPD through the offline and then the online loop: its sections, its own defaults, and `train_rlpd`."""
 
 from rl_training.algorithms.rlpd import RLPD
 from rl_training.runtime.offline_to_online import offline_to_online_sections, run_offline_to_online

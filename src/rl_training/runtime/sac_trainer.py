@@ -1,4 +1,4 @@
-"""SAC through the online loop: its sections, with the defaults in which it differs from the rest, and `train_sac`."""
+"""SAC through the online loop: its sections, with defaults of its own, and `train_sac`."""
 
 from rl_training.algorithms.sac import SAC
 from rl_training.runtime.online import online_sections, run_online

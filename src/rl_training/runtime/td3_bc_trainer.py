@@ -1,4 +1,4 @@
-"""TD3BC through the offline loop: its sections, with the defaults in which it differs from the rest, and `train_td3_bc`."""
+"""TD3BC through the offline loop: its sections, with defaults of its own, and `train_td3_bc`."""
 
 from rl_training.algorithms.td3_bc import TD3BC
 from rl_training.runtime.offline import offline_sections, run_offline

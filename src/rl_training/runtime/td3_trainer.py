@@ -1,4 +1,4 @@
-"""TD3 through the online loop: its sections, with the defaults in which it differs from the rest, and `train_td3`."""
+"""TD3 through the online loop: its sections, with defaults of its own, and `train_td3`."""
 
 from rl_training.algorithms.td3 import TD3
 from rl_training.runtime.online import online_sections, run_online

@@ -1,4 +1,4 @@
-"""TQC through the online loop: its sections, with the defaults in which it differs from the rest, and `train_tqc`."""
+"""TQC through the online loop: its sections, with defaults of its own, and `train_tqc`."""
 
 from rl_training.algorithms.tqc import TQC
 from rl_training.runtime.online import online_sections, run_online

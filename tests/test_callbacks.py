@@ -1,0 +1,213 @@
+"""Callbacks: when they are called, what they may do, and that their state survives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training import SAC, Callback
+from rl_training.runtime.session import Session
+from tests.runs import Killed, KillAt, differences, interrupted, resume, run_record, tiny, train, trainer_state
+
+LOOPS = ["sac", "bc", "rlpd"]
+
+
+class Diary(Callback):
+    """Every call, with the tick at which it came."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, int]] = []
+
+    def _note(self, what: str, session: Session) -> None:
+        self.entries.append((what, session.clock.ticks))
+
+    def on_training_start(self, session: Session) -> None:
+        self._note("start", session)
+
+    def on_phase(self, session: Session) -> None:
+        self._note("phase", session)
+
+    def on_step(self, session: Session) -> None:
+        self._note("step", session)
+
+    def on_evaluation(self, session: Session, metrics: Mapping[str, float]) -> None:
+        assert "eval_return_mean" in metrics
+        self._note("evaluation", session)
+
+    def on_checkpoint(self, session: Session, path: Path) -> None:
+        assert path.is_dir()
+        self._note("checkpoint", session)
+
+    def on_training_end(self, session: Session) -> None:
+        self._note("end", session)
+
+
+class StopAt(Callback):
+    """Stops the run at a tick; online and offline."""
+
+    def __init__(self, tick: int) -> None:
+        self.tick = tick
+
+    def on_step(self, session: Session) -> None:
+        if session.clock.ticks >= self.tick:
+            session.stop(f"enough at {self.tick}")
+
+    def next_due(self, now: int) -> int | None:
+        return self.tick if now < self.tick else None
+
+
+class Counter(Callback):
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_step(self, session: Session) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+def test_the_order_of_calls_online(tmp_path: Path) -> None:
+    diary = Diary()
+    config = tiny("sac", tmp_path, kwargs={"eval_interval": 2}, total_timesteps=4, checkpoint_interval=2)
+    train(config, [diary])
+    assert diary.entries == [
+        ("start", 0),
+        ("step", 1),
+        ("evaluation", 2),  # the controls come first
+        ("step", 2),
+        ("checkpoint", 2),
+        ("step", 3),
+        ("evaluation", 4),
+        ("step", 4),
+        ("checkpoint", 4),
+        ("end", 4),
+        ("checkpoint", 4),  # the last one holds what happened at the end
+    ]
+
+
+def test_the_order_of_calls_through_both_phases(tmp_path: Path) -> None:
+    diary = Diary()
+    kwargs = {"offline_pretrain_updates": 3}
+    train(tiny("rlpd", tmp_path, kwargs=kwargs, total_timesteps=2), [diary])
+    assert diary.entries == [
+        ("start", 0),
+        ("step", 3),  # one block of updates
+        ("phase", 3),
+        ("step", 4),
+        ("step", 5),
+        ("end", 5),
+        ("evaluation", 5),
+        ("checkpoint", 5),
+    ]
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3])
+def test_a_step_is_a_vector_step(num_envs: int, tmp_path: Path) -> None:
+    diary = Diary()
+    train(tiny("sac", tmp_path, num_envs=num_envs, total_timesteps=12), [diary])
+    assert [tick for what, tick in diary.entries if what == "step"] == list(range(num_envs, 13, num_envs))
+
+
+@pytest.mark.parametrize("algo", LOOPS)
+def test_a_callback_stops_each_loop(algo: str, tmp_path: Path) -> None:
+    result = train(tiny(algo, tmp_path), [StopAt(25)])
+    assert result.checkpoint_path.name == "step_000000025"
+    state = trainer_state(result.checkpoint_path)
+    assert (state["should_stop"], state["stop_reason"]) == (True, "enough at 25")
+    assert run_record(result.run_dir)["status"] == "stopped"
+    clock = state["clock"]
+    assert clock["pretrain_updates" if algo == "rlpd" else "global_step"] == 25
+
+
+def test_a_callback_stops_rlpd_online(tmp_path: Path) -> None:
+    result = train(tiny("rlpd", tmp_path), [StopAt(30 + 25)])
+    clock = trainer_state(result.checkpoint_path)["clock"]
+    assert clock == {"phase": "online", "global_step": 25, "pretrain_updates": 30}
+
+
+@pytest.mark.parametrize("algo", LOOPS)
+def test_a_run_stopped_by_a_callback_goes_on_to_the_same_end(algo: str, tmp_path: Path) -> None:
+    """Only its end differs: the stopped run was evaluated and saved where it stopped."""
+    config = tiny(algo, tmp_path, eval_episodes=0)
+    straight = train(config)
+    stopped = train(config, [StopAt(25)])
+    resumed = resume(stopped.run_dir, changes={"total_timesteps": 61})
+    longer = train(config.replace(total_timesteps=61))
+    assert differences(longer, resumed) == ["checkpoints"]
+    assert resumed.metrics != straight.metrics
+
+
+def test_the_first_reason_stays(tmp_path: Path) -> None:
+    class Second(StopAt):
+        def on_step(self, session: Session) -> None:
+            if session.should_stop:
+                session.stop("me too")
+
+    result = train(tiny("sac", tmp_path), [StopAt(5), Second(5)])
+    assert trainer_state(result.checkpoint_path)["stop_reason"] == "enough at 5"
+
+
+def test_state_is_kept_in_the_checkpoint_and_given_back(tmp_path: Path) -> None:
+    class KillCounter(KillAt):
+        pass
+
+    config = tiny("sac", tmp_path)
+    with pytest.raises(Killed):
+        train(config, [Counter(), KillCounter(30)])
+    [run] = tmp_path.iterdir()
+    counter = Counter()
+    resume(run, [counter])
+    assert counter.steps == 60
+
+
+def test_two_callbacks_of_one_class_keep_their_states_apart(tmp_path: Path) -> None:
+    class Late(Counter):
+        name = "Counter"
+
+        def on_step(self, session: Session) -> None:
+            if session.clock.ticks > 20:
+                super().on_step(session)
+
+    result = train(tiny("sac", tmp_path), [Counter(), Late()])
+    states = trainer_state(result.checkpoint_path)["callbacks"]
+    assert (states["Counter"], states["Counter#2"]) == ({"steps": 60}, {"steps": 40})
+    first, second = Counter(), Late()
+    resume(result.run_dir, [first, second], changes={"total_timesteps": 70})
+    assert (first.steps, second.steps) == (70, 50)
+
+
+def test_a_callback_that_fails_ends_the_run_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    class Faulty(Callback):
+        def on_step(self, session: Session) -> None:
+            if session.clock.ticks == 45:
+                raise ZeroDivisionError("mine")
+
+    config = tiny("sac", tmp_path)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        train(config, [Faulty()])
+    [run] = tmp_path.iterdir()
+    assert run_record(run)["status"] == "failed"
+    assert differences(train(config), resume(run)) == ["trainer/callbacks"]
+
+
+def test_watching_changes_nothing(tmp_path: Path) -> None:
+    config = tiny("td3_bc", tmp_path)
+    assert differences(train(config), train(config, [Diary()])) == ["trainer/callbacks"]
+
+
+def test_learn_takes_callbacks(tmp_path: Path) -> None:
+    model = SAC(tiny("sac", tmp_path))
+    result = model.learn(callbacks=[StopAt(5)], progress_bar=False)
+    assert result.metrics["global_step"] == 5
+
+
+def test_interrupted_helper_breaks_off_where_it_says(tmp_path: Path) -> None:
+    run = interrupted(tiny("bc", tmp_path), 30)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_000000030"]

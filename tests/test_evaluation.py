@@ -1,0 +1,206 @@
+"""Evaluation is honest: exactly n episodes on fixed seeds, and training does not notice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from rl_training.errors import DivergedError
+from rl_training.experiment.checkpointing import read_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.models.policies import Policy
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.envs import EVALUATION, episode_seed, spaces_of
+from rl_training.runtime.evaluation import _SEED, _SIDE_BY_SIDE, Evaluator
+from rl_training.runtime.launch import build_learner
+from rl_training.runtime.session import Session
+from tests.runs import digest, logged, tiny, train
+from tests.worlds import SCRIPTED
+
+
+def policy_of(config: TrainConfig) -> Policy:
+    spec = get_algorithm_spec(config.algo)
+    resolved = spec.sections.resolve(config.algo_kwargs)
+    return build_learner(spec.sections, resolved, config, spaces_of(config)).model.policy
+
+
+def expected(episodes: int) -> tuple[list[float], list[int]]:
+    """Returns and lengths of the scripted world's evaluation episodes: seeds tell label and length."""
+    returns, lengths = [], []
+    width = min(episodes, _SIDE_BY_SIDE)
+    for number in range(episodes):
+        seed = episode_seed(_SEED, EVALUATION, number % width, number // width)
+        length = 1 + seed % 7
+        returns.append(sum(seed % 16 / 8 + t / 8 for t in range(1, length + 1)))
+        lengths.append(length)
+    return returns, lengths
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 7, 8, 9, 23])
+def test_exactly_n_episodes_whatever_their_lengths(episodes: int, tmp_path: Path) -> None:
+    config = tiny("sac", tmp_path, env_id=SCRIPTED)
+    metrics = Evaluator(config, spaces_of(config)).run(policy_of(config), episodes)
+    returns, lengths = expected(episodes)
+    assert metrics["eval_episodes"] == episodes
+    assert metrics["eval_return_mean"] == pytest.approx(np.mean(returns))
+    assert metrics["eval_return_std"] == pytest.approx(np.std(returns))
+    assert (metrics["eval_return_min"], metrics["eval_return_max"]) == (min(returns), max(returns))
+    assert metrics["eval_length_mean"] == pytest.approx(np.mean(lengths))
+
+
+def test_no_environment_is_stepped_more_than_its_episodes_need(tmp_path: Path, monkeypatch: Any) -> None:
+    steps = []
+    step = gym.envs.registration.gym.Wrapper.step
+
+    def counted(self: gym.Wrapper[Any, Any, Any, Any], action: Any) -> Any:
+        if isinstance(self, gym.wrappers.OrderEnforcing):
+            steps.append(1)
+        return step(self, action)
+
+    monkeypatch.setattr(gym.wrappers.OrderEnforcing, "step", counted)
+    config = tiny("sac", tmp_path, env_id=SCRIPTED)
+    Evaluator(config, spaces_of(config)).run(policy_of(config), 11)
+    assert len(steps) == sum(expected(11)[1])
+
+
+def test_twice_the_same(tmp_path: Path) -> None:
+    config = tiny("sac", tmp_path)
+    policy, spaces = policy_of(config), spaces_of(config)
+    evaluator = Evaluator(config, spaces)
+    first = evaluator.run(policy, 3)
+    assert evaluator.run(policy, 3) == first
+    assert Evaluator(config.replace(seed=99, num_envs=4), spaces).run(policy, 3) == first
+
+
+def test_evaluation_seeds_are_not_training_seeds() -> None:
+    assert {episode_seed(_SEED, EVALUATION, 0, k) for k in range(99)}.isdisjoint(
+        {episode_seed(seed, 1, 0, k) for seed in (0, 1, _SEED) for k in range(99)}
+    )
+
+
+def test_it_acts_without_exploring(tmp_path: Path) -> None:
+    """A stochastic policy is judged by its mode: the same return every time, unlike a sampled one."""
+    config = tiny("sac", tmp_path, env_id="Identity-v0")
+    policy, spaces = policy_of(config), spaces_of(config)
+    obs = torch.linspace(-1, 1, 5)[:, None]
+    assert not torch.equal(policy.sample(obs, torch.randn(5, 1)), policy.mode(obs))
+    returns = {Evaluator(config, spaces).run(policy, 5)["eval_return_mean"] for _ in range(3)}
+    assert len(returns) == 1
+
+
+def test_a_non_finite_observation_is_an_error(tmp_path: Path) -> None:
+    broken = {"at": 1, "how": "obs"}
+    seed = episode_seed(_SEED, EVALUATION, 0, 0)
+    script = {str(seed): {"label": 1, "length": 5, "end": "terminated", "broken": broken}}
+    config = tiny("sac", tmp_path, env_id=SCRIPTED, env_kwargs={"script": script})
+    with pytest.raises(DivergedError, match="evaluation environment 0"):
+        Evaluator(config, spaces_of(config)).run(policy_of(config), 1)
+
+
+def everything(session: Session) -> dict[str, Any]:
+    """All of a run that evaluation must not touch."""
+    state = session.learner.state_dict()
+    saved = session.regime.save()
+    return {
+        "tensors": {
+            name: digest(tensor) for group in ("networks", "optimizers") for name, tensor in state[group].items()
+        },
+        "updates": digest(session.learner.generator.get_state()),
+        "collector": {name: digest(t) for group in saved.tensors.values() for name, t in group.items()},
+        "records": repr(saved.records),
+        "rows": None if saved.rows is None else digest(saved.rows.rows[: saved.rows.filled]),
+        "torch": digest(torch.get_rng_state()),
+        "numpy": repr(np.random.get_state()),  # noqa: NPY002 - the global generator is the point
+    }
+
+
+@pytest.mark.parametrize("algo", ["dqn", "sac", "iql", "rlpd"])
+def test_the_training_state_is_untouched(algo: str, tmp_path: Path) -> None:
+    compared = []
+
+    class Compare(Callback):
+        def on_step(self, session: Session) -> None:
+            if session.clock.ticks in (20, 60):
+                before = everything(session)
+                assert session.evaluate()
+                compared.append(before == everything(session))
+
+    train(tiny(algo, tmp_path), [Compare()])
+    assert compared == [True, True]
+
+
+def networks(config: TrainConfig) -> dict[str, str]:
+    tensors = read_checkpoint(train(config).checkpoint_path).tensors
+    return {name: digest(t) for group in ("networks", "optimizers", "random") for name, t in tensors[group].items()}
+
+
+@pytest.mark.parametrize("algo", ["dqn", "sac", "redq", "bc", "cql", "rlpd"])
+def test_watching_a_run_does_not_change_it(algo: str, tmp_path: Path) -> None:
+    plain = {"eval_episodes": 0, "log_interval": 10_000, "checkpoint_interval": 10_000}
+    reference = networks(tiny(algo, tmp_path, **plain))
+    for fields in (
+        {"kwargs": {"eval_interval": 7}, "eval_episodes": 2},
+        {"log_interval": 3},
+        {"checkpoint_interval": 9},
+        {"kwargs": {"eval_interval": 11}, "eval_episodes": 1, "log_interval": 5, "checkpoint_interval": 13},
+    ):
+        assert networks(tiny(algo, tmp_path, **plain | fields)) == reference, fields
+
+
+@pytest.mark.parametrize("algo", ["dqn", "sac", "bc", "rlpd"])
+def test_same_seed_same_run_and_another_seed_another(algo: str, tmp_path: Path) -> None:
+    config = tiny(algo, tmp_path)
+    reference = networks(config)
+    torch.manual_seed(77)
+    assert networks(config) == reference
+    assert networks(config.replace(seed=4)) != reference
+
+
+def test_no_seed_draws_one_and_records_it(tmp_path: Path) -> None:
+    results = [train(tiny("bc", tmp_path, seed=None, total_timesteps=3)) for _ in range(2)]
+    seeds = [read_checkpoint(result.checkpoint_path).records["config"]["seed"] for result in results]
+    assert None not in seeds
+    assert seeds[0] != seeds[1]
+
+
+def test_the_best_policy_is_kept(tmp_path: Path) -> None:
+    """Every evaluation of the scripted world gives the same return: the first one stays the best."""
+    result = train(tiny("sac", tmp_path, env_id=SCRIPTED, kwargs={"eval_interval": 20}))
+    assert [path.name for path in (result.run_dir / "best").iterdir()] == ["step_000000020"]
+    evaluations = [row for row in logged(result.run_dir) if "eval/mean_reward" in row]
+    assert [row["step"] for row in evaluations] == ["20", "40", "60"]
+
+
+def test_no_evaluation_episodes_no_evaluation(tmp_path: Path) -> None:
+    result = train(tiny("sac", tmp_path, kwargs={"eval_interval": 10}, eval_episodes=0))
+    assert not any(name.startswith("eval") for name in result.metrics)
+    assert not any("eval/mean_reward" in row for row in logged(result.run_dir))
+
+
+def test_collector_and_evaluator_do_not_share_environments(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Look(Callback):
+        def on_training_end(self, session: Session) -> None:
+            session.evaluate()
+            assert session._evaluator is not None
+            assert session._evaluator._pool is not None
+            seen.extend(env.env for env in session._evaluator._pool.envs)
+
+    start = Collector.start
+
+    def watched(self: Collector) -> None:
+        seen.extend(env.env for env in self.envs.envs)
+        start(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Collector, "start", watched)
+        train(tiny("sac", tmp_path, num_envs=2, eval_episodes=3), [Look()])
+    assert len({id(env) for env in seen}) == len(seen) == 5

@@ -1,0 +1,174 @@
+"""Learning from data: where spaces and data come from, with an environment or without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl_training import TransitionDataset
+from rl_training.data.loading import DatasetConfig
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import read_checkpoint
+from rl_training.runtime.offline import _build_offline_dataset, _infer_env_spaces, collect_random
+from rl_training.runtime.workflows import predict_checkpoint
+from rl_training.spaces import SpaceSpec
+from tests.runs import OFFLINE, KillAt, differences, interrupted, resume, run_record, tiny, train
+from tests.worlds import SCRIPTED
+
+IDENTITY_SPACES = SpaceSpec(1, (-2.0,), (1.5,))
+
+
+def identity_data(rows: int = 200, seed: int = 0) -> TransitionDataset:
+    """Random answers in the identity world: one step per episode, reward -(a - x)^2."""
+    rng = np.random.default_rng(seed)
+    x, a = rng.uniform(-1, 1, (rows, 1)), rng.uniform(-2, 1.5, (rows, 1))
+    return TransitionDataset.from_arrays(
+        observations=x.astype(np.float32),
+        actions=a.astype(np.float32),
+        rewards=-((a - x)[:, 0] ** 2),
+        terminals=np.ones(rows, bool),
+        next_observations=x.astype(np.float32),
+        action_low=-2.0,
+        action_high=1.5,
+    )
+
+
+def test_spaces_come_from_the_environment_or_from_nowhere(tmp_path: Path) -> None:
+    config = tiny("bc", tmp_path)
+    assert _infer_env_spaces(config) == SpaceSpec(3, (-2.0,), (2.0,))
+    assert _infer_env_spaces(config.replace(env_id=None)) is None
+    with pytest.raises(ConfigError, match="discrete actions"):
+        _infer_env_spaces(config.replace(env_id="CartPole-v1"))
+
+
+def test_random_data_are_episodes_of_the_environment(tmp_path: Path) -> None:
+    config = tiny("bc", tmp_path, env_id=SCRIPTED)
+    spaces = _infer_env_spaces(config)
+    assert spaces is not None
+    data = collect_random(config, spaces, 50, seed=1)
+    view = data.layout.unpack(torch.from_numpy(data.rows))
+    times = view.obs[:, 1]
+    assert len(data) == 50
+    assert torch.equal(view.next_obs[:, 1], times + 1)
+    for row in range(49):
+        if row in data.episode_ends:
+            assert times[row + 1] == 0
+        else:
+            assert torch.equal(view.obs[row + 1], view.next_obs[row])
+    # The scripted world always terminates; only the cut at the end is no termination.
+    assert all(view.dones[end] == 1 for end in data.episode_ends[:-1])
+    given = view.next_obs[:, 2] - view.obs[:, 2]
+    torch.testing.assert_close(view.actions[:, 0], (given - 1.0) / 2.0, atol=1e-5, rtol=0)
+
+
+def test_random_data_depend_on_their_seed_alone(tmp_path: Path) -> None:
+    config, section = tiny("bc", tmp_path), DatasetConfig(dataset_size=30)
+    spaces = _infer_env_spaces(config)
+    first = _build_offline_dataset(config, section, spaces)
+    again = _build_offline_dataset(config.replace(seed=99, num_envs=4), section, spaces)
+    other = _build_offline_dataset(config, DatasetConfig(dataset_size=30, dataset_seed=1), spaces)
+    assert np.array_equal(first.rows, again.rows)
+    assert not np.array_equal(first.rows, other.rows)
+
+
+def test_no_environment_and_no_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs an environment to collect from"):
+        train(tiny("bc", tmp_path / "runs", env_id=None))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_for_another_environment_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"spaces differ from Pendulum-v1's \(obs_dim: 1 != 3"):
+        train(tiny("bc", tmp_path / "runs"), dataset=identity_data())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("algo", OFFLINE)
+def test_no_environment_at_all(algo: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    result = train(tiny(algo, tmp_path, env_id=None, total_timesteps=20), dataset=identity_data())
+    captured = capfd.readouterr()
+    assert "evaluation is skipped" in captured.out + captured.err
+    assert not any(name.startswith("eval") for name in result.metrics)
+    assert result.metrics["dataset_size"] == 200
+    actions = predict_checkpoint(result.checkpoint_path, np.linspace(-50, 50, 9)[:, None])
+    assert np.all((actions >= -2.0) & (actions <= 1.5))
+
+
+def test_arrays_in_memory_must_be_given_again_to_resume(tmp_path: Path) -> None:
+    config = tiny("awac", tmp_path, env_id=None)
+    data = identity_data()
+    straight = train(config, [KillAt()], dataset=data)
+    run = interrupted(config, 30, dataset=data)
+    with pytest.raises(ConfigError, match="arrays in memory; resume it with"):
+        resume(run)
+    assert differences(straight, resume(run, [KillAt()], dataset=data)) == []
+
+
+def test_observations_are_normalised_by_the_model_with_the_data_s_moments(tmp_path: Path) -> None:
+    data = identity_data()
+    result = train(
+        tiny("awac", tmp_path, env_id=None, kwargs={"normalize_observations": True}, total_timesteps=3),
+        dataset=data,
+    )
+    networks = read_checkpoint(result.checkpoint_path).tensors["networks"]
+    obs = data.rows[:, 0]
+    assert networks["model.normalizer.shift"].item() == pytest.approx(obs.mean(), abs=1e-6)
+    assert networks["model.normalizer.scale"].item() == pytest.approx(1 / (obs.std() + 1e-3), rel=1e-5)
+
+
+def test_td3_bc_normalises_unless_told_otherwise(tmp_path: Path) -> None:
+    for kwargs, normalises in (({}, True), ({"normalize_observations": False}, False)):
+        config = tiny("td3_bc", tmp_path, kwargs=kwargs, total_timesteps=2, eval_episodes=0)
+        networks = read_checkpoint(train(config).checkpoint_path).tensors["networks"]
+        assert ("model.normalizer.shift" in networks) == normalises
+
+
+def test_options_of_the_data_apply_to_given_arrays_too(tmp_path: Path) -> None:
+    config, data = tiny("bc", tmp_path), identity_data()
+    section = DatasetConfig(reward_scale=2.0, reward_shift=1.0, top_fraction=0.5)
+    built = _build_offline_dataset(config, section, IDENTITY_SPACES, data)
+    best = np.sort(data.rewards)[100:]
+    assert np.allclose(np.sort(built.rewards), 2 * best + 1)
+
+
+def test_a_mixture_of_data_sets_trains(tmp_path: Path) -> None:
+    parts: list[dict[str, Any]] = [
+        {"dataset_kind": "random", "dataset_size": 40, "weight": 3.0},
+        {"dataset_kind": "random", "dataset_size": 60, "dataset_seed": 5},
+    ]
+    config = tiny("iql", tmp_path, kwargs={"datasets": parts}, total_timesteps=20)
+    config = config.replace(algo_kwargs={k: v for k, v in config.algo_kwargs.items() if k != "dataset_size"})
+    assert train(config).metrics["dataset_size"] == 100
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"offline_batch_ratio": 1.5}, "offline_batch_ratio must be <= 1, got 1.5"),
+        ({"offline_batch_ratio": -0.1}, "offline_batch_ratio must be >= 0, got -0.1"),
+        ({"offline_batch_ratio": 0.01}, "leaves one side empty"),
+        ({"offline_batch_ratio": 0.99}, "leaves one side empty"),
+    ],
+)
+def test_rlpd_refuses_a_share_it_cannot_draw(kwargs: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(tiny("rlpd", tmp_path / "runs", kwargs=kwargs))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_rlpd_refuses_to_go_without_an_environment_or_with_another_s_data(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="rlpd learns online and needs an environment"):
+        train(tiny("rlpd", tmp_path / "runs", env_id=None), dataset=identity_data())
+    with pytest.raises(ConfigError, match="spaces differ"):
+        train(tiny("rlpd", tmp_path / "runs"), dataset=identity_data())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_rlpd_takes_arrays(tmp_path: Path) -> None:
+    result = train(tiny("rlpd", tmp_path, env_id="Identity-v0"), dataset=identity_data())
+    assert result.metrics["dataset_size"] == 200
+    assert run_record(result.run_dir)["status"] == "finished"

@@ -1,0 +1,256 @@
+"""`eval_interval`, `early_stopping`, budgets and intervals: they fire when they say, in every loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.callbacks import Cadence, Callback, EarlyStoppingCallback, EvaluationCallback
+from rl_training.runtime.controls import ControlConfig, EarlyStopping, build_control_callbacks
+from rl_training.runtime.offline import BudgetConfig, updates_per_epoch
+from rl_training.runtime.online import OnlineConfig
+from rl_training.runtime.session import Session
+from tests.runs import logged, resume, run_record, tiny, train, trainer_state
+from tests.worlds import SCRIPTED
+
+LOOPS = ["sac", "bc", "rlpd"]  # online, offline, both
+
+
+def scripted(algo: str, folder: Path, kwargs: dict[str, Any] | None = None, **fields: Any) -> TrainConfig:
+    """A world whose return no policy can change, so that nothing ever improves."""
+    return tiny(algo, folder, kwargs=kwargs, **{"env_id": SCRIPTED, "total_timesteps": 100} | fields)
+
+
+class Watch(Callback):
+    """Where the clock stood at each evaluation and checkpoint."""
+
+    def __init__(self) -> None:
+        self.evaluations: list[tuple[str, int]] = []
+        self.checkpoints: list[int] = []
+
+    def on_evaluation(self, session: Session, metrics: Mapping[str, float]) -> None:
+        self.evaluations.append((session.clock.phase, session.clock.now))
+
+    def on_checkpoint(self, session: Session, path: Path) -> None:
+        self.checkpoints.append(session.clock.ticks)
+
+
+# Cadence.
+
+
+@given(interval=st.integers(1, 50), jumps=st.lists(st.integers(1, 40), max_size=60))
+def test_a_cadence_fires_once_for_each_jump_over_a_boundary(interval: int, jumps: list[int]) -> None:
+    cadence, now = Cadence(interval), 0
+    for jump in jumps:
+        crossed = any(tick % interval == 0 for tick in range(now + 1, now + jump + 1))
+        assert cadence.next(now) == min(t for t in range(now + 1, now + interval + 1) if t % interval == 0)
+        now += jump
+        assert cadence.due(now) == crossed
+        assert not cadence.due(now)
+
+
+@pytest.mark.parametrize("interval", [7, 10, 33, 200])
+@pytest.mark.parametrize("num_envs", [1, 2, 3, 4])
+def test_evaluations_count_environment_steps(num_envs: int, interval: int, tmp_path: Path) -> None:
+    watch = Watch()
+    kwargs = {"eval_interval": interval, "learning_starts": 90}
+    train(scripted("sac", tmp_path, kwargs, num_envs=num_envs, total_timesteps=100), [watch])
+    final = -(-100 // num_envs) * num_envs
+    # The first vector step at or beyond each multiple of the interval, and once more at the end.
+    due = [-(-multiple // num_envs) * num_envs for multiple in range(interval, final + 1, interval)]
+    assert [step for _, step in watch.evaluations] == sorted({*due, final})
+
+
+def test_offline_evaluations_count_updates(tmp_path: Path) -> None:
+    watch = Watch()
+    train(scripted("iql", tmp_path, {"eval_interval": 30}), [watch])
+    assert watch.evaluations == [("offline", step) for step in (30, 60, 90, 100)]
+
+
+def test_rlpd_counts_updates_while_it_pretrains_and_then_steps(tmp_path: Path) -> None:
+    watch = Watch()
+    kwargs = {"eval_interval": 20, "offline_pretrain_updates": 50}
+    train(scripted("rlpd", tmp_path, kwargs, total_timesteps=45, checkpoint_interval=25), [watch])
+    pretraining = [("pretrain", 20), ("pretrain", 40)]
+    assert watch.evaluations == [*pretraining, ("online", 20), ("online", 40), ("online", 45)]
+    assert watch.checkpoints == [25, 50, 50 + 25, 50 + 45]
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "steps"), [(1, [10, 20, 30, 40, 50]), (3, [12, 21, 30, 42, 51]), (4, [12, 20, 32, 40, 52])]
+)
+def test_reports_count_environment_steps(num_envs: int, steps: list[int], tmp_path: Path) -> None:
+    result = train(scripted("sac", tmp_path, num_envs=num_envs, total_timesteps=50, log_interval=10))
+    reports = [int(row["step"]) for row in logged(result.run_dir) if "train/n_updates" in row]
+    assert reports == steps
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3])
+def test_checkpoints_count_environment_steps(num_envs: int, tmp_path: Path) -> None:
+    watch = Watch()
+    train(scripted("sac", tmp_path, num_envs=num_envs, total_timesteps=60, checkpoint_interval=25), [watch])
+    first, second = (-(-step // num_envs) * num_envs for step in (25, 50))
+    assert watch.checkpoints == [first, second, 60]
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3, 4])
+@pytest.mark.parametrize(("starts", "frequency", "per_step"), [(0, 1, 1), (10, 4, 2), (7, 3, 1), (50, 1, 3)])
+def test_updates_earned_do_not_depend_on_how_the_steps_were_taken(
+    num_envs: int, starts: int, frequency: int, per_step: int
+) -> None:
+    online = OnlineConfig(
+        learning_starts=starts, train_frequency=frequency, gradient_updates_per_step=per_step, buffer_capacity=1
+    )
+    by_hand = sum(per_step for s in range(1, 121) if s % frequency == 0 and s >= max(starts, 1))
+    assert online.earned(120) == by_hand
+    steps = range(0, 121, num_envs)
+    assert sum(online.earned(b) - online.earned(a) for a, b in zip(steps, steps[1:])) == by_hand
+
+
+# Early stopping.
+
+
+@pytest.mark.parametrize("algo", LOOPS)
+def test_patience(algo: str, tmp_path: Path) -> None:
+    """The first evaluation sets the mark; the second and third do not beat it."""
+    kwargs = {"eval_interval": 10, "early_stopping": {"patience": 2}}
+    result = train(scripted(algo, tmp_path, kwargs))
+    state = trainer_state(result.checkpoint_path)
+    assert state["should_stop"] is True
+    assert "no improvement" in state["stop_reason"]
+    assert "2 evaluations" in state["stop_reason"]
+    expected = {"phase": "pretrain", "global_step": 0, "pretrain_updates": 30}
+    if algo != "rlpd":
+        expected = {"phase": "online" if algo == "sac" else "offline", "global_step": 30, "pretrain_updates": 0}
+    assert state["clock"] == expected
+    assert run_record(result.run_dir)["status"] == "stopped"
+
+
+def test_patience_in_rlpd_s_online_phase(tmp_path: Path) -> None:
+    kwargs = {"eval_interval": 10, "early_stopping": {"patience": 4}, "offline_pretrain_updates": 30}
+    state = trainer_state(train(scripted("rlpd", tmp_path, kwargs)).checkpoint_path)
+    assert state["should_stop"]
+    assert state["clock"] == {"phase": "online", "global_step": 20, "pretrain_updates": 30}
+
+
+@pytest.mark.parametrize("algo", LOOPS)
+def test_target_return(algo: str, tmp_path: Path) -> None:
+    kwargs = {"eval_interval": 20, "early_stopping": {"target_return": -1e6}}
+    result = train(scripted(algo, tmp_path, kwargs))
+    state = trainer_state(result.checkpoint_path)
+    assert state["should_stop"]
+    assert state["stop_reason"].startswith("target_return -1e+06 reached: ")
+    assert result.checkpoint_path.name == "step_000000020"
+
+
+@pytest.mark.parametrize("algo", LOOPS)
+def test_a_stopped_run_stays_stopped_until_its_budget_is_raised(
+    algo: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kwargs = {"eval_interval": 20, "early_stopping": {"patience": 1}}
+    stopped = train(scripted(algo, tmp_path, kwargs))
+    capfd.readouterr()
+    again = resume(stopped.run_dir)
+    captured = capfd.readouterr()
+    assert "this run had stopped: no improvement" in captured.out + captured.err
+    assert again.checkpoint_path == stopped.checkpoint_path
+    assert again.metrics == stopped.metrics
+    further = resume(stopped.run_dir, changes={"total_timesteps": 150})
+    assert further.metrics["update_count"] > stopped.metrics["update_count"]
+    # Patience was spent, so the next evaluation without improvement stops it again.
+    state = trainer_state(further.checkpoint_path)
+    assert state["clock"]["global_step"] + state["clock"]["pretrain_updates"] == (20 + 30 if algo == "rlpd" else 60)
+
+
+def test_improvement_must_exceed_the_minimum() -> None:
+    class Stopped(Exception):
+        pass
+
+    class Fake:
+        def stop(self, reason: str) -> None:
+            raise Stopped(reason)
+
+    def feed(returns: list[float], **options: Any) -> int:
+        callback = EarlyStoppingCallback(**options)
+        for count, value in enumerate(returns, 1):
+            try:
+                callback.on_evaluation(Fake(), {"eval_return_mean": value})  # type: ignore[arg-type]
+            except Stopped:
+                return count
+        return 0
+
+    assert feed([1, 2, 3, 4, 5], patience=2) == 0
+    assert feed([1, 1, 1], patience=2) == 3
+    assert feed([1, 1, 2, 2, 2], patience=2) == 5
+    assert feed([1, 1.5, 2.5, 2.9, 2.9], patience=2, min_improvement=1.0) == 5  # 2.5 > 1 + 1; 2.9 is not enough
+    assert feed([1, 9, 10], target_return=10.0) == 3
+
+
+def test_stopping_needs_something_to_stop_at_and_something_to_measure() -> None:
+    with pytest.raises(ConfigError, match="early_stopping needs patience or target_return"):
+        ControlConfig.parse({"eval_interval": 10, "early_stopping": {}})
+    with pytest.raises(ConfigError, match="early_stopping needs eval_interval"):
+        ControlConfig.parse({"early_stopping": {"patience": 2}})
+
+
+@pytest.mark.parametrize("change", [{"eval_episodes": 0}, {"env_id": None}])
+def test_stopping_without_evaluations_is_refused_before_anything_is_written(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    from tests.test_offline_runtime import identity_data
+
+    kwargs = {"eval_interval": 10, "early_stopping": {"patience": 2}}
+    with pytest.raises(ConfigError, match="early_stopping needs evaluations"):
+        train(
+            tiny("bc", tmp_path / "runs", kwargs=kwargs, **{"env_id": "Identity-v0"} | change),
+            dataset=identity_data(),
+        )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_control_callbacks() -> None:
+    assert build_control_callbacks(ControlConfig()) == []
+    stopping = EarlyStopping(patience=3, target_return=5.0)
+    evaluate, stop = build_control_callbacks(ControlConfig(eval_interval=7, early_stopping=stopping))
+    assert isinstance(evaluate, EvaluationCallback)
+    assert evaluate.cadence.interval == 7
+    assert isinstance(stop, EarlyStoppingCallback)
+    assert (stop.patience, stop.target_return, stop.min_improvement) == (3, 5.0, 0.0)
+
+
+# Budgets of offline runs.
+
+
+@pytest.mark.parametrize(
+    ("budget", "updates"),
+    [
+        ({}, 60),
+        ({"max_updates": 25}, 25),
+        ({"max_updates": 1_000}, 60),
+        ({"max_epochs": 2}, 14),  # 7 batches of 16 draw at least the 100 rows
+        ({"max_epochs": 3, "max_updates": 20}, 20),
+        ({"max_epochs": 2, "max_updates": 20}, 14),
+    ],
+)
+def test_offline_budgets_stop_where_they_say(budget: dict[str, int], updates: int, tmp_path: Path) -> None:
+    result = train(tiny("bc", tmp_path, kwargs=budget, eval_episodes=0))
+    assert result.metrics["update_count"] == result.metrics["global_step"] == updates
+    assert result.metrics["epoch"] == pytest.approx(updates / 7)
+    state = trainer_state(result.checkpoint_path)
+    assert not state["should_stop"]
+
+
+@given(
+    total=st.integers(1, 10**6), size=st.integers(1, 10**6), batch=st.integers(1, 1_000), epochs=st.integers(1, 9)
+)
+def test_an_epoch_draws_as_many_rows_as_there_are(total: int, size: int, batch: int, epochs: int) -> None:
+    per_epoch = updates_per_epoch(size, batch)
+    assert (per_epoch - 1) * batch < size <= per_epoch * batch
+    assert BudgetConfig(max_epochs=epochs).updates(total, size, batch) == min(total, epochs * per_epoch)
