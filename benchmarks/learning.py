@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks import cases, report
 from benchmarks.report import Entry, Results, Sections, table
 from benchmarks.runs import Job, configure, dataset_settings, perform_all
+from rl_training.experiment.registry import resolve
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,14 @@ def make_job(options: argparse.Namespace, kind: str, algo: str, env: str, steps:
     )
     library = more.pop("library", "rl_training")
     prior = {"prior": options.prior.stem} if algo == "rlpd" else {}
+    rhythm = resolve(config)["online"].gradient_updates_per_step
     return Job(
         key=f"{kind}/{env}/{library} {algo}{'+' + prior['prior'] if prior else ''}/{seed}",
         config=config.to_dict(),
         library=library,
         episodes=options.episodes,
         deadline=time.time() + 60 * options.minutes if options.minutes else None,
-        labels={"kind": kind, "config": source, "overrides": options.set, **prior, **more.pop("labels", {})},
+        labels={"kind": kind, "config": source, "overrides": options.set, "updates_per_step": rhythm, **prior, **more.pop("labels", {})},
         **more,
     )
 
@@ -251,8 +253,10 @@ def race_text(entries: list[Entry]) -> str:
         means[name.partition(" ")[0]] = statistics.fmean(done) if len(done) == len(runs) else None
         listed = ", ".join("not reached" if step is None else f"{step:,}" for step in reached)
         mean = f"{statistics.fmean(done):,.0f}" if len(done) == len(runs) else "–"
-        rows.append([name, env, f"{runs[0]['target']:g}", " ".join(str(r["seed"]) for r in runs), listed, mean])
-    text = table(["", "environment", "target", "seeds", "steps until reached", "mean"], rows)
+        rows.append([name, env, f"`{runs[0]['config']}`", runs[0]["updates_per_step"], f"{runs[0]['target']:g}",
+                     " ".join(str(r["seed"]) for r in runs), listed, mean])  # fmt: skip
+    header = ["", "environment", "config", "updates per step", "target", "seeds", "steps until reached", "mean"]
+    text = table(header, rows)
     ours, sac = means.get("RLPD"), means.get("SAC")
     if ours is not None and sac is not None:
         verdict = "pass" if ours <= sac / 2 else "FAIL"

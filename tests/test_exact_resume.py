@@ -106,9 +106,10 @@ def test_early_stopping_goes_on_counting(tmp_path: Path) -> None:
     assert state["clock"]["global_step"] == 60
 
 
-def test_in_the_middle_of_a_mujoco_episode(tmp_path: Path) -> None:
+def test_in_the_middle_of_a_mujoco_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mujoco")
-    config = eventful("sac", tmp_path, env_id="Hopper-v5", num_envs=2, checkpoint_interval=44)
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes its log where it is
+    config = eventful("sac", tmp_path / "runs", env_id="Hopper-v5", num_envs=2, checkpoint_interval=44)
     episodes = read_checkpoint(find_checkpoint(interrupted(config, 44))).records["collector"]["episodes"]
     assert all(episode["steps"] > 0 for episode in episodes)
     assert_exact(config, 44)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def test_updates_earned_do_not_depend_on_how_the_steps_were_taken(
     by_hand = sum(per_step for s in range(1, 121) if s % frequency == 0 and s >= max(starts, 1))
     assert online.earned(120) == by_hand
     steps = range(0, 121, num_envs)
-    assert sum(online.earned(b) - online.earned(a) for a, b in zip(steps, steps[1:])) == by_hand
+    assert sum(online.earned(b) - online.earned(a) for a, b in itertools.pairwise(steps)) == by_hand
 
 
 # Early stopping.
@@ -166,7 +167,7 @@ def test_a_stopped_run_stays_stopped_until_its_budget_is_raised(
     assert further.metrics["update_count"] > stopped.metrics["update_count"]
     # Patience was spent, so the next evaluation without improvement stops it again.
     state = trainer_state(further.checkpoint_path)
-    assert state["clock"]["global_step"] + state["clock"]["pretrain_updates"] == (20 + 30 if algo == "rlpd" else 60)
+    assert state["clock"]["global_step"] + state["clock"]["pretrain_updates"] == (30 + 40 if algo == "rlpd" else 60)
 
 
 def test_improvement_must_exceed_the_minimum() -> None:

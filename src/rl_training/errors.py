@@ -46,9 +46,13 @@ class DatasetError(RLTrainingError):
 
 
 class DivergedError(RLTrainingError):
-    """An observation, reward, loss or parameter became NaN or infinite."""
+    """An observation, reward, loss or parameter became NaN or infinite; `first_bad` is its name."""
 
     exit_code = 4
+
+    def __init__(self, message: str, *, first_bad: str | None = None) -> None:
+        super().__init__(message)
+        self.first_bad = first_bad
 
 
 class MissingDependencyError(ConfigError):

@@ -57,24 +57,26 @@ class SpaceSpec:
         """Internal actions `[..., A]` in [-1, 1] (discrete: `[...]` from 0) to the environment's units."""
         if self.discrete:
             return (actions.astype(np.int64) + self.start).astype(self.action_dtype)
-        low, half, inner_low, inner_high = self._scaling
-        scaled = low + (np.clip(actions, -1.0, 1.0) + 1.0) * half
+        low, high, inner_low, inner_high = self._scaling
+        # A weighted mean: exact at both ends, and finite even where the bounds are as far apart as numbers go.
+        share = 0.5 * np.clip(actions.astype(np.float64), -1.0, 1.0) + 0.5
+        scaled = (1.0 - share) * low + share * high
         bounded: NDArray[Any] = np.clip(scaled.astype(inner_low.dtype), inner_low, inner_high)
         return bounded
 
     @cached_property
     def _scaling(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Lower bound and half range in float64, and the bounds as the environment's dtype can hold them."""
+        """The bounds in float64, and as the environment's dtype can hold them."""
         low, high = np.asarray(self.low), np.asarray(self.high)
         dtype = np.dtype(self.action_dtype)
-        return low, 0.5 * (high - low), _inward(low, dtype, 1), _inward(high, dtype, -1)
+        return low, high, _inward(low, dtype, 1), _inward(high, dtype, -1)
 
     def from_env(self, actions: NDArray[Any]) -> NDArray[np.float32]:
         """The environment's actions to internal ones: `[..., A]` in [-1, 1], or `[...]` from 0 if discrete."""
         if self.discrete:
             return (actions.astype(np.int64) - self.start).astype(np.float32)
         low, high = np.asarray(self.low), np.asarray(self.high)
-        unit = (actions.astype(np.float64) - low) / (high - low) * 2.0 - 1.0
+        unit = (0.5 * actions.astype(np.float64) - 0.5 * low) / (0.5 * high - 0.5 * low) * 2.0 - 1.0
         internal: NDArray[np.float32] = np.clip(unit, -1.0, 1.0).astype(np.float32)
         return internal
 

@@ -7,6 +7,7 @@ row logged before it is on the disk before it; after a resume `truncate_after` r
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import queue
@@ -94,7 +95,10 @@ class CsvSink:
 def _complete_rows(path: Path) -> list[list[str]]:
     """Header and rows of a metrics file, without the torn last line a killed process may have left."""
     text = path.read_text(encoding="utf-8", errors="replace")
-    header, *rows = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))) or [[]]
+    try:
+        header, *rows = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))) or [[]]
+    except csv.Error:
+        return []
     if header[:2] != ["step", "time"]:
         return []
     return [header, *(row for row in rows if len(row) == len(header) and row[0].isdecimal())]
@@ -164,11 +168,15 @@ class Progress:
             self._bar.update(self._task, completed=step)
 
     def say(self, text: str) -> None:
-        """Print a line of its own, above the bar where there is one, and also when quiet: for warnings."""
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(text, file=self._stream, flush=True)
+        """Print a line of its own, above the bar where there is one, and also when quiet: for warnings.
+
+        Nobody may be left to read it: a closed pipe or a full disk behind the stream is no reason to stop.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            if self._bar is not None:
+                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            else:
+                print(text, file=self._stream, flush=True)
 
     def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
         if self._quiet:

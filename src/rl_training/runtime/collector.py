@@ -21,6 +21,7 @@ from rl_training.data.transitions import RowLayout
 from rl_training.errors import DivergedError, EnvironmentFailure
 from rl_training.runtime.acting import ActingPolicy
 from rl_training.runtime.envs import EnvPool, Episode
+from rl_training.runtime.finite import check_finite
 from rl_training.spaces import SpaceSpec
 
 _WINDOW = 100
@@ -71,7 +72,8 @@ class Collector:
             bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise DivergedError(
                 f"environment {bad} returned the reward {transitions[bad].reward} at step {self.steps}; "
-                "mend the environment"
+                "mend the environment",
+                first_bad=f"reward of environment {bad}",
             )
         dones = np.array([t.terminated for t in transitions], dtype=np.float32)
         self.buffer.add(self.layout.pack(self.obs, actions, rewards, next_obs, dones))
@@ -94,13 +96,20 @@ class Collector:
         progress = min(self.steps / self.total_steps, 1.0)
         with torch.inference_mode():
             obs = torch.from_numpy(self.obs)
-            actions = self.learner.explore(self.acting.current(), obs, self.rng, progress)
-        return actions.numpy()
+            actions: NDArray[Any] = self.learner.explore(self.acting.current(), obs, self.rng, progress).numpy()
+        if not np.all(np.isfinite(actions)):
+            # The networks are to blame, not the environment that would be stepped with this.
+            check_finite(self.learner, f"by step {self.steps}")
+            raise DivergedError(
+                f"the policy's action is not finite at step {self.steps}; lower learning_rate", first_bad="action"
+            )
+        return actions
 
     def _checked(self, index: int, obs: NDArray[np.float32]) -> NDArray[np.float32]:
         if not np.all(np.isfinite(obs)):
             raise DivergedError(
-                f"environment {index} returned a non-finite observation at step {self.steps}; mend the environment"
+                f"environment {index} returned a non-finite observation at step {self.steps}; mend the environment",
+                first_bad=f"observation of environment {index}",
             )
         return obs
 

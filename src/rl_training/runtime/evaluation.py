@@ -73,6 +73,11 @@ def _play(
         for row, i in enumerate(active):
             transition = pool.step_one(i, actions[row])
             obs[i] = _checked(transition.obs, i)
+            if not np.isfinite(pool.episodes[i].total):
+                raise DivergedError(
+                    f"evaluation environment {i} returned the reward {transition.reward}; mend the environment",
+                    first_bad=f"reward of evaluation environment {i}",
+                )
             if _ended(transition):
                 episode = playing.pop(i)
                 returns[episode] = pool.episodes[i].total
@@ -89,5 +94,8 @@ def _ended(transition: Transition) -> bool:
 
 def _checked(obs: NDArray[np.float32], index: int) -> NDArray[np.float32]:
     if not np.all(np.isfinite(obs)):
-        raise DivergedError(f"evaluation environment {index} returned a non-finite observation")
+        raise DivergedError(
+            f"evaluation environment {index} returned a non-finite observation; mend the environment",
+            first_bad=f"observation of evaluation environment {index}",
+        )
     return obs

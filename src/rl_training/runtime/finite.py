@@ -32,5 +32,6 @@ def check_finite(learner: Learner, where: str) -> None:
     bad = first_non_finite(learner)
     if bad is not None:
         raise DivergedError(
-            f"{bad} became NaN or infinite {where}; lower learning_rate or check the rewards' scale"
+            f"{bad} became NaN or infinite {where}; lower learning_rate or check the rewards' scale",
+            first_bad=bad,
         )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,11 @@ import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.errors import CheckpointError, ConfigError, DivergedError, EnvironmentFailure
+from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, latest_valid, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import CsvSink, MetricsLog, Progress, TensorBoardSink
+from rl_training.experiment.retention import sweep
 from rl_training.experiment.runs import RunDirectory
 from rl_training.runtime.acceleration import set_precision
 from rl_training.runtime.callbacks import Callback
@@ -31,6 +32,7 @@ from rl_training.spaces import SpaceSpec
 _MOST_THREADS = 4
 _quiet = False
 _config_text: str | None = None
+_home: Path | None = None
 
 
 def set_quiet(quiet: bool) -> None:
@@ -48,6 +50,17 @@ def given_as(text: str) -> Iterator[None]:
         yield
     finally:
         _config_text = None
+
+
+@contextmanager
+def starting_again_in(home: Path) -> Iterator[None]:
+    """Meanwhile a new run takes the folder of one that ended before its first checkpoint."""
+    global _home
+    _home = home
+    try:
+        yield
+    finally:
+        _home = None
 
 
 def choose_device(name: str) -> torch.device:
@@ -144,20 +157,30 @@ def spaces_from(checkpoint: Checkpoint) -> SpaceSpec:
         raise CheckpointError(f"{checkpoint.path}: spaces.json is not understood: {error}") from None
 
 
+@contextmanager
+def understood(checkpoint: Checkpoint) -> Iterator[None]:
+    """What is whole may still not be ours: a checkpoint whose contents make no sense is one clear error."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(
+            f"{checkpoint.path}: its contents do not fit this configuration: {type(error).__name__}: {reason}"
+        ) from error
+
+
 def restore_learner(learner: Learner, checkpoint: Checkpoint) -> list[str]:
     """Networks, optimisers, counters, terms and random numbers; returns what could not be exact."""
     trainer = checkpoint.records["trainer"]
-    try:
-        learner.load_state_dict(
-            {
-                "networks": checkpoint.tensors["networks"],
-                "optimizers": checkpoint.tensors["optimizers"],
-                "counters": trainer["counters"],
-            }
-        )
-    except (KeyError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{checkpoint.path}: its networks do not fit this configuration: {reason}") from None
+    learner.load_state_dict(
+        {
+            "networks": checkpoint.tensors["networks"],
+            "optimizers": checkpoint.tensors["optimizers"],
+            "counters": trainer["counters"],
+        }
+    )
     device = learner.device
     learner.terms.update({k: torch.tensor(v, device=device) for k, v in trainer["terms"].items()})
     state = checkpoint.tensors["random"]["updates"]
@@ -193,8 +216,9 @@ def open_session(
     if checkpoint is not None:
         start = checkpoint.step
         if checkpoint.path.parent == run.checkpoints:
-            rows = checkpoint.records["trainer"]["log_rows"]
-            csv.truncate_after(start, rows)
+            with understood(checkpoint):
+                rows = checkpoint.records["trainer"]["log_rows"]
+    csv.truncate_after(start, rows)
     progress = Progress(total_ticks, start=start, quiet=_quiet, unit="updates" if phase == "offline" else "steps")
     board = TensorBoardSink(run.tensorboard, resumed_from=start if checkpoint is not None else None)
     log = MetricsLog([csv, board, progress], warn=lambda text: progress.say(f"warning: {text}"), rows=rows)

@@ -234,7 +234,7 @@ class Session:
         self._save_failed = False
         self.checkpoint_path = info.path
         self._checkpoint_cost = [info.num_bytes, self._checkpoint_cost[1] + info.seconds]
-        prune(self.run.checkpoints, self.config.keep_checkpoints)
+        self._prune(self.run.checkpoints, self.config.keep_checkpoints)
         for callback in self.callbacks:
             callback.on_checkpoint(self, info.path)
 
@@ -247,7 +247,20 @@ class Session:
         except CheckpointError as error:
             self.say(f"warning: {error}; the best policy was not saved")
             return
-        prune(self.run.best, 1)
+        self._prune(self.run.best, 1)
+
+    def _prune(self, folder: Path, keep: int) -> None:
+        try:
+            prune(folder, keep)
+        except OSError as error:
+            self.say(f"warning: {folder}: old checkpoints stay: {error.strerror or error}")
+
+    def record(self, **fields: Any) -> None:
+        """Note something in run.json, which a full disk may refuse without harm to the run."""
+        try:
+            self.run.update(**fields)
+        except OSError as error:
+            self.say(f"warning: {self.run.path / 'run.json'}: cannot be written: {error.strerror or error}")
 
     def _state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any], RowsToSave | None]:
         """Everything: networks, optimisers, counters, random numbers, cadence, callbacks, the regime's own."""
@@ -323,7 +336,7 @@ class Session:
         for problem in problems:
             self.say(f"warning: not an exact resume: {problem}")
         if problems or self.run.record.get("exact_resume") is None:
-            self.run.update(exact_resume=not problems)
+            self.record(exact_resume=not problems)
 
     def finish(self) -> TrainResult:
         """Last callbacks, evaluation and checkpoint; raises `TrainingInterrupted` after saving on a signal."""
@@ -337,8 +350,11 @@ class Session:
             callback.on_training_end(self)
         metrics = self.evaluate()
         self.save()
-        if self.checkpoint_path is None:
-            raise CheckpointError(f"{self.run.checkpoints}: no checkpoint could be written; free some disk space")
+        if self._save_failed or self.checkpoint_path is None:
+            raise CheckpointError(
+                f"{self.run.checkpoints}: the last checkpoint could not be written and the work since "
+                f"{self.checkpoint_path or 'the start'} is not saved; free some disk space and resume"
+            )
         result = {
             "global_step": self.clock.global_step,
             "update_count": self.learner.updates,
@@ -349,7 +365,7 @@ class Session:
         }
         if self.best_return is not None:
             result["eval_return_best"] = self.best_return
-        self.run.update(
+        self.record(
             metrics=result,
             checkpoint_bytes=self._checkpoint_cost[0],
             checkpoint_seconds=round(self._checkpoint_cost[1], 3),
