@@ -63,7 +63,14 @@ CASES = (
     Case("DDPG", "ddpg", peer="sb3:DDPG", goal=5000, goal_ratio=1.5),
     Case("TD3", "td3", peer="sb3:TD3", goal=5000, goal_ratio=1.5),
     Case("SAC", "sac", settings=AUTO, peer="sb3:SAC", goal=4000, goal_ratio=1.5),
-    Case("TQC, 2 critics", "tqc", settings=AUTO | {"num_critics": 2}, peer="sb3_contrib:TQC", goal_ratio=2.0),
+    Case(
+        "TQC, 2 critics",
+        "tqc",
+        settings=AUTO | {"num_critics": 2},
+        peer="sb3_contrib:TQC",
+        goal=2500,
+        goal_ratio=2.0,
+    ),
     Case(
         "TQC, 5 critics",
         "tqc",

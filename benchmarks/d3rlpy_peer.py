@@ -64,7 +64,8 @@ class Peer:
 
     def predict(self, observations: list[list[float]]) -> list[list[float]]:
         actions = self.algo.predict(np.asarray(observations, dtype=np.float32))
-        return np.clip(actions, -1.0, 1.0).tolist()
+        clipped: list[list[float]] = np.clip(actions, -1.0, 1.0).tolist()
+        return clipped
 
     def _wait(self) -> None:
         if self.device != "cpu":
@@ -73,7 +74,7 @@ class Peer:
 
 def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # what the library prints must not be taken for an answer
-    peer = None
+    peer: Any = None
     for line in sys.stdin:
         order = json.loads(line)
         if "make" in order:

@@ -22,6 +22,7 @@ from rl_training.runtime.acceleration import set_precision
 
 Found = Iterator[tuple[str, Entry]]
 _UPDATES = 1_000
+_SCALED = ("SAC", "REDQ-10, actor every 20", "EDAC-10, 256×3")
 _PROFILED = 20  # a multiple of every period
 # What compiled updates may differ from eager ones, relative to how far the parameters have moved.
 TOLERANCE = {1: 1e-3, 100: 0.1}
@@ -81,56 +82,35 @@ def _sync_free(case: Case, device: torch.device, options: argparse.Namespace) ->
     return True
 
 
+def _variants(case: Case, batch: int) -> dict[str, dict[int, tuple[Case, int]]]:
+    """Along each axis one size at a time: value -> case and batch."""
+    layers = len(case.hidden)
+    found = {
+        "batch": {b: (case, b) for b in (64, 256, 1024, 4096)},
+        "width": {w: (replace(case, hidden=(w,) * layers), batch) for w in (64, 128, 256, 512, 1024)},
+    }
+
+    def changed(key: str, values: tuple[int, ...]) -> dict[int, tuple[Case, int]]:
+        return {v: (replace(case, settings=case.settings | {key: v}), batch) for v in values}
+
+    if "num_critics" in case.learner.Config.model_fields:
+        found["critics"] = changed("num_critics", (2, 5, 10, 20, 50))
+    if case.algo == "redq":
+        found["updates per environment step"] = changed("policy_delay", (1, 2, 5, 10, 20))
+    return found
+
+
 def scaling(chosen: list[Case], options: argparse.Namespace, device: torch.device) -> Found:
     """One size at a time away from batch 256, width 256 and the case's own critics."""
-    names = {case.name for case in chosen}
-
-    def rate(case: Case, batch: int) -> float:
-        runner = cases.updater(case, device, mode=options.acceleration, batch=batch)
-        return alternate({"ours": runner}, seconds=options.seconds / 3, blocks=3, period=case.period)["ours"].median
-
-    def series(case: Case, axis: str, values: list[int], make: Callable[[int], tuple[Case, int]]) -> Entry:
-        rates = {}
-        for value in values:
-            rates[str(value)] = rate(*make(value))
-            print(f"{case.name}, {axis} {value}: {number(rates[str(value)])}", flush=True)
-        return {"case": case.name, "axis": axis, "tf32": options.tf32, "rates": rates}
-
-    for case in (c for c in cases.CASES if c.name in {"SAC", "EDAC-10, 256×3", "REDQ-10, actor every 20"} & names):
-        base, depth = options.batch, len(case.hidden)
-        batches = [64, 256, 1024, 4096]
-        yield f"{case.name}/batch", series(case, "batch", batches, lambda b, c=case: (c, b))  # type: ignore[misc]
-        yield (
-            f"{case.name}/width",
-            series(
-                case,
-                "width",
-                [64, 128, 256, 512, 1024],
-                lambda w, c=case, d=depth: (replace(c, hidden=(w,) * d), base),  # type: ignore[misc]
-            ),
-        )
-        if "num_critics" in case.learner.Config.model_fields:
-            yield (
-                f"{case.name}/critics",
-                series(
-                    case,
-                    "critics",
-                    [2, 5, 10, 20, 50],
-                    lambda n, c=case: (  # type: ignore[misc]
-                        replace(c, settings=c.settings | {"num_critics": n}),
-                        base,
-                    ),
-                ),
-            )
-        if case.algo == "redq":
-            entry = series(
-                case,
-                "updates per environment step",
-                [1, 2, 5, 10, 20],
-                lambda g, c=case: (replace(c, settings=c.settings | {"policy_delay": g}), base),  # type: ignore[misc]
-            )
-            entry["per_step"] = True
-            yield f"{case.name}/utd", entry
+    for case in (case for case in chosen if case.name in _SCALED):
+        for axis, variants in _variants(case, options.batch).items():
+            rates = {}
+            for value, (variant, batch) in variants.items():
+                runner = cases.updater(variant, device, mode=options.acceleration, batch=batch)
+                measured = alternate({"ours": runner}, seconds=options.seconds / 3, blocks=3, period=variant.period)
+                rates[str(value)] = measured["ours"].median
+                print(f"{case.name}, {axis} {value}: {number(rates[str(value)])}", flush=True)
+            yield f"{case.name}/{axis}", {"case": case.name, "axis": axis, "tf32": options.tf32, "rates": rates}
 
 
 def operations(case: Case, batch: int) -> float:
@@ -138,7 +118,7 @@ def operations(case: Case, batch: int) -> float:
     runner = cases.updater(case, torch.device("cpu"), mode="eager", batch=batch)
     with FlopCounterMode(display=False) as counter:
         runner.run(case.period)
-    return counter.get_total_flops() / case.period
+    return float(counter.get_total_flops()) / case.period
 
 
 def traffic(case: Case, batch: int) -> float:
@@ -173,7 +153,7 @@ def _product_rate(size: int, members: int, device: torch.device, repeat: int) ->
 def _per_kernel(device: torch.device) -> float:
     """Seconds from one dependent tiny kernel to the next inside a CUDA graph."""
     x = torch.zeros(256, device=device)
-    side = torch.cuda.Stream(device)
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         x.add_(1.0)
@@ -231,16 +211,16 @@ def profile(chosen: list[Case], options: argparse.Namespace, device: torch.devic
             wait()
         kernels: dict[str, list[float]] = defaultdict(list)
         for event in record.events():
-            if device.type == "cuda" and event.device_type == torch.autograd.DeviceType.CUDA:
+            if device.type == "cuda" and event.device_type.name == "CUDA":
                 kernels[event.name].append(event.time_range.elapsed_us())
             elif device.type == "cpu" and event.self_cpu_time_total > 0:
                 kernels[event.name].append(event.self_cpu_time_total)
-        rows = [[name, len(t) / _PROFILED, sum(t) / _PROFILED] for name, t in kernels.items()]
-        rows.sort(key=lambda row: -float(row[2]))
+        rows = [(name, len(t) / _PROFILED, sum(t) / _PROFILED) for name, t in kernels.items()]
+        rows.sort(key=lambda row: -row[2])
         entry: Entry = {"case": case.name, "tf32": options.tf32, "mode": runner.mode, "rate": rate, "kernels": rows}
         print(f"\n{case.name}: {1e6 / rate:.0f} µs, {sum(r[1] for r in rows):.1f} kernels")
         for name, count, spent in rows[:25]:
-            print(f"{spent:8.1f} µs {count:6.1f} × {str(name)[:100]}")
+            print(f"{spent:8.1f} µs {count:6.1f} × {name[:100]}")
         yield case.name, entry
 
 
@@ -274,11 +254,18 @@ def _check_text(entries: list[Entry]) -> str:
         ]
         for e in entries
     ]
-    header = ["", "captured = eager", "no host read", "compiled, 1 update", "compiled, 100 updates", "within tolerance"]
+    header = [
+        "",
+        "captured = eager",
+        "no host read",
+        "compiled, 1 update",
+        "compiled, 100 updates",
+        "within tolerance",
+    ]
     return (
         "## The same computation\n\nWritten by `python -m benchmarks.updates --check`. Captured against eager, "
-        f"compilation off: every parameter to the bit after {_UPDATES:,} updates. Compiled against eager: the largest "
-        "difference of a parameter / the norm of the difference over the distance moved; the tolerance is "
+        f"compilation off: every parameter to the bit after {_UPDATES:,} updates. Compiled against eager: the "
+        "largest difference of a parameter / the norm of the difference over the distance moved; the tolerance is "
         f"{TOLERANCE[1]:g} after one update and {TOLERANCE[100]:g} after 100 (rounding grows: training is chaotic)."
         f"\n\n{table(header, rows)}"
     )
@@ -289,7 +276,7 @@ def _scaling_text(entries: list[Entry]) -> str:
     for e in entries:
         for value, rate in e["rates"].items():
             cost = f"{1e6 / rate:,.0f}"
-            whole = f"{1e6 * int(value) / rate:,.0f}" if e.get("per_step") else ""
+            whole = f"{1e6 * int(value) / rate:,.0f}" if e["axis"].startswith("updates") else ""
             rows.append([_label(e), e["axis"], value, number(rate), cost, whole])
     header = ["", "axis", "value", "updates/s", "µs per update", "µs per environment step"]
     return f"## How the cost grows\n\nWritten by `python -m benchmarks.updates --scaling`.\n\n{table(header, rows)}"
@@ -297,8 +284,10 @@ def _scaling_text(entries: list[Entry]) -> str:
 
 def _floor_text(entries: list[Entry]) -> str:
     devices = [e for e in entries if "rates" in e]
-    lines = ["## The floor\n\nWritten by `python -m benchmarks.updates --floor`. Operations are those of the products "
-             "in one update; bytes are parameters, gradients, moments, targets and the batch.\n"]  # fmt: skip
+    lines = [
+        "## The floor\n\nWritten by `python -m benchmarks.updates --floor`. Operations are those of the products "
+        "in one update; bytes are parameters, gradients, moments, targets and the batch.\n"
+    ]
     for e in devices:
         parts = [f"copy {e['rates']['copy'] / 1e9:,.0f} GB/s"]
         for key, rate in e["rates"].items():
@@ -308,11 +297,16 @@ def _floor_text(entries: list[Entry]) -> str:
             parts.append(f"one dependent tiny kernel in a graph {e['rates']['kernel'] * 1e6:.2f} µs")
         lines.append(f"{e['machine']}: {', '.join(parts)} (large: one big product; small N: N of 256×256×256).\n")
     rows = [
-        [_label(e), f"{e['operations'] / 1e9:.2f}", f"{e['bytes'] / 1e6:.1f}", f"{e['seconds_operations'] * 1e6:.1f}",
-         f"{e['seconds_bytes'] * 1e6:.1f}"]
+        [
+            _label(e),
+            f"{e['operations'] / 1e9:.2f}",
+            f"{e['bytes'] / 1e6:.1f}",
+            f"{e['seconds_operations'] * 1e6:.1f}",
+            f"{e['seconds_bytes'] * 1e6:.1f}",
+        ]
         for e in entries
         if "case" in e
-    ]  # fmt: skip
+    ]
     header = ["", "GFLOP per update", "MB per update", "µs by operations", "µs by bytes"]
     return "\n".join([*lines, table(header, rows)])
 
@@ -322,8 +316,8 @@ def _profile_text(entries: list[Entry]) -> str:
     for e in entries:
         count, busy = (sum(float(row[i]) for row in e["kernels"]) for i in (1, 2))
         lines.append(
-            f"**{_label(e)}**, {e['mode']}: {1e6 / e['rate']:.0f} µs per update, {count:.0f} kernels, {busy:.0f} µs in "
-            "them (side by side where branches overlap).\n"
+            f"**{_label(e)}**, {e['mode']}: {1e6 / e['rate']:.0f} µs per update, {count:.0f} kernels, "
+            f"{busy:.0f} µs in them (side by side where branches overlap).\n"
         )
         rows = [[f"`{str(name)[:80]}`", f"{n:.1f}", f"{spent:.1f}"] for name, n, spent in e["kernels"][:12]]
         lines.append(table(["kernel", "per update", "µs"], rows) + "\n")

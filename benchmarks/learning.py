@@ -1,13 +1,13 @@
 """Does it learn? Online algorithms from their packaged configs, several seeds, judged on fixed episodes.
 
-    python -m benchmarks.learning [--algo ddpg td3 …] [--seeds 0 1 2] [--workers W]
-        Pendulum-v1 and CartPole-v1 against the returns they must reach.
-    python -m benchmarks.learning --env HalfCheetah-v5 --algo sac --seeds 0 1 --workers 4
-        Learning curves, SAC beside Stable-Baselines3 with the same settings.
-    python -m benchmarks.learning --algo rlpd --prior FILE.npz --seeds 0 1 2 3 4
-        Environment steps until the mean return reaches --target: RLPD against SAC and REDQ without prior data.
-    python -m benchmarks.learning --env Hopper-v5 --algo rlpd sac redq --prior FILE.npz --steps 50000
-        Learning curves with prior data beside those without.
+python -m benchmarks.learning [--algo ddpg td3 …] [--seeds 0 1 2] [--workers W]
+    Pendulum-v1 and CartPole-v1 against the returns they must reach.
+python -m benchmarks.learning --env HalfCheetah-v5 --algo sac --seeds 0 1 --workers 4
+    Learning curves, SAC beside Stable-Baselines3 with the same settings.
+python -m benchmarks.learning --algo rlpd --prior FILE.npz --seeds 0 1 2 3 4
+    Environment steps until the mean return reaches --target: RLPD against SAC and REDQ without prior data.
+python -m benchmarks.learning --env Hopper-v5 --algo rlpd sac redq --prior FILE.npz --steps 50000
+    Learning curves with prior data beside those without.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def short(env: str) -> str:
     return env.rpartition("-")[0].lower()
 
 
-def make_job(options: argparse.Namespace, kind: str, algo: str, env: str, steps: int, seed: int, **more: Any) -> Job:
+def make_job(
+    options: argparse.Namespace, kind: str, algo: str, env: str, steps: int, seed: int, **more: Any
+) -> Job:
     """A job from the algorithm's config for that environment."""
     source = (options.config or "{algo}/" + short(env)).format(algo=algo)
     extra: dict[str, Any] = more.pop("algo_kwargs", {})
@@ -104,7 +106,14 @@ def make_job(options: argparse.Namespace, kind: str, algo: str, env: str, steps:
         library=library,
         episodes=options.episodes,
         deadline=time.time() + 60 * options.minutes if options.minutes else None,
-        labels={"kind": kind, "config": source, "overrides": options.set, "updates_per_step": rhythm, **prior, **more.pop("labels", {})},
+        labels={
+            "kind": kind,
+            "config": source,
+            "overrides": options.set,
+            "updates_per_step": rhythm,
+            **prior,
+            **more.pop("labels", {}),
+        },
         **more,
     )
 
@@ -126,7 +135,7 @@ def threshold_jobs(options: argparse.Namespace) -> Iterable[Job]:
                 seed,
                 best=task.best,
                 fields=fields,
-                labels={"threshold": task.threshold},
+                labels={"threshold": task.threshold, "budget": task.steps},
                 **more,
             )
 
@@ -190,11 +199,18 @@ def finals(entries: Iterable[Entry]) -> list[float]:
     return [entry["final"]["eval_return_mean"] for entry in entries]
 
 
+def verdict(values: list[float], wanted: float, runs: list[Entry], budget: int) -> str:
+    """Passing takes three seeds, thirty episodes and no more than the budget; less proves nothing either way."""
+    if len(values) < 3 or any(run["episodes"] < 30 or run["total_timesteps"] > budget for run in runs):
+        return "not judged: needs 3 seeds, 30 episodes and the agreed budget"
+    return "pass" if statistics.fmean(values) >= wanted else "FAIL"
+
+
 def threshold_text(entries: list[Entry]) -> str:
     rows = []
     for (env, name), runs in groups(entries).items():
         values, wanted = finals(runs), runs[0]["threshold"]
-        passed = "pass" if statistics.fmean(values) >= wanted else "FAIL"
+        passed = verdict(values, wanted, runs, runs[0]["budget"])
         seeds = " ".join(str(run["seed"]) for run in runs)
         done, budget = min(run["steps"] for run in runs), max(run["total_timesteps"] for run in runs)
         steps = f"{budget:,}" if done == budget else f"{budget:,}, cut short at {done:,}"
@@ -204,8 +220,8 @@ def threshold_text(entries: list[Entry]) -> str:
                      f"{wanted:g}", passed])  # fmt: skip
     header = ["", "environment", "steps", "config", "judged by", "seeds", "returns", "mean ± std", "at least", ""]
     note = (
-        "A best checkpoint was chosen by evaluations during the run, whose episodes are among those it is judged by; "
-        "a last checkpoint was chosen by nothing."
+        "A best checkpoint was chosen by evaluations during the run, whose episodes are among those it is judged "
+        "by; a last checkpoint was chosen by nothing."
     )
     return f"{table(header, rows)}\n\n{note}"
 
@@ -239,16 +255,14 @@ def comparison(ours: list[float], theirs: list[float]) -> str:
     if min(len(ours), len(theirs)) < 2:
         return f"Difference of the means {difference:+.0f}; one seed says nothing about noise."
     noise = (statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs)) ** 0.5
-    verdict = "worse beyond the seeds' noise" if difference < -2 * noise else "not worse beyond the seeds' noise"
-    return f"Difference of the means {difference:+.0f}, standard error {noise:.0f}: {verdict}."
+    found = "worse beyond the seeds' noise" if difference < -2 * noise else "not worse beyond the seeds' noise"
+    return f"Difference of the means {difference:+.0f}, standard error {noise:.0f}: {found}."
 
 
 def race_text(entries: list[Entry]) -> str:
     rows, means = [], {}
     for (env, name), runs in groups(entries).items():
-        reached = [
-            next((step for step, mean, _ in run["curve"] if mean >= run["target"]), None) for run in runs
-        ]
+        reached = [next((step for step, mean, _ in run["curve"] if mean >= run["target"]), None) for run in runs]
         done = [step for step in reached if step is not None]
         means[name.partition(" ")[0]] = statistics.fmean(done) if len(done) == len(runs) else None
         listed = ", ".join("not reached" if step is None else f"{step:,}" for step in reached)
@@ -259,8 +273,8 @@ def race_text(entries: list[Entry]) -> str:
     text = table(header, rows)
     ours, sac = means.get("RLPD"), means.get("SAC")
     if ours is not None and sac is not None:
-        verdict = "pass" if ours <= sac / 2 else "FAIL"
-        text += f"\n\nRLPD needs {ours / sac:.2f} of SAC's steps (at most 0.5 wanted): {verdict}."
+        outcome = "pass" if ours <= sac / 2 else "FAIL"
+        text += f"\n\nRLPD needs {ours / sac:.2f} of SAC's steps (at most 0.5 wanted): {outcome}."
     return text
 
 

@@ -6,8 +6,8 @@
     python -m benchmarks.offline --data DIR --time-edac   what evaluation and records add to the learner's own time
 
 A file is `DIR/<name>.npz`; names joined with `+` are mixed in proportion to their rows. Settings come from the
-packaged config `<algo>/<name>` (a mixture of medium and expert is `…-medium-expert`) and otherwise from the learner's
-defaults with observations normalised as CORL does.
+packaged config `<algo>/<name>` (a mixture of medium and expert is `…-medium-expert`) and otherwise from the
+learner's defaults with observations normalised as CORL does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
-from benchmarks.learning import comparison, finals
+from benchmarks.learning import comparison, finals, verdict
 from benchmarks.report import Entry, Results, Sections, table
 from benchmarks.runs import Job, Watch, configure, dataset_settings, perform_all
 from benchmarks.timing import Stopwatch
@@ -34,7 +34,8 @@ from rl_training.runtime.acceleration import Updater
 from rl_training.runtime.launch import choose_device, set_quiet
 
 ENVIRONMENTS = {"pendulum": "Pendulum-v1", "hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5"}
-THRESHOLDS = {"pendulum-replay": -200.0}
+# Return to reach, and the updates within which.
+THRESHOLDS = {"pendulum-replay": (-200.0, 20_000)}
 PEER_ALGORITHMS = ("crr", "awac", "iql")
 # CORL normalises observations for all but EDAC; CRR, which it lacks, is treated as its relative AWAC.
 NORMALIZED = ("bc", "td3_bc", "iql", "cql", "awac", "crr")
@@ -90,7 +91,9 @@ def config_name(algo: str, name: str) -> str:
     return f"{algo}/{name.replace(f'+{task}', '')}"
 
 
-def configured(options: argparse.Namespace, algo: str, name: str, seed: int, **fields: Any) -> tuple[TrainConfig, str]:
+def configured(
+    options: argparse.Namespace, algo: str, name: str, seed: int, **fields: Any
+) -> tuple[TrainConfig, str]:
     """The config of one run and where its settings come from."""
     source = options.config.format(algo=algo) if options.config else config_name(algo, name)
     settings: dict[str, Any] = {"normalize_observations": algo in NORMALIZED}
@@ -178,7 +181,8 @@ def time_edac(options: argparse.Namespace) -> Entry:
 
 
 def contender(entry: Entry) -> str:
-    return ("d3rlpy " if entry["library"] == "d3rlpy" else "") + entry["algo"].upper().replace("TD3_BC", "TD3+BC")
+    name = str(entry["algo"]).upper().replace("TD3_BC", "TD3+BC")
+    return f"d3rlpy {name}" if entry["library"] == "d3rlpy" else name
 
 
 def file_text(name: str, entries: list[Entry]) -> str:
@@ -200,12 +204,13 @@ def file_text(name: str, entries: list[Entry]) -> str:
         mean = statistics.fmean(values)
         verdicts = []
         if wanted is not None and label != "BC" and runs[0]["library"] == "rl_training":
-            verdicts.append("pass" if mean >= wanted else f"FAIL (≥ {wanted:g})")
+            verdicts.append(f"≥ {wanted[0]:g}: {verdict(values, wanted[0], runs, wanted[1])}")
         if clone is not None and label != "BC":
             verdicts.append("above BC" if mean > clone else "not above BC")
         settings = " ".join([f"`{runs[0]['config']}`", *runs[0]["overrides"]])
-        rows.append([label, settings, f"{min(r['updates'] for r in runs):,}", " ".join(str(r["seed"]) for r in runs),
-                     report.returns(values), report.spread(values), score(mean), ", ".join(verdicts) or "–"])  # fmt: skip
+        updates, seeds = min(r["updates"] for r in runs), " ".join(str(r["seed"]) for r in runs)
+        rows.append([label, settings, f"{updates:,}", seeds, report.returns(values), report.spread(values),
+                     score(mean), ", ".join(verdicts) or "–"])  # fmt: skip
     header = ["", "settings", "updates", "seeds", "returns", "mean ± std", "normalised", ""]
     parts = [f"### {name} ({env}), {entries[0]['total_timesteps']:,} updates\n", table(header, rows)]
     for label, runs in runs_of.items():
@@ -223,8 +228,10 @@ def sections(entries: dict[str, Entry]) -> Sections:
     if runs:
         tables = sorted({(e["file"], e["total_timesteps"]) for e in runs})
         texts = [file_text(f, [e for e in runs if (e["file"], e["total_timesteps"]) == (f, n)]) for f, n in tables]
-        note = f"Written by `python -m benchmarks.offline`; last checkpoint, {runs[0]['episodes']} episodes on the \
-same seeds for every run."
+        note = (
+            f"Written by `python -m benchmarks.offline`; last checkpoint, {runs[0]['episodes']} episodes on the "
+            "same seeds for every run."
+        )
         body = "\n\n".join(texts)
         found["results", "offline"] = f"## Offline algorithms\n\n{note}\n\n{body}\n\n{report.origins(runs)}"
     timed = [e for e in entries.values() if e["kind"] == "time-edac"]
@@ -234,7 +241,8 @@ same seeds for every run."
         header = ["machine", "updates", "evaluations", "seconds in all", "seconds of updates", "ratio"]
         found["performance", "time-edac"] = (
             "## A whole offline run\n\nEDAC-10 on halfcheetah-medium; written by `python -m benchmarks.offline "
-            f"--time-edac`. Both clocks start after the first block.\n\n{table(header, rows)}\n\n{report.origins(timed)}"
+            f"--time-edac`. Both clocks start after the first block.\n\n{table(header, rows)}\n\n"
+            f"{report.origins(timed)}"
         )
     return found
 

@@ -1,8 +1,8 @@
 """The peers: Stable-Baselines3 and sb3-contrib in this process, d3rlpy in a Python of its own.
 
 A peer is timed through the calls its own users make: `train()` on its own replay buffer for Stable-Baselines3,
-`update()` for d3rlpy, whose batches are drawn beforehand because drawing them is most of its time. A trained peer is
-evaluated by this package's evaluator, on the same episodes as everything else.
+`update()` for d3rlpy, whose batches are drawn beforehand because drawing them would take much of its time. A
+trained peer is evaluated by this package's evaluator, on the same episodes as everything else.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class D3rlpyProcess:
         threads: int | None = None,
     ) -> None:
         script = Path(__file__).with_name("d3rlpy_peer.py")
-        self._said = tempfile.TemporaryFile("w+")
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
             [python, str(script)],
             stdin=subprocess.PIPE,

@@ -118,7 +118,9 @@ def write_sections(sections: Sections) -> None:
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
         block = f"{begin}\n{text.strip()}\n{end}"
         marked = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-        new = marked.sub(lambda _: block, old) if marked.search(old) else f"{old.rstrip()}\n\n{block}\n"
+        place = marked.search(old)
+        start, stop = place.span() if place else (0, 0)
+        new = f"{old[:start]}{block}{old[stop:]}" if place else f"{old.rstrip()}\n\n{block}\n"
         path.write_text(new, encoding="utf-8")
         print(f"wrote section {name!r} of {path.relative_to(ROOT)}")
 

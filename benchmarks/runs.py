@@ -1,4 +1,4 @@
-"""Training runs as jobs: one seed of one algorithm of one library, several side by side in processes of their own."""
+"""Training runs as jobs: one seed of one algorithm of one library; several side by side, a process each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rl_training.runtime.workflows import evaluate_checkpoint
 @dataclass(frozen=True)
 class Job:
     """One run and how it is judged: `episodes` of evaluation on the seeds every run is evaluated on, of the last
-    checkpoint or of the best one. At `deadline` (seconds since the epoch) it stops and is judged where it stands."""
+    checkpoint or of the best one. At `deadline` (seconds since the epoch) it stops and is judged as it stands."""
 
     key: str
     config: dict[str, Any]
@@ -122,7 +122,7 @@ def train_sb3(job: Job) -> Entry:
     curve: list[tuple[int, float, float]] = []
     started = time.perf_counter()
 
-    class Curve(BaseCallback):  # type: ignore[misc]
+    class Curve(BaseCallback):
         def _on_step(self) -> bool:
             if interval and self.num_timesteps % interval == 0:
                 metrics = evaluator.run(policy, config.eval_episodes)
@@ -230,10 +230,14 @@ def perform_all(jobs: Sequence[Job], workers: int, threads: int | None) -> Itera
 
 
 def configure(
-    source: str | None, algo: str, overrides: Sequence[str], defaults: Mapping[str, Any] | None = None, **fields: Any
+    source: str,
+    algo: str,
+    overrides: Sequence[str],
+    defaults: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> TrainConfig:
     """A config by name or path with `key=value` overrides and `fields` replaced; `defaults` where there is none."""
-    if source is not None and (Path(source).is_file() or source in packaged_configs()):
+    if Path(source).is_file() or source in packaged_configs():
         config = load_config(source, overrides).config
     elif defaults is not None:
         import yaml

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
 import traceback
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,7 +33,18 @@ class EnvTimeout(Exception):
 
 
 class ChildError(Exception):
-    """The environment raised inside its process; the message ends with its own traceback."""
+    """The environment raised inside its process; its own traceback is attached as a note."""
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """A child started meanwhile never gets these: Ctrl-C reaches a whole group, but when to end is for the run."""
+    held = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(connection: Connection, config: TrainConfig) -> None:
@@ -40,7 +53,7 @@ def _serve(connection: Connection, config: TrainConfig) -> None:
     while True:
         try:
             command, argument = connection.recv()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return
         try:
             if env is None:
@@ -54,10 +67,8 @@ def _serve(connection: Connection, config: TrainConfig) -> None:
                 env.send(argument)
                 result = env.receive()
                 connection.send(("ok", (result.obs, result.reward, result.terminated, result.truncated)))
-        except KeyboardInterrupt:
-            return
         except Exception as error:
-            connection.send(("error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+            connection.send(("error", (f"{type(error).__name__}: {error}", traceback.format_exc())))
 
 
 class ProcessEnv:
@@ -68,7 +79,8 @@ class ProcessEnv:
         self._timeout = config.env_timeout
         self._connection, child = context.Pipe()
         self._process = context.Process(target=_serve, args=(child, config), daemon=True)
-        self._process.start()
+        with _signals_held():
+            self._process.start()
         child.close()
         self._started = False
 
@@ -100,7 +112,10 @@ class ProcessEnv:
             raise EnvProcessDied(self._how_it_ended()) from None
         self._started = True
         if status == "error":
-            raise ChildError(value)
+            message, trace = value
+            failure = ChildError(message)
+            failure.add_note(trace)
+            raise failure
         return value
 
     def _how_it_ended(self) -> str:

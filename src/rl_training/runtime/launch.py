@@ -117,7 +117,18 @@ def starting_point(config: TrainConfig, own: Checkpoint | None) -> Checkpoint | 
     """The checkpoint a run's networks come from: its own, or the one another run left (`init_from`)."""
     if own is not None or config.init_from is None:
         return own
-    return read_checkpoint(find_checkpoint(Path(config.init_from)))
+    return read_run_checkpoint(find_checkpoint(Path(config.init_from)))
+
+
+def read_run_checkpoint(path: Path) -> Checkpoint:
+    """A verified checkpoint that holds what every run of this package saves."""
+    checkpoint = read_checkpoint(path)
+    for name in ("trainer", "config", "spaces", "dataset"):
+        if not isinstance(checkpoint.records.get(name), dict):
+            raise CheckpointError(f"{path}: not the checkpoint of a run: {name}.json is missing or no mapping")
+    if "networks" not in checkpoint.tensors:
+        raise CheckpointError(f"{path}: not the checkpoint of a run: networks.safetensors is missing")
+    return checkpoint
 
 
 def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec) -> None:
@@ -158,7 +169,7 @@ def spaces_from(checkpoint: Checkpoint) -> SpaceSpec:
 
 
 @contextmanager
-def understood(checkpoint: Checkpoint) -> Iterator[None]:
+def understood(checkpoint: Checkpoint, part: str = "contents") -> Iterator[None]:
     """What is whole may still not be ours: a checkpoint whose contents make no sense is one clear error."""
     try:
         yield
@@ -167,7 +178,7 @@ def understood(checkpoint: Checkpoint) -> Iterator[None]:
             raise
         reason = (str(error).splitlines() or [""])[0]
         raise CheckpointError(
-            f"{checkpoint.path}: its contents do not fit this configuration: {type(error).__name__}: {reason}"
+            f"{checkpoint.path}: its {part} do not fit this configuration: {type(error).__name__}: {reason}"
         ) from error
 
 
@@ -210,20 +221,12 @@ def open_session(
             "algo_kwargs.early_stopping needs evaluations: set env_id and an eval_episodes of at least 1",
             key="algo_kwargs.early_stopping",
         )
-    run = _run_directory(config, resolved, run_suffix, checkpoint)
-    csv = CsvSink(run.metrics_csv)
-    start, rows = 0, 0
-    if checkpoint is not None:
-        start = checkpoint.step
-        if checkpoint.path.parent == run.checkpoints:
-            with understood(checkpoint):
-                rows = checkpoint.records["trainer"]["log_rows"]
-    csv.truncate_after(start, rows)
-    progress = Progress(total_ticks, start=start, quiet=_quiet, unit="updates" if phase == "offline" else "steps")
-    board = TensorBoardSink(run.tensorboard, resumed_from=start if checkpoint is not None else None)
-    log = MetricsLog([csv, board, progress], warn=lambda text: progress.say(f"warning: {text}"), rows=rows)
-    evaluator = Evaluator(config, spaces) if config.env_id is not None else None
-    with run, SignalGuard() as guard:
+    with _run_directory(config, resolved, run_suffix, checkpoint) as run, SignalGuard() as guard:
+        unit = "updates" if phase == "offline" else "steps"
+        start = 0 if checkpoint is None else checkpoint.step
+        progress = Progress(total_ticks, start=start, quiet=_quiet, unit=unit)
+        log = _open_log(run, checkpoint, progress)
+        evaluator = Evaluator(config, spaces) if config.env_id is not None else None
         session = Session(
             config,
             run,
@@ -238,11 +241,13 @@ def open_session(
             dataset=dataset,
         )
         try:
-            with _status(run, session):
+            with _status(session):
                 problems = []
                 if checkpoint is not None:
-                    problems += restore_learner(learner, checkpoint)
-                    session.restore(checkpoint)
+                    with understood(checkpoint, "networks"):
+                        problems += restore_learner(learner, checkpoint)
+                    with understood(checkpoint):
+                        session.restore(checkpoint)
                     if session.clock.ticks >= total_ticks and not session.should_stop:
                         session.say("this run is complete; a larger total_timesteps lets it go on")
                     problems += [f"changed since the run began: {change}" for change in run.machine_changes]
@@ -256,35 +261,64 @@ def open_session(
                 evaluator.close()
 
 
+def _open_log(run: RunDirectory, checkpoint: Checkpoint | None, progress: Progress) -> MetricsLog:
+    """The log of a run, without the rows that were written after the checkpoint it continues from."""
+    csv = CsvSink(run.metrics_csv)
+    step, rows = 0, 0
+    if checkpoint is not None and checkpoint.path.parent == run.checkpoints:
+        step, rows = checkpoint.step, _log_rows(checkpoint)
+    csv.truncate_after(step, rows)
+    board = TensorBoardSink(run.tensorboard, resumed_from=checkpoint.step if checkpoint is not None else None)
+    return MetricsLog([csv, board, progress], warn=lambda text: progress.say(f"warning: {text}"), rows=rows)
+
+
+def _log_rows(checkpoint: Checkpoint) -> int:
+    with understood(checkpoint):
+        rows = checkpoint.records["trainer"]["log_rows"]
+        if type(rows) is not int or rows < 0:
+            raise ValueError(f"log_rows is {rows!r}")
+    return rows
+
+
 @contextmanager
-def _status(run: RunDirectory, session: Session) -> Iterator[None]:
+def _status(session: Session) -> Iterator[None]:
     """What run.json says in the end, whatever happened."""
     try:
         yield
     except TrainingInterrupted:
-        run.set_status("interrupted")
+        session.record(status="interrupted")
         raise
     except DivergedError as error:
-        last = session.checkpoint_path
-        advice = f"the last finite checkpoint is {last}" if last is not None else "no checkpoint was written before"
-        report = {
-            "message": str(error),
-            "step": session.clock.ticks,
-            "last_checkpoint": str(last) if last else None,
-        }
-        (run.path / "divergence.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        run.set_status("diverged")
-        raise DivergedError(f"{error}; {advice}") from error
-    except EnvironmentFailure:
+        raise _diverged(session, error) from error
+    except EnvironmentFailure as failure:
         if session.begun:  # a failure while restoring must not replace the checkpoint it restored from
             session.note_inexact(["the environment failed inside a step"])
-            session.save()
-        run.set_status("failed")
+            try:
+                session.save()
+            except DivergedError as error:
+                raise _diverged(session, error) from failure
+        session.record(status="failed")
         raise
     except BaseException as error:
-        run.set_status("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        session.record(status="interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
-    run.set_status("stopped" if session.should_stop else "finished", stop_reason=session.stop_reason)
+    session.record(status="stopped" if session.should_stop else "finished", stop_reason=session.stop_reason)
+
+
+def _diverged(session: Session, error: DivergedError) -> DivergedError:
+    """Leave a small file that names the first bad tensor; the error to raise names the last finite checkpoint."""
+    last = session.checkpoint_path
+    report = {
+        "message": str(error),
+        "first_bad": error.first_bad,
+        "step": session.clock.ticks,
+        "last_checkpoint": str(last) if last else None,
+    }
+    with suppress(OSError):  # the error itself says the same
+        files.replace_atomically(session.run.path / "divergence.json", files.encode_json(report))
+    session.record(status="diverged")
+    advice = f"the last finite checkpoint is {last}" if last is not None else "no checkpoint was written before"
+    return DivergedError(f"{error}; {advice}", first_bad=error.first_bad)
 
 
 def _run_directory(
@@ -292,9 +326,19 @@ def _run_directory(
 ) -> RunDirectory:
     flat = config.to_dict() | {"algo_kwargs": resolved.to_dict()}
     if checkpoint is None:
+        if _home is not None:
+            return _reopen(_home)
         return RunDirectory.create(config, flat, suffix, text=_config_text)
     home = checkpoint.path.parent.parent
     is_run = checkpoint.path.parent.name == "checkpoints" and (home / "run.json").is_file()
     if is_run and latest_valid(checkpoint.path.parent)[0] == checkpoint.path:
-        return RunDirectory.open(home)
+        return _reopen(home)
     return RunDirectory.create(config, flat, suffix or "resumed")
+
+
+def _reopen(home: Path) -> RunDirectory:
+    """Continue a run's folder, rid of what a killed process may have left half-written."""
+    run = RunDirectory.open(home)
+    for folder in (run.checkpoints, run.best):
+        sweep(folder)
+    return run

@@ -13,9 +13,10 @@ from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.data.sources import BatchSource
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, DivergedError, MemoryLimitError
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.memory import available_memory, human_bytes
 from rl_training.runtime.acceleration import Updater
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import ControlConfig
@@ -29,6 +30,8 @@ from rl_training.spaces import SpaceSpec
 
 # Updates a loop makes before it looks whether a signal has arrived.
 _BLOCK = 250
+# Collected rows live in lists of small arrays until they are packed.
+_BYTES_PER_NUMBER = 32
 
 
 class BudgetConfig(Settings):
@@ -104,6 +107,13 @@ def collect_dataset(
     config: TrainConfig, spaces: SpaceSpec, size: int, seed: int, act: Any, *, name: str
 ) -> TransitionDataset:
     """`size` transitions of one environment under `act(obs [1, O]) -> internal actions`."""
+    needed, free = size * _BYTES_PER_NUMBER * (2 * spaces.obs_dim + spaces.action_dim + 3), available_memory()
+    if needed > free:
+        raise MemoryLimitError(
+            f"algo_kwargs.dataset_size {size} needs {human_bytes(needed)} and {human_bytes(free)} are available; "
+            f"the largest that fits is {size * free // needed}",
+            key="algo_kwargs.dataset_size",
+        )
     pool = EnvPool(config.replace(num_envs=1, seed=seed), purpose=COLLECTION)
     columns: dict[str, list[Any]] = {
         key: [] for key in ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
@@ -113,6 +123,12 @@ def collect_dataset(
         for _ in range(size):
             action = spaces.to_env(act(obs[None]))[0]
             transition = pool.step_one(0, action)
+            if not (np.isfinite(transition.reward) and np.all(np.isfinite(transition.obs))):
+                raise DivergedError(
+                    f"{config.env_id} returned a non-finite observation or reward (seed {pool.episodes[0].seed}, "
+                    f"step {len(pool.episodes[0].actions)}) while data were collected; mend the environment",
+                    first_bad="observation or reward of environment 0",
+                )
             row = (obs, action, transition.reward, transition.obs, transition.terminated, transition.truncated)
             for values, value in zip(columns.values(), row):
                 values.append(value)

@@ -19,7 +19,14 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.envs import EnvPool, spaces_of
-from rl_training.runtime.launch import build_learner, has_normalizer, initialise_from, open_session, starting_point
+from rl_training.runtime.launch import (
+    build_learner,
+    has_normalizer,
+    initialise_from,
+    open_session,
+    starting_point,
+    understood,
+)
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.sections import Sections
 from rl_training.runtime.session import Regime, Saved, Session, TrainResult
@@ -114,13 +121,12 @@ def restore_online(collector: Collector, checkpoint: Checkpoint) -> list[str]:
             f"algo_kwargs.buffer_capacity: {buffer.capacity} differs from the checkpoint's {info.capacity}",
             key="algo_kwargs.buffer_capacity",
         )
-    filled = min(info.added, info.capacity)
-    rows = torch.empty((filled, buffer.layout.width))
-    checkpoint.read_rows(rows)
-    buffer.load(rows, added=info.added)
-    if "replay_random" in checkpoint.tensors and buffer.generator is not collector.learner.generator:
-        buffer.generator.set_state(checkpoint.tensors["replay_random"]["host"])
-    return collector.load_state_dict(checkpoint.tensors["collector"], checkpoint.records["collector"])
+    checkpoint.read_rows(buffer.rows)  # in place: a second copy might not fit into memory
+    buffer.load(buffer.rows[: info.filled], added=info.added)
+    with understood(checkpoint):
+        if "replay_random" in checkpoint.tensors and buffer.generator is not collector.learner.generator:
+            buffer.generator.set_state(checkpoint.tensors["replay_random"]["host"])
+        return collector.load_state_dict(checkpoint.tensors["collector"], checkpoint.records["collector"])
 
 
 def online_regime(collector: Collector) -> Regime:

@@ -14,14 +14,22 @@ from numpy.typing import ArrayLike, NDArray
 
 from rl_training.data.datasets import TransitionDataset
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, read_checkpoint
+from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, list_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import RECORD, RESOLVED
+from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.models.policies import Policy
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.envs import spaces_of
 from rl_training.runtime.evaluation import Evaluator
-from rl_training.runtime.launch import has_normalizer, spaces_from
+from rl_training.runtime.launch import (
+    has_normalizer,
+    read_run_checkpoint,
+    spaces_from,
+    starting_again_in,
+    understood,
+)
 from rl_training.runtime.session import TrainResult
 from rl_training.spaces import SpaceSpec
 
@@ -49,7 +57,8 @@ class LoadedPolicy:
             else:
                 draws = (rng or np.random.default_rng()).standard_normal((len(batch), self.spaces.action_dim))
                 actions = self.policy.sample(inputs, torch.from_numpy(draws.astype(np.float32)))
-        result = self.spaces.to_env(actions.numpy())
+        # An observation near the end of float32 may overflow inside the network; the middle of the range is legal.
+        result = self.spaces.to_env(np.nan_to_num(actions.numpy(), nan=0.0))
         return result[0] if np.ndim(obs) == 1 else result
 
 
@@ -66,11 +75,8 @@ def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
             resolved["learner"],
             normalize_observations=has_normalizer(checkpoint),
         )
-    try:
+    with understood(checkpoint, "networks"):
         model.load_state_dict({k.removeprefix("model."): v for k, v in names.items() if k.startswith("model.")})
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{checkpoint.path}: its networks do not fit its configuration: {reason}") from None
     policy = copy.deepcopy(model.policy).requires_grad_(False)
     return LoadedPolicy(policy.eval(), spaces, config)
 
@@ -85,7 +91,7 @@ def config_of(checkpoint: Checkpoint) -> TrainConfig:
 
 def open_checkpoint(path: str | Path, warn: Callable[[str], None] | None = None) -> Checkpoint:
     """Read and verify the checkpoint at `path`: a checkpoint, a run folder (its newest valid one) or `best`."""
-    return read_checkpoint(find_checkpoint(Path(path), warn))
+    return read_run_checkpoint(find_checkpoint(Path(path), warn))
 
 
 def evaluate_checkpoint(
@@ -129,10 +135,17 @@ def resume_training(
     dataset: TransitionDataset | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> TrainResult:
-    """Go on where a run folder or checkpoint stopped.
+    """Go on where a run folder or checkpoint stopped; a run that ended before its first checkpoint starts again.
 
     `changes` replace fields of the configuration, `overrides` do the same as `dotted.key=value`.
     """
+    options: dict[str, Any] = {} if dataset is None else {"dataset": dataset}
+    if _has_only_begun(home := Path(path)):
+        config = _config_of_run(home).replace(**(changes or {})).with_overrides(overrides)
+        if warn is not None:
+            warn(f"{home}: ended before its first checkpoint; it starts again")
+        with starting_again_in(home):
+            return get_algorithm_spec(config.algo).train(config, callbacks=callbacks, **options)
     checkpoint = open_checkpoint(path, warn)
     if "optimizers" not in checkpoint.tensors:
         raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use --init-from")
@@ -142,5 +155,18 @@ def resume_training(
         difference := spaces_from(checkpoint).difference(spaces_of(config, discrete=spec.learner.discrete))
     ):
         raise CheckpointError(f"{checkpoint.path}: the environment's spaces have changed ({difference})")
-    options: dict[str, Any] = {} if dataset is None else {"dataset": dataset}
     return spec.train(config, checkpoint_state=checkpoint, callbacks=callbacks, **options)
+
+
+def _has_only_begun(home: Path) -> bool:
+    """Whether `home` is a run folder in which no checkpoint was ever committed."""
+    return (home / RECORD).is_file() and (home / RESOLVED).is_file() and not list_checkpoints(home / "checkpoints")
+
+
+def _config_of_run(home: Path) -> TrainConfig:
+    """The configuration a run folder was made with; like a checkpoint, it cannot permit imports."""
+    place = home / RESOLVED
+    values = parse_yaml(place.read_text(encoding="utf-8", errors="replace"), str(place)).value
+    if not isinstance(values, dict):
+        raise ConfigError(f"{place}: expected a mapping of settings; start a new run")
+    return TrainConfig.parse({**values, "allow_import": False})

@@ -1,0 +1,251 @@
+"""End to end: environment steps per second of a whole training run.
+
+    python -m benchmarks.training [--device D] [--peer-device D] [--steps 4000] [--pairs 3] [--json FILE]
+        SAC on HalfCheetah-v5 beside Stable-Baselines3's `learn` with the same settings, in turn.
+    python -m benchmarks.training --algo redq --env Hopper-v5 [--config redq/hopper] --steps 100000 --minutes 9
+        One run: steps per second, the share of time spent in updates, the return reached.
+
+The steady rate is counted from a little after the first update (compiling and recording are over) to the last step;
+the whole rate is that of the call, set-up and last checkpoint included. A single run evaluates as its config says,
+and that time counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import cases, report
+from benchmarks.report import Entry, Results, Sections, table
+from benchmarks.runs import Watch, configure, dataset_settings, sb3_agent
+from benchmarks.timing import Stopwatch, wait
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec, resolve
+from rl_training.runtime.acceleration import Updater
+from rl_training.runtime.launch import choose_device, set_quiet
+from rl_training.runtime.session import Session
+from rl_training.runtime.workflows import evaluate_checkpoint
+
+# Steps after the first update before the steady rate is counted.
+_SETTLE = 200
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algo", default="sac")
+    parser.add_argument("--env", default="HalfCheetah-v5")
+    parser.add_argument("--config", help="path or <algo>/<name>; by default the algorithm's for that environment")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--prior", type=Path, help="npz file with RLPD's prior data")
+    parser.add_argument("--steps", type=int, default=4_000)
+    parser.add_argument("--pairs", type=int, default=3, help="runs of each side; 0: one run of ours alone")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--peer-device", help="where Stable-Baselines3 runs, if not on --device")
+    parser.add_argument("--acceleration", default="auto")
+    parser.add_argument("--eval-interval", type=int)
+    parser.add_argument("--episodes", type=int, default=30, help="of the final evaluation of a single run")
+    parser.add_argument("--minutes", type=float, help="stop a single run after this time")
+    parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
+    return parser.parse_args()
+
+
+class Pace(Watch):
+    """When the run had settled, and when it was at its last step."""
+
+    def __init__(self, settled: int, deadline: float | None = None) -> None:
+        super().__init__(deadline)
+        self.settled = settled
+        self.first: tuple[int, float] | None = None
+        self.last: tuple[int, float] = (0, 0.0)
+
+    def mark(self, step: int) -> None:
+        if step >= self.settled:
+            self.last = (step, time.perf_counter())
+            self.first = self.first or self.last
+
+    def on_step(self, session: Session) -> None:
+        super().on_step(session)
+        self.mark(session.clock.global_step)
+
+    @property
+    def rate(self) -> float:
+        if self.first is None or self.first == self.last:
+            raise SystemExit(f"too few steps: the steady rate is counted from step {self.settled}; raise --steps")
+        return (self.last[0] - self.first[0]) / (self.last[1] - self.first[1])
+
+
+def settled(config: TrainConfig) -> int:
+    return int(resolve(config)["online"].learning_starts) + _SETTLE
+
+
+def ours(config: TrainConfig) -> tuple[float, float]:
+    """Steady and whole steps per second of one run."""
+    pace = Pace(settled(config))
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        get_algorithm_spec(config.algo).train(config.replace(output_dir=folder), callbacks=[pace])
+        wait()
+        return pace.rate, config.total_timesteps / (time.perf_counter() - started)
+
+
+def theirs(config: TrainConfig) -> tuple[float, float]:
+    """The same of Stable-Baselines3, saved at the end as ours is."""
+    import gymnasium as gym
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    pace = Pace(settled(config))
+
+    class Marks(BaseCallback):
+        def _on_step(self) -> bool:
+            pace.mark(self.num_timesteps)
+            return True
+
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        agent = sb3_agent(config, gym.make(config.env_id or ""))
+        agent.learn(config.total_timesteps, callback=Marks())
+        agent.save(Path(folder) / "agent.zip")
+        agent.save_replay_buffer(Path(folder) / "buffer.pkl")
+        return pace.rate, config.total_timesteps / (time.perf_counter() - started)
+
+
+def compare(config: TrainConfig, options: argparse.Namespace) -> Entry:
+    """Ours, theirs, ours, theirs …"""
+    peer = config.replace(device=options.peer_device or options.device)
+    rates: dict[str, list[tuple[float, float]]] = {"ours": [], "peer": []}
+    for number in range(options.pairs):
+        for name, run, chosen in (("ours", ours, config), ("peer", theirs, peer)):
+            rates[name].append(run(chosen.replace(seed=options.seed + number)))
+            print(f"{name}: {rates[name][-1][0]:.1f} steps/s steady, {rates[name][-1][1]:.1f} whole", flush=True)
+    ratios = [a[0] / b[0] for a, b in zip(rates["ours"], rates["peer"])]
+    return {
+        "kind": "compare",
+        "steady": [rate for rate, _ in rates["ours"]],
+        "peer_steady": [rate for rate, _ in rates["peer"]],
+        "whole": [rate for _, rate in rates["ours"]],
+        "peer_whole": [rate for _, rate in rates["peer"]],
+        "peer_device": str(choose_device(peer.device)),
+        "ratio": statistics.median(ratios),
+        "ratio_spread": [min(ratios), max(ratios)],
+    }
+
+
+def single(config: TrainConfig, options: argparse.Namespace) -> Entry:
+    """One run, with the time inside updates measured to the end of the device's work.
+
+    Waiting for the device after the updates costs nothing extra: the next action waits for the new weights.
+    """
+    deadline = time.time() + 60 * options.minutes if options.minutes else None
+    pace, stopwatch = Pace(settled(config), deadline), Stopwatch()
+    with tempfile.TemporaryDirectory() as folder:
+        with stopwatch.around(Updater, "run", "updates", skip=settled(config) // config.num_envs):
+            result = get_algorithm_spec(config.algo).train(config.replace(output_dir=folder), callbacks=[pace])
+            share = stopwatch.share("updates")
+        whole = time.perf_counter() - pace.started
+        final = evaluate_checkpoint(result.checkpoint_path, options.episodes)
+    entry = {
+        "kind": "single",
+        "steps": int(result.metrics["global_step"]),
+        "updates": int(result.metrics["update_count"]),
+        "steady": pace.rate,
+        "whole": result.metrics["global_step"] / whole,
+        "seconds": whole,
+        "update_share": share,
+        "return": final["eval_return_mean"],
+        "return_std": final["eval_return_std"],
+        "episodes": options.episodes,
+        "curve": pace.curve,
+    }
+    print(
+        f"{entry['steps']:,} steps in {whole:.0f} s: {pace.rate:.1f} steps/s, {share:.0%} in updates, return "
+        f"{entry['return']:.0f} over {options.episodes} episodes"
+    )
+    return entry
+
+
+def settings(entry: Entry) -> str:
+    return " ".join([f"`{entry['config']}`", *entry["overrides"]])
+
+
+def sections(entries: dict[str, Entry]) -> Sections:
+    pairs = [e for e in entries.values() if e["kind"] == "compare"]
+    runs = [e for e in entries.values() if e["kind"] == "single"]
+    parts = ["## Environment steps per second", "Written by `python -m benchmarks.training`.\n"]
+    median = statistics.median
+    if pairs:
+        rows = []
+        for e in pairs:
+            low, high = e["ratio_spread"]
+            rows.append([f"{e['algo'].upper()} {e['env']}", e["machine"], settings(e),
+                         f"{median(e['steady']):.0f} ({median(e['whole']):.0f})", e["peer_device"],
+                         f"{median(e['peer_steady']):.0f} ({median(e['peer_whole']):.0f})",
+                         f"{e['ratio']:.2f} ({low:.2f} to {high:.2f})"])  # fmt: skip
+        header = ["", "machine", "settings", "steps/s steady (whole run)", "Stable-Baselines3 on", "its steps/s",
+                  "ratio (spread)"]  # fmt: skip
+        parts += [table(header, rows), ""]
+    if runs:
+        rows = [
+            [f"{e['algo'].upper()} {e['env']}", e["machine"], settings(e), e["seed"],
+             f"{e['steps']:,}", f"{e['updates']:,}", f"{e['steady']:.1f}", f"{e['update_share']:.0%}",
+             f"{e['return']:.0f} ± {e['return_std']:.0f}"]
+            for e in runs
+        ]  # fmt: skip
+        header = ["", "machine", "settings", "seed", "steps", "updates", "steps/s", "time in updates",
+                  "return (over episodes)"]  # fmt: skip
+        parts += [table(header, rows), ""]
+    if not pairs and not runs:
+        return {}
+    return {("performance", "training"): "\n".join([*parts, report.origins([*pairs, *runs])])}
+
+
+def main() -> None:
+    options = arguments()
+    results = Results("training", options.json)
+    source = options.config or f"{options.algo}/{options.env.rpartition('-')[0].lower()}"
+    alone = options.pairs == 0 or options.algo != "sac" or not cases.installed("sb3")
+    fields: dict[str, Any] = {"algo_kwargs": {}}
+    if not alone:
+        # Neither side evaluates; random steps at the start are equally fast on both and are kept few.
+        fields = {"eval_episodes": 0, "algo_kwargs": {"eval_interval": None, "early_stopping": None}}
+        if not any("learning_starts" in override for override in options.set):
+            options.set.append("algo_kwargs.learning_starts=1000")
+    elif options.eval_interval is not None:
+        fields["algo_kwargs"]["eval_interval"] = options.eval_interval
+    if options.prior is not None:
+        fields["algo_kwargs"] |= dataset_settings([options.prior])
+    config = configure(
+        source,
+        options.algo,
+        options.set,
+        env_id=options.env,
+        seed=options.seed,
+        total_timesteps=options.steps,
+        device=options.device,
+        acceleration=options.acceleration,
+        **fields,
+    )
+    device = str(choose_device(config.device))
+    set_quiet(True)
+    stamp = report.stamp(device) | {
+        "algo": options.algo,
+        "env": options.env,
+        "config": source,
+        "overrides": options.set,
+        "seed": options.seed,
+        "acceleration": options.acceleration,
+    }
+    entry = stamp | (single(config, options) if alone else compare(config, options))
+    key = f"{entry['kind']}/{stamp['machine']}/{options.algo}/{options.env}"
+    results.add({f"{key}/{options.seed}" if alone else f"{key}/{entry['peer_device']}": entry})
+    for text in sections(results.load()).values():
+        print(f"\n{text}")
+    results.render(sections)
+
+
+if __name__ == "__main__":
+    main()

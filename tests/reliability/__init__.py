@@ -1,0 +1,1 @@
+"""One module per promise of docs/reliability.md."""

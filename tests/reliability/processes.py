@@ -1,0 +1,95 @@
+"""Processes that may be killed, forked from this one because libraries take seconds to import."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from rl_training.cli import main
+from rl_training.errors import RLTrainingError
+from rl_training.runtime import launch
+
+UNEXPECTED = 99
+
+
+class Child:
+    """A forked process; its output goes to `output`, its exit code is that of the command line."""
+
+    def __init__(self, action: Callable[[], object], output: Path) -> None:
+        self.output = output
+        self._code: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os._exit(_act(action, output))
+
+    def send(self, number: int) -> None:
+        """Signal the process, if it still runs."""
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def poll(self) -> int | None:
+        """The exit code, minus the signal's number where one ended it; None while it runs."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+    def wait(self, seconds: float = 120.0) -> int:
+        deadline = time.monotonic() + seconds
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"still running after {seconds} s:\n{self.text()}")
+            time.sleep(0.002)
+        return code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            self.send(signal.SIGKILL)
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+
+def _act(action: Callable[[], object], output: Path) -> int:
+    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    sys.stdout = sys.stderr = os.fdopen(handle, "w", buffering=1)
+    launch.set_quiet(True)
+    try:
+        action()
+    except RLTrainingError as error:
+        print(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else UNEXPECTED
+    except BaseException:
+        traceback.print_exc()
+        return UNEXPECTED
+    return 0
+
+
+def command(*words: object) -> Callable[[], object]:
+    """`rl-training` with these words, to be run in a child."""
+    return lambda: main([str(word) for word in words])
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not happen"
+        time.sleep(0.002)

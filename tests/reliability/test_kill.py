@@ -1,0 +1,156 @@
+"""Promise 1: kill -9 loses at most the work since the last checkpoint, and resuming goes on to the same end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.errors import CheckpointError
+from rl_training.experiment import files
+from rl_training.experiment.checkpointing import latest_valid
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.session import TrainResult
+from tests.reliability.processes import Child
+from tests.runs import differences, logged, resume, run_record, tiny, train
+
+REGIMES = ["sac", "iql", "rlpd"]  # online, offline, and both in one run
+
+
+def config_of(algo: str, folder: Path, **fields: Any) -> TrainConfig:
+    kwargs = {"eval_interval": 40, "learning_rate_schedule": "cosine"} | fields.pop("kwargs", {})
+    every = {"total_timesteps": 90, "checkpoint_interval": 15, "log_interval": 10} | fields
+    return tiny(algo, folder, kwargs=kwargs, **every)
+
+
+def newest_step(run: Path) -> int:
+    """Of the checkpoints that verify; -1 where there is none. None of a killed run may be damaged."""
+    try:
+        path, warnings = latest_valid(run / "checkpoints")
+    except CheckpointError as error:
+        assert str(error).endswith("no valid checkpoint"), error
+        return -1
+    assert warnings == []
+    return int(path.name.partition("_")[2].removesuffix(".old"))
+
+
+def temporaries(run: Path) -> list[Path]:
+    return [*run.rglob(".tmp-*"), *run.rglob("*.old")]
+
+
+def assert_same_end(straight: TrainResult, run: Path) -> None:
+    """Resumed, it ends as the run left alone did; one that starts again has every default of its config spelt out."""
+    spelt_out = {"config/algo_kwargs"} if newest_step(run) < 0 else set()
+    resumed = resume(run)
+    assert resumed.run_dir == run
+    assert set(differences(straight, resumed)) <= spelt_out
+    assert temporaries(run) == []
+    steps = [int(row["step"]) for row in logged(run)]
+    assert steps == sorted(steps)
+    record = run_record(run)
+    assert (record["status"], record["exact_resume"]) == ("finished", True)
+
+
+def left_alone(config: TrainConfig) -> tuple[TrainResult, list[str]]:
+    """A whole run, moved aside, and every point of it at which a test can pull the plug."""
+    points: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "failpoint", points.append)
+        result = train(config)
+    aside = result.run_dir.rename(result.run_dir.parent.parent / "straight")
+    moved = TrainResult(aside, aside / "checkpoints" / result.checkpoint_path.name, result.metrics)
+    return moved, points
+
+
+def kill_repeatedly(config: TrainConfig, folder: Path, kills: int, longest: float) -> Path:
+    """Start the run and go on with it until `kills` processes were killed or it has ended; its folder."""
+    rng = random.Random(config.algo)
+    newest, killed = -1, 0
+    while killed < kills:
+        runs = [path for path in Path(config.output_dir).glob("*") if (path / "run.json").exists()]
+        action: Callable[[], object] = (lambda: train(config)) if not runs else (lambda: resume(runs[0]))
+        child = Child(action, folder / "output.txt")
+        deadline = time.monotonic() + rng.uniform(0.0, longest)
+        while child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        child.kill()
+        code = child.wait()
+        assert code in (0, -signal.SIGKILL), child.text()
+        killed += code != 0
+        for run in runs:
+            step = newest_step(run)
+            assert step >= newest, "a checkpoint was lost"
+            newest = step
+        if code == 0:
+            break
+    [run] = [path for path in Path(config.output_dir).glob("*") if (path / "run.json").exists()]
+    return run
+
+
+@pytest.mark.parametrize("algo", REGIMES)
+def test_random_kills(algo: str, tmp_path: Path) -> None:
+    config = config_of(algo, tmp_path / "runs")
+    straight, _ = left_alone(config)
+    run = kill_repeatedly(config, tmp_path, kills=4, longest=0.6)
+    assert_same_end(straight, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", REGIMES)
+def test_forty_random_kills(algo: str, tmp_path: Path) -> None:
+    """Long enough that every kill hits a run in progress; the hash of the end is that of a run left alone."""
+    config = config_of(
+        algo, tmp_path / "runs", total_timesteps=6_000, checkpoint_interval=50, log_interval=200, eval_episodes=0
+    )
+    straight, _ = left_alone(config)
+    run = kill_repeatedly(config, tmp_path, kills=40, longest=0.7)
+    assert_same_end(straight, run)
+
+
+def killed_at(config: TrainConfig, index: int, output: Path) -> int:
+    """Train in a process that the kernel kills at point number `index`; its exit code."""
+    seen = itertools.count()
+
+    def pull(name: str) -> None:
+        if next(seen) == index:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def action() -> None:
+        files.failpoint = pull
+        train(config)
+
+    return Child(action, output).wait()
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(19, id="some")])
+def test_killed_around_every_write_fsync_and_rename(every: int, tmp_path: Path) -> None:
+    config = config_of("sac", tmp_path / "runs", total_timesteps=40, kwargs={"eval_interval": 20})
+    straight, points = left_alone(config)
+    assert {point.split()[1] for point in points} >= {"write", "fsync", "rename"}
+    begun = points.index("after rename run.json") + 1  # before that there is no run yet, and nothing to lose
+    for index in range(begun, len(points), every):
+        assert killed_at(config, index, tmp_path / "output.txt") == -signal.SIGKILL, points[index]
+        [run] = (tmp_path / "runs").iterdir()
+        committed = any(point.startswith("after rename step_") for point in points[:index])
+        assert not committed or newest_step(run) >= 0, points[index]
+        assert_same_end(straight, run)
+        shutil.rmtree(run)
+
+
+def test_killed_before_the_first_checkpoint_a_run_starts_again(tmp_path: Path) -> None:
+    config = config_of("td3", tmp_path / "runs", checkpoint_interval=1_000, kwargs={"eval_interval": 1_000})
+    straight, points = left_alone(config)
+    first = next(i for i, point in enumerate(points) if point.startswith("before rename step_"))
+    assert killed_at(config, first, tmp_path / "output.txt") == -signal.SIGKILL
+    [run] = (tmp_path / "runs").iterdir()
+    assert newest_step(run) == -1
+    assert len(logged(run)) == 10
+    assert_same_end(straight, run)

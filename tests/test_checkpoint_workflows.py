@@ -1,0 +1,276 @@
+"""What is done with a checkpoint: evaluate it, predict with it, go on, start another run from it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoints, read_checkpoint
+from rl_training.runtime.session import TrainResult
+from rl_training.runtime.workflows import evaluate_checkpoint, load_policy, predict_checkpoint
+from tests.runs import ALL, differences, fingerprint, logged, quietly, resume, run_record, tiny, train
+from tests.test_offline_runtime import identity_data
+
+
+@pytest.fixture(scope="module", params=ALL)
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, TrainResult]:
+    """A finished run of each algorithm, with checkpoints at 30 and 60."""
+    algo = request.param
+    return algo, train(tiny(algo, tmp_path_factory.mktemp(algo)))
+
+
+def observations(algo: str) -> Any:
+    return np.random.default_rng(1).normal(size=(6, 4 if algo == "dqn" else 3))
+
+
+def test_evaluating_a_checkpoint_repeats_the_run_s_evaluation(finished: tuple[str, TrainResult]) -> None:
+    _, result = finished
+    metrics = evaluate_checkpoint(result.checkpoint_path)
+    assert metrics == {name: result.metrics[name] for name in metrics}
+    assert evaluate_checkpoint(result.run_dir, num_episodes=3)["eval_episodes"] == 3
+
+
+def test_predicting_is_what_the_policy_does(finished: tuple[str, TrainResult]) -> None:
+    algo, result = finished
+    obs = observations(algo)
+    loaded = load_policy(read_checkpoint(result.checkpoint_path))
+    with torch.inference_mode():
+        internal = loaded.policy.mode(torch.from_numpy(obs.astype(np.float32))).numpy()
+    assert np.array_equal(predict_checkpoint(result.checkpoint_path, obs), loaded.spaces.to_env(internal))
+
+
+def test_a_finished_run_resumes_to_itself(finished: tuple[str, TrainResult], tmp_path: Path) -> None:
+    _, result = finished
+    copy = Path(shutil.copytree(result.run_dir, tmp_path / "copy"))
+    again = resume(copy)
+    assert differences(result, again) == []
+
+
+@pytest.mark.parametrize("algo", ["dqn", "sac", "td3_bc", "iql"])  # one per kind of policy
+def test_another_process_after_a_move_without_environment(algo: str, tmp_path: Path) -> None:
+    result = train(tiny(algo, tmp_path / "runs", eval_episodes=0))
+    obs = observations(algo)
+    expected = predict_checkpoint(result.checkpoint_path, obs)
+    moved = tmp_path / "elsewhere"
+    shutil.move(result.checkpoint_path, moved)
+    shutil.rmtree(tmp_path / "runs")
+    program = (
+        "import sys, json, torch; torch.set_num_threads(1); import gymnasium; gymnasium.make = None;"
+        "from rl_training.runtime.workflows import predict_checkpoint;"
+        "print(json.dumps(predict_checkpoint(sys.argv[1], json.loads(sys.argv[2])).tolist()))"
+    )
+    source = Path(__file__).parents[1] / "src"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(moved), json.dumps(obs.tolist())],
+        env={"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == expected.tolist()
+
+
+def test_a_checkpoint_holds_what_it_should(finished: tuple[str, TrainResult]) -> None:
+    algo, result = finished
+    checkpoint = read_checkpoint(result.checkpoint_path)
+    online = algo in ("dqn", "ddpg", "td3", "sac", "tqc", "redq", "rlpd")
+    assert {"networks", "optimizers", "random"} <= checkpoint.tensors.keys()
+    assert ("collector" in checkpoint.tensors) == online == (checkpoint.rows is not None)
+    assert {"trainer", "config", "spaces"} <= checkpoint.records.keys()
+    assert checkpoint.records["config"]["algo"] == algo
+    # Filled rows only: the ring holds 500, of which 60 are in use.
+    rows = 0 if checkpoint.rows is None else checkpoint.rows.filled * checkpoint.rows.width * 4
+    size = sum(file.stat().st_size for file in result.checkpoint_path.rglob("*") if file.is_file())
+    assert size <= rows + 1_000_000
+
+
+# The rest is the same for every algorithm.
+
+
+@pytest.fixture(scope="module")
+def sac_run(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    return train(tiny("sac", tmp_path_factory.mktemp("sac"), kwargs={"eval_interval": 20}))
+
+
+@pytest.fixture
+def run(sac_run: TrainResult, tmp_path: Path) -> Path:
+    """A copy of a finished SAC run that a test may damage."""
+    return Path(shutil.copytree(sac_run.run_dir, tmp_path / "run"))
+
+
+def test_an_older_checkpoint_goes_on_in_a_folder_of_its_own(run: Path, sac_run: TrainResult) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    older = list_checkpoints(run / "checkpoints")[0]
+    result = resume(older)
+    assert result.run_dir != run
+    assert result.run_dir.name.endswith("__resumed")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    ours, theirs = fingerprint(result.checkpoint_path), fingerprint(sac_run.checkpoint_path)
+    assert {name for name in ours if ours[name] != theirs.get(name)} == {"trainer/log_rows"}
+    assert [row["step"] for row in logged(result.run_dir)] == ["40", "40", "60", "60"]
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_goes_on(run: Path, sac_run: TrainResult) -> None:
+    newest = find_checkpoint(run)
+    (newest / "networks.safetensors").write_bytes(b"rubbish")
+    said: list[str] = []
+    result = resume(run, warn=said.append)
+    assert result.run_dir == run
+    assert len(said) == 1
+    assert f"{newest.name}" in said[0]
+    assert differences(sac_run, result) == []
+
+
+def test_a_damaged_checkpoint_named_directly_is_refused(run: Path) -> None:
+    newest = find_checkpoint(run)
+    (newest / "trainer.json").unlink()
+    for action in (evaluate_checkpoint, resume):
+        with pytest.raises(CheckpointError, match=r"trainer\.json"):
+            action(newest)
+    with pytest.raises(CheckpointError, match=r"trainer\.json"):
+        predict_checkpoint(newest, np.zeros(3))
+
+
+def test_a_kill_between_commit_and_cleaning_up_is_no_reason_for_a_new_folder(
+    run: Path, sac_run: TrainResult
+) -> None:
+    newest = find_checkpoint(run)
+    shutil.copytree(newest, newest.with_name(f"{newest.name}.old"))
+    result = resume(run)
+    assert result.run_dir == run
+    assert differences(sac_run, result) == []
+
+
+def test_the_best_policy_predicts_and_evaluates_but_does_not_resume(run: Path) -> None:
+    best = run / "best"
+    assert "eval_return_mean" in evaluate_checkpoint(best)
+    assert predict_checkpoint(best, np.zeros(3)).shape == (1,)
+    with pytest.raises(ConfigError, match="holds a policy only; resume the run folder, or use --init-from"):
+        resume(best)
+
+
+def test_an_environment_with_other_spaces_is_refused(run: Path) -> None:
+    change = {"env_id": "MountainCarContinuous-v0"}
+    with pytest.raises(CheckpointError, match=r"spaces have changed \(obs_dim: 3 != 2"):
+        resume(run, changes=change)
+    with pytest.raises(ConfigError, match="does not fit the policy"):
+        evaluate_checkpoint(run, changes=change)
+
+
+def test_another_buffer_capacity_is_refused(run: Path) -> None:
+    kwargs = read_checkpoint(find_checkpoint(run)).records["config"]["algo_kwargs"]
+    with pytest.raises(ConfigError, match="buffer_capacity: 9 differs from the checkpoint's 500"):
+        resume(run, changes={"algo_kwargs": kwargs | {"buffer_capacity": 9}})
+    assert run_record(run)["status"] == "failed"
+
+
+def test_other_networks_are_refused_and_nothing_is_lost(run: Path) -> None:
+    before = fingerprint(find_checkpoint(run))
+    kwargs = read_checkpoint(find_checkpoint(run)).records["config"]["algo_kwargs"]
+    with pytest.raises(CheckpointError, match="do not fit this configuration"):
+        resume(run, changes={"algo_kwargs": kwargs | {"hidden_sizes": [8]}})
+    assert fingerprint(find_checkpoint(run)) == before
+    assert run_record(run)["status"] == "failed"
+
+
+def test_evaluating_needs_an_episode(run: Path) -> None:
+    with pytest.raises(ConfigError, match="num_episodes must be >= 1, got 0"):
+        evaluate_checkpoint(run, num_episodes=0)
+
+
+def test_a_larger_budget_goes_on(run: Path) -> None:
+    result = resume(run, changes={"total_timesteps": 75})
+    assert result.run_dir == run
+    assert result.metrics["global_step"] == 75
+    assert [int(row["step"]) for row in logged(run) if "train/n_updates" in row] == [20, 40, 60]
+
+
+def test_only_one_process_holds_a_run(run: Path) -> None:
+    from rl_training.experiment.runs import RunDirectory
+
+    with RunDirectory.open(run), pytest.raises(ConfigError, match="in use by process"):
+        resume(run)
+
+
+# Starting from another run's networks.
+
+
+@pytest.mark.parametrize(
+    ("offline", "online"), [("awac", "sac"), ("crr", "sac"), ("cql", "sac"), ("edac", "redq"), ("iql", "td3")]
+)
+def test_an_offline_policy_continues_online(offline: str, online: str, tmp_path: Path) -> None:
+    """A run that ends before learning starts has the policy it was given, and all else that fits."""
+    before = train(tiny(offline, tmp_path, total_timesteps=20, eval_episodes=0))
+    config = tiny(online, tmp_path, init_from=str(before.run_dir), total_timesteps=10, eval_episodes=0)
+    after = train(config)
+    obs = observations(online)
+    assert np.array_equal(
+        predict_checkpoint(after.checkpoint_path, obs), predict_checkpoint(before.checkpoint_path, obs)
+    )
+    theirs = read_checkpoint(before.checkpoint_path).tensors["networks"]
+    ours = read_checkpoint(after.checkpoint_path).tensors["networks"]
+    shared = [name for name in ours if name in theirs and ours[name].shape == theirs[name].shape]
+    assert any(name.startswith("model.critics.") for name in shared) or offline == "iql"
+    assert all(torch.equal(ours[name], theirs[name]) for name in shared)
+
+
+def test_a_normaliser_travels_with_the_policy(tmp_path: Path) -> None:
+    kwargs = {"normalize_observations": True}
+    offline = train(tiny("awac", tmp_path, kwargs=kwargs, total_timesteps=20, eval_episodes=0))
+    config = tiny("sac", tmp_path, init_from=str(offline.run_dir), total_timesteps=10, eval_episodes=0)
+    online = train(config)
+    obs = observations("sac")
+    assert np.array_equal(
+        predict_checkpoint(online.checkpoint_path, obs), predict_checkpoint(offline.checkpoint_path, obs)
+    )
+    further = resume(online.run_dir, changes={"total_timesteps": 30})
+    assert "model.normalizer.shift" in read_checkpoint(further.checkpoint_path).tensors["networks"]
+
+
+def test_rlpd_starts_from_an_offline_policy(tmp_path: Path) -> None:
+    offline = train(tiny("edac", tmp_path, total_timesteps=20, eval_episodes=0))
+    kwargs = {"offline_pretrain_updates": 0}
+    config = tiny("rlpd", tmp_path, kwargs=kwargs, init_from=offline.run_dir, total_timesteps=10, eval_episodes=0)
+    online, obs = train(config), observations("sac")
+    assert np.array_equal(
+        predict_checkpoint(online.checkpoint_path, obs), predict_checkpoint(offline.checkpoint_path, obs)
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kwargs": {"hidden_sizes": [8]}}, "does not fit"),
+        ({"env_id": "MountainCarContinuous-v0"}, "was trained for other spaces"),
+    ],
+)
+def test_a_policy_that_does_not_fit_is_refused_in_one_line(
+    fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    offline = train(tiny("awac", tmp_path / "offline", total_timesteps=5, eval_episodes=0))
+    with pytest.raises(ConfigError, match=message) as caught:
+        train(tiny("sac", tmp_path / "online", init_from=str(offline.run_dir), **fields))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "online").exists()
+
+
+def test_a_deterministic_policy_does_not_start_a_stochastic_one(tmp_path: Path) -> None:
+    offline = train(tiny("td3_bc", tmp_path / "offline", total_timesteps=5), dataset=None)
+    with pytest.raises(ConfigError, match=r"the td3_bc policy of .* does not fit"):
+        train(tiny("sac", tmp_path / "online", init_from=str(offline.run_dir)))
+
+
+def test_own_arrays_then_online(tmp_path: Path) -> None:
+    with quietly():
+        offline = train(tiny("awac", tmp_path, env_id=None, total_timesteps=5), dataset=identity_data())
+        online = train(tiny("sac", tmp_path, env_id="Identity-v0", init_from=offline.checkpoint_path))
+    assert online.metrics["global_step"] == 60

@@ -1,0 +1,163 @@
+"""The managed classes: learn, evaluate, predict, load, resume, for each algorithm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import rl_training
+from rl_training import REDQ, SAC, TD3BC, ManagedAlgorithm, TrainConfig
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.workflows import predict_checkpoint
+from tests.runs import ALL, OFFLINE, TINY, differences, owned, quietly, tiny, train
+from tests.test_offline_runtime import identity_data
+
+MANAGED: dict[str, type[ManagedAlgorithm]] = {
+    managed.algo: managed
+    for name in rl_training.__all__
+    if isinstance(managed := getattr(rl_training, name), type)
+    and issubclass(managed, ManagedAlgorithm)
+    and managed is not ManagedAlgorithm
+}
+
+
+def settings(algo: str, folder: Path) -> dict[str, Any]:
+    """Keywords as a user gives them: fields of the config and keys of `algo_kwargs` side by side."""
+    fields = {"seed": 3, "output_dir": folder, "device": "cpu", "eval_episodes": 1, "log_interval": 20}
+    return owned(algo, TINY) | fields
+
+
+@pytest.mark.parametrize("algo", ALL)
+def test_learn_evaluate_predict_load_resume(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env_id = "CartPole-v1" if algo == "dqn" else "Pendulum-v1"
+    model = MANAGED[algo](env_id, **settings(algo, tmp_path))
+    result = model.learn(total_timesteps=40, progress_bar=False)
+    assert result.metrics["global_step"] == 40
+    assert result.run_dir.parent == tmp_path
+    assert result.checkpoint_path.parent == result.run_dir / "checkpoints"
+
+    metrics = model.evaluate(num_episodes=2)
+    assert metrics["eval_episodes"] == 2
+    assert {"eval_return_mean", "eval_return_std"} <= metrics.keys()
+    assert model.evaluate(num_episodes=2) == metrics
+    assert model.evaluate()["eval_return_mean"] == result.metrics["eval_return_mean"]
+
+    space = gym.make(env_id).action_space
+    obs = np.random.default_rng(0).normal(size=(5, 4 if algo == "dqn" else 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(gym, "make", None)  # nothing below may need an environment
+        batch = model.predict(obs)
+        single = model.predict(obs[0])
+        loaded = MANAGED[algo].load(result.checkpoint_path)
+        assert np.array_equal(loaded.predict(obs), batch)
+        sampled = loaded.predict(obs, deterministic=False)
+    assert batch.shape == sampled.shape == (5, *space.shape)
+    assert single.shape == space.shape
+    assert batch.dtype == space.dtype
+    assert all(space.contains(action) for action in (*batch, *sampled, single))
+    assert np.allclose(single, batch[0], atol=1e-6)
+
+    with quietly():
+        further = loaded.resume(total_timesteps=60)
+    assert further.run_dir == result.run_dir
+    assert further.metrics["global_step"] == 60
+    assert loaded.config.total_timesteps == 60
+    assert not np.array_equal(loaded.predict(obs), batch) or algo == "dqn"
+
+
+@pytest.mark.parametrize("algo", OFFLINE)
+def test_own_arrays_and_no_environment(algo: str, tmp_path: Path) -> None:
+    model = MANAGED[algo](**settings(algo, tmp_path))
+    result = model.learn(20, progress_bar=False, dataset=identity_data())
+    assert "eval_return_mean" not in result.metrics
+    actions = model.predict(np.linspace(-9, 9, 7)[:, None])
+    assert actions.shape == (7, 1)
+    assert np.all((actions >= -2.0) & (actions <= 1.5))
+    with pytest.raises(ConfigError, match="was trained without an environment"):
+        model.evaluate()
+
+
+def test_a_config_or_keywords_give_the_same_run(tmp_path: Path) -> None:
+    config = tiny("sac", tmp_path, total_timesteps=40)
+    fields = {name: getattr(config, name) for name in TrainConfig.model_fields if name not in ("algo", "env_id")}
+    kwargs = fields.pop("algo_kwargs")
+    by_config = SAC(config).learn(progress_bar=False)
+    by_keywords = SAC("Pendulum-v1", **fields, **kwargs).learn(progress_bar=False)
+    assert differences(by_config, by_keywords) == []
+    assert differences(by_config, train(config)) == []
+
+
+def test_a_stochastic_policy_is_sampled_on_request(tmp_path: Path) -> None:
+    model = SAC(tiny("sac", tmp_path, total_timesteps=5))
+    model.learn(progress_bar=False)
+    obs = np.zeros((50, 3))
+    assert len(np.unique(model.predict(obs))) == 1
+    assert len(np.unique(model.predict(obs, deterministic=False))) > 40
+
+
+def test_predict_answers_with_the_newest_policy(tmp_path: Path) -> None:
+    model = TD3BC(tiny("td3_bc", tmp_path, total_timesteps=5))
+    obs = np.ones(3)
+    first = model.learn(progress_bar=False)
+    before = model.predict(obs)
+    second = model.learn(50, progress_bar=False)
+    assert second.run_dir != first.run_dir
+    assert np.array_equal(model.predict(obs), predict_checkpoint(second.checkpoint_path, obs))
+    assert not np.array_equal(model.predict(obs), before)
+
+
+def test_defaults_are_the_registry_s(tmp_path: Path) -> None:
+    model = REDQ("Pendulum-v1", learning_rate=1e-3)
+    assert model.config.algo_kwargs == {"learning_rate": 1e-3}
+    assert model.config.output_dir == "runs"
+    resolved = get_algorithm_spec("redq").sections.resolve(model.config.algo_kwargs)
+    assert resolved["online"].gradient_updates_per_step == 20
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SAC("Pendulum-v1", num_critic=3), "SAC: unknown setting 'num_critic'"),
+        (lambda: REDQ("Pendulum-v1", num_critic=3), "did you mean 'num_critics'"),
+        (lambda: SAC("Pendulum-v1", total_timestep=3), "did you mean 'total_timesteps'"),
+        (lambda: SAC("Pendulum-v1", batch_size=0), "algo_kwargs.batch_size must be >= 1, got 0"),
+        (lambda: SAC("Pendulum-v1", seed=-1), "seed must be >= 0"),
+        (lambda: SAC(TrainConfig(algo="td3", env_id="Pendulum-v1", total_timesteps=9)), "SAC cannot run a config"),
+        (lambda: SAC(TrainConfig(algo="sac", env_id="Pendulum-v1", total_timesteps=9), seed=1), "not both: 'seed'"),
+        (lambda: SAC("Pendulum-v1").evaluate(), "SAC is not trained yet"),
+        (lambda: SAC("Pendulum-v1").predict([0.0, 0.0, 0.0]), "SAC is not trained yet"),
+        (lambda: SAC("Pendulum-v1").resume(), "SAC is not trained yet"),
+        (lambda: SAC("Pendulum-v9").learn(9), "unknown environment 'Pendulum-v9'"),
+        (lambda: SAC("CartPole-v1").learn(9), "CartPole-v1 has discrete actions"),
+        (lambda: rl_training.DQN("Pendulum-v1").learn(9), "Pendulum-v1 has continuous actions"),
+        (lambda: SAC("evil_module:Env-v0").learn(9), "would import the module 'evil_module'"),
+        (lambda: SAC("Pendulum-v1").learn(9, dataset=identity_data()), "sac learns from an environment alone"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_no_trace(
+    make: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_loading_what_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
+        SAC.load(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="neither a checkpoint nor a run folder"):
+        SAC.load(tmp_path)
+    result = train(tiny("td3", tmp_path, total_timesteps=5, eval_episodes=0))
+    with pytest.raises(ConfigError, match="SAC cannot run a config for 'td3'"):
+        SAC.load(result.checkpoint_path)
+    bad = np.zeros(5)
+    with pytest.raises(ConfigError, match=r"obs must have shape \[3\]"):
+        rl_training.TD3.load(result.checkpoint_path).predict(bad)

@@ -1,0 +1,101 @@
+"""Who owns which key, and what a wrong key is told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
+from rl_training.experiment.registry import get_algorithm_spec, resolve
+from tests.runs import ALL, tiny, train
+
+CONFIGS = packaged_configs()
+
+
+@pytest.mark.parametrize("algo", ALL)
+def test_every_key_has_one_owner(algo: str) -> None:
+    sections = get_algorithm_spec(algo).sections
+    keys = Counter(key for part in sections.parts.values() for key in part.model_fields)
+    assert [key for key, count in keys.items() if count > 1] == []
+    assert sections.owners().keys() == keys.keys()
+
+
+@pytest.mark.parametrize("algo", ALL)
+def test_no_key_is_also_a_field_of_the_config(algo: str) -> None:
+    """The managed classes take both as keywords, so a shared name would be ambiguous."""
+    assert get_algorithm_spec(algo).sections.owners().keys() & TrainConfig.model_fields.keys() == set()
+
+
+@pytest.mark.parametrize("algo", ALL)
+def test_defaults_of_an_algorithm_belong_to_its_sections(algo: str) -> None:
+    spec = get_algorithm_spec(algo)
+    assert spec.sections.defaults.keys() <= spec.sections.owners().keys()
+    resolved = spec.sections.resolve({}).to_dict()
+    assert resolved.keys() == spec.sections.owners().keys()
+
+
+@pytest.mark.parametrize("algo", ALL)
+def test_what_was_resolved_resolves_to_itself(algo: str) -> None:
+    sections = get_algorithm_spec(algo).sections
+    once = sections.resolve({}).to_dict()
+    assert sections.resolve(once).to_dict() == once
+
+
+@pytest.mark.parametrize("algo", ALL)
+def test_every_misspelt_key_is_told_the_right_one(algo: str) -> None:
+    sections = get_algorithm_spec(algo).sections
+    for key in sections.owners():
+        with pytest.raises(ConfigError) as caught:
+            sections.resolve({f"{key}x": 1})
+        assert str(caught.value) == f"algo_kwargs: unknown key '{key}x'; did you mean '{key}'?"
+        assert caught.value.key == f"algo_kwargs.{key}x"
+
+
+def test_a_key_of_another_algorithm_is_unknown() -> None:
+    with pytest.raises(ConfigError, match=r"algo_kwargs: unknown key 'eta'"):
+        get_algorithm_spec("sac").sections.resolve({"eta": 1.0})
+    with pytest.raises(ConfigError, match=r"algo_kwargs: unknown key 'num_critic'; did you mean 'num_critics'\?"):
+        get_algorithm_spec("redq").sections.resolve({"num_critic": 3})
+
+
+@pytest.mark.parametrize(
+    ("algo", "kwargs", "message"),
+    [
+        ("redq", {"subset_size": 0}, "algo_kwargs.subset_size must be >= 1, got 0"),
+        ("sac", {"batch_size": 1.5}, "algo_kwargs.batch_size must be a whole number, got 1.5"),
+        ("sac", {"batch_size": "64"}, "algo_kwargs.batch_size must be a whole number, got '64'"),
+        ("sac", {"gamma": 1.5}, "algo_kwargs.gamma must be <= 1.0, got 1.5"),
+        ("sac", {"hidden_sizes": []}, "algo_kwargs.hidden_sizes"),
+        ("crr", {"weight_type": "softmax"}, "algo_kwargs.weight_type must be 'binary' or 'exp', got 'softmax'"),
+        ("bc", {"max_epochs": 0}, "algo_kwargs.max_epochs must be >= 1, got 0"),
+        ("dqn", {"double_q": "yes"}, "algo_kwargs.double_q must be true or false, got 'yes'"),
+        ("iql", {"early_stopping": {"patienc": 3}}, "unknown key 'patienc'"),
+    ],
+)
+def test_wrong_values_name_their_place(algo: str, kwargs: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train(tiny(algo, tmp_path / "runs", kwargs=kwargs))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_each_algorithm_has_a_starter_if_any_are_packaged() -> None:
+    if CONFIGS:
+        starters = {f"{algo}/{'cartpole' if algo == 'dqn' else 'pendulum'}" for algo in ALL}
+        assert starters <= set(CONFIGS)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_packaged_configs_parse_and_reject_one_wrong_key(name: str) -> None:
+    config = load_config(name).config
+    assert config.algo == name.partition("/")[0]
+    resolve(config)
+    for key in config.algo_kwargs:
+        with pytest.raises(ConfigError, match=f"unknown key '{key}_'"):
+            resolve(config.replace(algo_kwargs=config.algo_kwargs | {f"{key}_": 1}))
+    with pytest.raises(ConfigError, match="unknown key 'total_timestep'"):
+        load_config(name, ["total_timestep=5"])
