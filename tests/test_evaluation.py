@@ -28,7 +28,8 @@ from tests.worlds import SCRIPTED
 def policy_of(config: TrainConfig) -> Policy:
     spec = get_algorithm_spec(config.algo)
     resolved = spec.sections.resolve(config.algo_kwargs)
-    return build_learner(spec.sections, resolved, config, spaces_of(config)).model.policy
+    policy: Policy = build_learner(spec.sections, resolved, config, spaces_of(config)).model.policy
+    return policy
 
 
 def expected(episodes: int) -> tuple[list[float], list[int]]:
@@ -57,7 +58,7 @@ def test_exactly_n_episodes_whatever_their_lengths(episodes: int, tmp_path: Path
 
 def test_no_environment_is_stepped_more_than_its_episodes_need(tmp_path: Path, monkeypatch: Any) -> None:
     steps = []
-    step = gym.envs.registration.gym.Wrapper.step
+    step = gym.Wrapper.step
 
     def counted(self: gym.Wrapper[Any, Any, Any, Any], action: Any) -> Any:
         if isinstance(self, gym.wrappers.OrderEnforcing):
@@ -143,7 +144,7 @@ def networks(config: TrainConfig) -> dict[str, str]:
 
 @pytest.mark.parametrize("algo", ["dqn", "sac", "redq", "bc", "cql", "rlpd"])
 def test_watching_a_run_does_not_change_it(algo: str, tmp_path: Path) -> None:
-    plain = {"eval_episodes": 0, "log_interval": 10_000, "checkpoint_interval": 10_000}
+    plain: dict[str, Any] = {"eval_episodes": 0, "log_interval": 10_000, "checkpoint_interval": 10_000}
     reference = networks(tiny(algo, tmp_path, **plain))
     for fields in (
         {"kwargs": {"eval_interval": 7}, "eval_episodes": 2},

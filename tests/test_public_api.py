@@ -56,6 +56,7 @@ def test_learn_evaluate_predict_load_resume(algo: str, tmp_path: Path, monkeypat
         loaded = MANAGED[algo].load(result.checkpoint_path)
         assert np.array_equal(loaded.predict(obs), batch)
         sampled = loaded.predict(obs, deterministic=False)
+    assert space.shape is not None
     assert batch.shape == sampled.shape == (5, *space.shape)
     assert single.shape == space.shape
     assert batch.dtype == space.dtype

@@ -50,6 +50,15 @@ def test_actions_are_inside_the_box(box: gym.spaces.Box, rows: int, seed: int, s
     assert box.contains(spec.to_env(internal[0]))
 
 
+@given(low=st.floats(-100, 100), width=st.floats(0.1, 100), dtype=st.sampled_from(["float32", "float64"]))
+@example(low=0.1, width=0.2, dtype="float32")  # the nearest float32 of 0.1 lies above it, that of 0.3 above too
+def test_bounds_the_dtype_cannot_hold_are_kept_from_inside(low: float, width: float, dtype: str) -> None:
+    """Bounds given as numbers, by a file or a configuration, need not be float32."""
+    high = low + width
+    actions = SpaceSpec(1, (low,), (high,), action_dtype=dtype).to_env(np.array([-1.0, 1.0], np.float32)[:, None])
+    assert low <= float(actions[0, 0]) < float(actions[1, 0]) <= high
+
+
 @given(box=boxes())
 def test_the_ends_of_the_box_can_be_reached(box: gym.spaces.Box) -> None:
     spec = spec_of(box)
@@ -88,7 +97,8 @@ def test_bounds_that_bound_nothing_are_refused(ends: tuple[float, float]) -> Non
 )
 def test_one_observation_or_a_batch(obs: object, shape: tuple[int, ...]) -> None:
     batch = SpaceSpec(3, (-1.0,), (1.0,)).observations(obs)  # type: ignore[arg-type]
-    assert (batch.shape, batch.dtype) == (shape, np.float32)
+    assert batch.shape == shape
+    assert batch.dtype == np.float32
 
 
 @pytest.mark.parametrize(

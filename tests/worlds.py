@@ -95,4 +95,4 @@ class Scripted(gym.Env[NDArray[np.float32], Any]):
 
 for _name, _world in ((IDENTITY, Identity), (CHOICES, IdentityChoices), (SCRIPTED, Scripted)):
     if _name not in gym.registry:
-        gym.register(_name, entry_point=_world)
+        gym.register(_name, entry_point=f"{__name__}:{_world.__name__}")

@@ -71,15 +71,14 @@ def parts_of(checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
 
 
 def nudged(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in which one number differs, or, of a generator's state, one draw was made."""
+    """A copy in which every number is a little larger, or, of a generator's state, some draws were made."""
     changed = tensor.clone()
     if changed.dtype == torch.uint8:
         generator = torch.Generator()
         generator.set_state(changed)
         torch.rand(3, generator=generator)
         return generator.get_state()
-    changed.view(-1)[0] += 1 if not changed.is_floating_point() else 1 / 64
-    return changed
+    return changed + (1 / 64 if changed.is_floating_point() else 1)
 
 
 def end_with(broken: Path, changed: Checkpoint, folder: Path) -> TrainResult:
