@@ -85,15 +85,18 @@ CASES = (
     Case("BC", "bc", peer="d3rlpy:BC"),
     Case("TD3+BC", "td3_bc", peer="d3rlpy:TD3PlusBC", goal=6000),
     Case("IQL", "iql", peer="d3rlpy:IQL", goal=8300, goal_ratio=1.5),
-    Case(
-        "CQL, 256×3",
-        "cql",
-        hidden=THREE,
-        settings=AUTO,
-        peer="d3rlpy:CQL",
-        peer_settings={"alpha_learning_rate": 0.0, "initial_alpha": 5.0, "n_action_samples": 10},
-        goal=1200,
-        goal_ratio=1.5,
+    *(
+        Case(
+            f"CQL, 256×{len(hidden)}",
+            "cql",
+            hidden=hidden,
+            settings=AUTO,
+            peer="d3rlpy:CQL",
+            peer_settings={"alpha_learning_rate": 0.0, "initial_alpha": 5.0, "n_action_samples": 10},
+            goal=1200,
+            goal_ratio=1.5,
+        )
+        for hidden in (TWO, THREE)
     ),
     Case("AWAC, 256×3", "awac", hidden=THREE, peer="d3rlpy:AWAC", goal=4000, goal_ratio=1.5),
     Case("CRR", "crr", peer="d3rlpy:CRR", peer_settings={"n_critics": 2}, goal=4000, goal_ratio=1.5),

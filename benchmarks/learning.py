@@ -66,6 +66,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--target", type=float, default=-200.0, help="return to reach with prior data")
     parser.add_argument("--minutes", type=float, help="stop runs and judge them after this time")
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--peers-only", action="store_true", help="to run the peer on another device than ours")
     parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
     return parser.parse_args()
 
@@ -147,7 +148,8 @@ def curve_jobs(options: argparse.Namespace) -> Iterable[Job]:
     for seed in options.seeds:
         for algo in options.algo or ["sac"]:
             peers = ["sb3"] if algo == "sac" and cases.installed("sb3") and not options.no_peers else []
-            for library in ["rl_training", *(peers if options.env == "HalfCheetah-v5" else [])]:
+            ours = [] if options.peers_only else ["rl_training"]
+            for library in [*ours, *(peers if options.env == "HalfCheetah-v5" else [])]:
                 yield make_job(
                     options,
                     "curve",

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, find_checkpoint, read_checkpoint, write_checkpoint
+from rl_training.experiment.checkpointing import (
+    Checkpoint,
+    RowsToSave,
+    find_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.session import TrainResult
 from tests.runs import ALL, OFFLINE, fingerprint, interrupted, owned, replay_rows, resume, tiny, train
@@ -78,7 +84,7 @@ def nudged(tensor: torch.Tensor) -> torch.Tensor:
         generator.set_state(changed)
         torch.rand(3, generator=generator)
         return generator.get_state()
-    return changed + (1 / 64 if changed.is_floating_point() else 1)
+    return changed + 1 / 64 if changed.is_floating_point() else changed ^ 1
 
 
 def end_with(broken: Path, changed: Checkpoint, folder: Path) -> TrainResult:
@@ -88,9 +94,7 @@ def end_with(broken: Path, changed: Checkpoint, folder: Path) -> TrainResult:
     if changed.rows is not None:
         kept = replay_rows(changed)
         rows = RowsToSave(kept, len(kept), changed.rows.added, changed.rows.capacity)
-    write_checkpoint(
-        run / "checkpoints", changed.step, tensors=changed.tensors, records=changed.records, rows=rows
-    )
+    write_checkpoint(run / "checkpoints", changed.step, tensors=changed.tensors, records=changed.records, rows=rows)
     return resume(run)
 
 
@@ -99,7 +103,8 @@ SETTINGS = ("temperature.fixed", "learning_rate")
 
 
 @pytest.mark.parametrize(
-    "algo", [algo if algo in ("dqn", "edac", "rlpd") else pytest.param(algo, marks=pytest.mark.slow) for algo in ALL]
+    "algo",
+    [algo if algo in ("dqn", "edac", "rlpd") else pytest.param(algo, marks=pytest.mark.slow) for algo in ALL],
 )
 def test_changing_any_part_changes_the_end(algo: str, tmp_path: Path) -> None:
     broken = interrupted(config_of(algo, tmp_path), 36)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rl_training.cli import main
-from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, read_checkpoint
+from rl_training.errors import CheckpointError, RLTrainingError
+from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.runtime.session import TrainResult
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint, resume_training
 from tests.reliability.test_checkpoint_contents import end_with
@@ -163,15 +163,7 @@ def test_a_damaged_log_does_not_stop_a_resume(sample: Sample, tmp_path: Path, co
     shutil.rmtree(run / "checkpoints" / sample.newest.name)
     (run / "metrics.csv").write_bytes(content)
     assert CliRunner().invoke(main, ["--quiet", "resume", str(run)]).exit_code == 0
-    assert [row["step"] for row in logged(run)] == ["40", "60", "60"]
-
-
-# Files that are whole, hashes and all, and still no state of this run: an error, never a traceback.
-
-
-@st.composite
-def nonsense(draw: st.DrawFn) -> Any:
-    return draw(st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5), st.just([]), st.just({})))
+    assert [row["step"] for row in logged(run)][-3:] == ["40", "60", "60"]
 
 
 def replaced(record: Any, path: list[Any], value: Any) -> Any:
@@ -184,33 +176,37 @@ def replaced(record: Any, path: list[Any], value: Any) -> Any:
     return [replaced(item, rest, value) if i == key else item for i, item in enumerate(record)]
 
 
-def leaves(record: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield path
+def entries(record: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
     items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
     for key, value in items:
-        yield from leaves(value, (*path, key))
+        yield from entries(value, (*path, key))
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(choice=st.integers(0, 10**6), value=nonsense())
-@example(choice=0, value=None)
-def test_a_whole_checkpoint_that_makes_no_sense(
-    sac_run: Path, tmp_path_factory: pytest.TempPathFactory, choice: int, value: Any
-) -> None:
-    checkpoint = read_checkpoint(find_checkpoint(sac_run))
-    paths = list(leaves(dict(checkpoint.records)))[1:]
-    name, *path = paths[choice % len(paths)]
-    records = {**checkpoint.records, name: replaced(checkpoint.records[name], path, value)}
-    forged: Checkpoint = dataclasses.replace(checkpoint, records=records)
-    folder = tmp_path_factory.mktemp("forged")
-    try:
-        end_with(sac_run, forged, folder / "run")
-    except Exception as error:
-        assert getattr(error, "exit_code", 1) in (2, 3), f"{name} {path} = {value!r}: {error!r}"
-        assert "\n" not in str(error)
-    shutil.rmtree(folder)
+NONSENSE = [None, "x", -1, [], {}, True, [[0]]]
 
 
 @pytest.fixture(scope="module")
 def sac_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return interrupted(tiny("sac", tmp_path_factory.mktemp("sac"), total_timesteps=35), 30)
+    return interrupted(tiny("sac", tmp_path_factory.mktemp("sac"), total_timesteps=32), 30)
+
+
+@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(16, id="some")])
+def test_a_whole_checkpoint_that_makes_no_sense_is_an_error_and_no_traceback(
+    sac_run: Path, tmp_path: Path, share: int
+) -> None:
+    """The hashes are right and the state is not: it is refused, or trained from, and never surprises us."""
+    checkpoint = read_checkpoint(find_checkpoint(sac_run))
+    records = {name: checkpoint.records[name] for name in ("trainer", "collector", "spaces", "dataset")}
+    cases = [(path, value) for path in entries(records) for value in NONSENSE][::share]
+    refused = 0
+    for (name, *path), value in cases:
+        changed = {**checkpoint.records, name: replaced(checkpoint.records[name], path, value)}
+        try:
+            end_with(sac_run, dataclasses.replace(checkpoint, records=changed), tmp_path / "run")
+        except RLTrainingError as error:
+            refused += 1
+            assert "\n" not in str(error)
+        shutil.rmtree(tmp_path / "run")
+    assert refused > len(cases) // 4

@@ -80,9 +80,9 @@ class IQL(Learner):
         }
 
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
-        best, value, next_value = self.evaluate((batch,), self.target_minimum, self.value, self.next_value)
+        best, values = self.evaluate((batch,), self.target_minimum, self.values)
         return self.minimize(
-            (batch, best, value, next_value),
+            (batch, best, values),
             {"critics": self.critic_loss, "value": self.value_loss, "actor": self.actor_loss},
             {self.model.target_critics: self.model.critics},
             tau=self.config.tau,
@@ -93,32 +93,21 @@ class IQL(Learner):
         q: Tensor = self.model.target_critics(batch.obs, batch.actions).amin(0)
         return q
 
-    def value(self, batch: TransitionBatch) -> Tensor:
-        """V(s) before the step, `[B]`, as the actor's baseline."""
-        value: Tensor = self.model.value(batch.obs)
-        return value
+    def values(self, batch: TransitionBatch) -> Tensor:
+        """V(s), the actor's baseline, and V(s'), what the critics bootstrap from: `[2, B]`, before the step."""
+        value: Tensor = self.model.value(torch.cat([batch.obs, batch.next_obs]))
+        return value.view(2, -1)
 
-    def next_value(self, batch: TransitionBatch) -> Tensor:
-        """V(s'), `[B]`, what the critics bootstrap from."""
-        value: Tensor = self.model.value(batch.next_obs)
-        return value
-
-    def critic_loss(
-        self, batch: TransitionBatch, best: Tensor, value: Tensor, next_value: Tensor
-    ) -> tuple[Tensor, Terms]:
-        target = td_target(batch.rewards, batch.dones, next_value, self.config.gamma)
+    def critic_loss(self, batch: TransitionBatch, best: Tensor, values: Tensor) -> tuple[Tensor, Terms]:
+        target = td_target(batch.rewards, batch.dones, values[1], self.config.gamma)
         terms = critic_terms(self.model.critics(batch.obs, batch.actions), target)
         return terms["critic_loss"], terms
 
-    def value_loss(
-        self, batch: TransitionBatch, best: Tensor, value: Tensor, next_value: Tensor
-    ) -> tuple[Tensor, Terms]:
+    def value_loss(self, batch: TransitionBatch, best: Tensor, values: Tensor) -> tuple[Tensor, Terms]:
         terms = value_terms(best - self.model.value(batch.obs), self.config.expectile)
         return terms["value_loss"], terms
 
-    def actor_loss(
-        self, batch: TransitionBatch, best: Tensor, value: Tensor, next_value: Tensor
-    ) -> tuple[Tensor, Terms]:
+    def actor_loss(self, batch: TransitionBatch, best: Tensor, values: Tensor) -> tuple[Tensor, Terms]:
         logprobs = self.model.actor.log_prob(batch.obs, batch.actions)
-        terms = actor_terms(logprobs, best - value, self.config.beta, self.config.max_weight)
+        terms = actor_terms(logprobs, best - values[0], self.config.beta, self.config.max_weight)
         return terms["actor_loss"], terms

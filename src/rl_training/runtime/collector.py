@@ -142,15 +142,17 @@ class Collector:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> list[str]:
         """Restore, replaying unfinished episodes; returns what could not be restored exactly."""
-        self.steps = record["steps"]
+        self.steps = int(record["steps"])
         self.rng.bit_generator.state = record["rng"]
         self.returns.extend(record["returns"])
         self.lengths.extend(record["lengths"])
         self.obs = tensors["obs"].numpy().copy()
+        if len(record["episodes"]) != len(self.envs.envs) or len(self.obs) != len(self.envs.envs):
+            raise ValueError(f"{len(record['episodes'])} running episodes for {len(self.envs.envs)} environments")
         problems = []
         for i, saved in enumerate(record["episodes"]):
             actions = tensors[f"actions.{i}"].numpy() if saved["steps"] else ()
-            episode = Episode(saved["number"], saved["seed"], list(actions), saved["total"])
+            episode = Episode(int(saved["number"]), int(saved["seed"]), list(actions), float(saved["total"]))
             if not np.array_equal(self.envs.replay(i, episode), self.obs[i]):
                 problems.append(f"environment {i} did not replay its episode exactly and was reset")
                 self.obs[i] = self._checked(i, self.envs.reset(i))

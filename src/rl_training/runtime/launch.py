@@ -75,8 +75,10 @@ def choose_device(name: str) -> torch.device:
                 f"device: {name!r} is not there ({count} CUDA devices found); use 'auto' or 'cpu'", key="device"
             )
     device = torch.device(name)
-    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(min(torch.get_num_threads(), _MOST_THREADS))
+    if "OMP_NUM_THREADS" not in os.environ:
+        # Beside a GPU only the acting policy runs here, one row at a time: threads would just wait for each other.
+        most = _MOST_THREADS if device.type == "cpu" else 1
+        torch.set_num_threads(min(torch.get_num_threads(), most))
     return device
 
 

@@ -305,13 +305,15 @@ class Session:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up the session's own state; learner and regime are restored by whoever made them."""
         trainer = checkpoint.records["trainer"]
-        self.clock = Clock(**trainer["clock"])
+        clock = trainer["clock"]
+        self.clock = Clock(str(clock["phase"]), int(clock["global_step"]), int(clock["pretrain_updates"]))
         self.should_stop, self.stop_reason = trainer["should_stop"], trainer["stop_reason"]
-        self.best_return = trainer["best_return"]
+        best = trainer["best_return"]
+        self.best_return = None if best is None else float(best)
         self.last_evaluation = trainer["last_evaluation"]
         self.evaluated_at = trainer["evaluated_at"]
-        self._log_cadence.last = trainer["cadence"]["log"]
-        self._save_cadence.last = trainer["cadence"]["save"]
+        self._log_cadence.last = int(trainer["cadence"]["log"])
+        self._save_cadence.last = int(trainer["cadence"]["save"])
         for name, callback in self._named_callbacks():
             if name in trainer["callbacks"]:
                 callback.load_state_dict(trainer["callbacks"][name])

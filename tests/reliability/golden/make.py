@@ -1,0 +1,35 @@
+"""Writes the golden checkpoints beside this file: `python -m tests.reliability.golden.make`.
+
+They are committed once per format and never rewritten: a later version must read them and act as they say.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from rl_training.experiment.checkpointing import FORMAT
+from rl_training.runtime.workflows import predict_checkpoint
+from tests.runs import tiny, train
+
+HERE = Path(__file__).parent
+ALGORITHMS = ("dqn", "sac", "iql")
+
+
+def make(algo: str, folder: Path) -> None:
+    """A checkpoint of a short run, observations, and the actions it took for them when it was written."""
+    kwargs = {"hidden_sizes": [8, 8]} | ({"normalize_observations": True} if algo == "iql" else {})
+    result = train(tiny(algo, Path("runs"), kwargs=kwargs, total_timesteps=30, checkpoint_interval=25, eval_episodes=0))
+    shutil.copytree(result.checkpoint_path, folder / "checkpoint")
+    obs = np.random.default_rng(0).standard_normal((8, 4 if algo == "dqn" else 3)).round(3)
+    actions = predict_checkpoint(folder / "checkpoint", obs)
+    (folder / "actions.json").write_text(json.dumps({"obs": obs.tolist(), "actions": actions.tolist()}, indent=1) + "\n")
+    shutil.rmtree(result.run_dir)
+
+
+if __name__ == "__main__":
+    for algo in ALGORITHMS:
+        make(algo, HERE / f"format_{FORMAT}" / algo)

@@ -1,0 +1,122 @@
+"""Promise 7: a signal ends the current step, the state is saved, and the run goes on exactly where it stood."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rl_training.experiment.checkpointing import list_checkpoints
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.session import Session
+from tests.reliability.faulty_worlds import FAULTY
+from tests.reliability.processes import Child, wait_for
+from tests.runs import ALL, differences, resume, run_record, tiny, train
+
+CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
+
+
+class SignalAt(Callback):
+    """Sends a signal to this process when it has reached a tick; None watches only."""
+
+    name = "SignalAt"
+
+    def __init__(self, number: int | None = None, tick: int = 0) -> None:
+        self.number, self.tick, self.sent = number, tick, False
+
+    def next_due(self, now: int) -> int | None:
+        return self.tick if now < self.tick else None
+
+    def on_step(self, session: Session) -> None:
+        if self.number is not None and session.clock.now >= self.tick and not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), self.number)
+
+
+def only_run(folder: Path) -> Path:
+    [run] = folder.iterdir()
+    return run
+
+
+# Both signals for one algorithm of each regime, SIGTERM for the rest; `slow` has all pairs.
+EVERY = [
+    pytest.param(algo, number, marks=() if number == signal.SIGTERM or algo in ("sac", "iql", "rlpd") else pytest.mark.slow)
+    for algo in ALL
+    for number in CODES
+]
+
+
+@pytest.mark.parametrize(("algo", "number"), EVERY)
+def test_a_signal_saves_and_the_run_goes_on_exactly(algo: str, number: int, tmp_path: Path) -> None:
+    config = tiny(algo, tmp_path, total_timesteps=45, checkpoint_interval=1_000, kwargs={"eval_interval": 15})
+    tick = random.Random(f"{algo}{number}").randint(1, 40)
+    child = Child(lambda: train(config, [SignalAt(number, tick)]), tmp_path.with_suffix(".txt"))
+    assert child.wait() == CODES[signal.Signals(number)], child.text()
+    run = only_run(tmp_path)
+    assert f"interrupted at step {tick}; go on with: rl-training resume {run}" in child.text()
+    assert run_record(run)["status"] == "interrupted"
+    [checkpoint] = list_checkpoints(run / "checkpoints")
+    assert checkpoint.name == f"step_{tick:09d}"
+    resumed = resume(run, [SignalAt()])
+    assert run_record(run)["exact_resume"] is True
+    straight = train(config, [SignalAt()])
+    ends = {"checkpoints"}  # the one saved for the signal is there beside the last
+    assert set(differences(straight, resumed)) <= ends
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_at_any_moment_of_a_process(number: int, tmp_path: Path, children: list[Child]) -> None:
+    config = tiny("sac", tmp_path / "runs", total_timesteps=240, checkpoint_interval=50)
+    straight = train(config)
+    straight.run_dir.rename(tmp_path / "straight")
+    moved = type(straight)(
+        tmp_path / "straight", tmp_path / "straight" / "checkpoints" / straight.checkpoint_path.name, straight.metrics
+    )
+    rng, child = random.Random(number), None
+    for _ in range(2):
+        runs = list((tmp_path / "runs").iterdir())
+        action: Callable[[], object] = (lambda: train(config)) if not runs else (lambda: resume(runs[0]))
+        before = run_record(runs[0])["updated"] if runs else None
+        child = Child(action, tmp_path / "output.txt")
+        children.append(child)
+        wait_for(lambda: child.poll() is not None or _training(tmp_path / "runs", child.pid))
+        time.sleep(rng.uniform(0.0, 0.3))
+        child.send(number)
+        assert child.wait() in (0, CODES[signal.Signals(number)]), (child.text(), before)
+    resumed = resume(only_run(tmp_path / "runs"))
+    assert set(differences(moved, resumed)) <= {"checkpoints"}
+
+
+def _training(folder: Path, pid: int) -> bool:
+    """Whether process `pid` has a run whose signals it looks after."""
+    logs = list(folder.glob("*/tb/events*"))
+    return bool(logs) and any(run_record(run)["pid"] == pid for run in folder.iterdir() if (run / "run.json").exists())
+
+
+def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
+    config = tiny("td3", tmp_path, checkpoint_interval=1_000)
+    child = Child(lambda: train(config, [SignalAt(signal.SIGUSR1, 17)]), tmp_path.with_suffix(".txt"))
+    assert child.wait() == 0, child.text()
+    names = [path.name for path in list_checkpoints(only_run(tmp_path) / "checkpoints")]
+    assert names == ["step_000000017", "step_000000060"]
+    assert run_record(only_run(tmp_path))["status"] == "finished"
+
+
+def test_a_second_ctrl_c_aborts_at_once(tmp_path: Path, children: list[Child]) -> None:
+    """The environment hangs in its step, which therefore never ends."""
+    config = tiny("sac", tmp_path, env_id=FAULTY, env_kwargs={"at": 5, "how": "hang"}, eval_episodes=0)
+    child = Child(lambda: train(config), tmp_path.with_suffix(".txt"))
+    children.append(child)
+    wait_for(lambda: _training(tmp_path, child.pid))
+    time.sleep(0.5)
+    child.send(signal.SIGINT)
+    time.sleep(0.3)
+    assert child.poll() is None, "the first one waits for the step"
+    child.send(signal.SIGINT)
+    assert child.wait(10) == 130
+    assert run_record(only_run(tmp_path))["status"] == "interrupted"
