@@ -247,8 +247,19 @@ def curve_text(entries: list[Entry]) -> str:
         configs = " ".join(sorted({f"`{run['config']}`" for runs in runs_of.values() for run in runs}))
         parts.append(f"**{env}** ({configs})\n\n{table(header, rows)}\n")
         if "SAC" in runs_of and "Stable-Baselines3 SAC" in runs_of:
-            parts.append(comparison(finals(runs_of["SAC"]), finals(runs_of["Stable-Baselines3 SAC"])) + "\n")
+            parts.append(at_common_step(runs_of["SAC"], runs_of["Stable-Baselines3 SAC"]) + "\n")
     return "\n".join(parts)
+
+
+def at_common_step(ours: list[Entry], theirs: list[Entry]) -> str:
+    """The comparison at the last step that every run of both sides was evaluated at."""
+    curves = [{step: mean for step, mean, _ in run["curve"]} for run in (*ours, *theirs)]
+    common = set(curves[0]).intersection(*curves[1:])
+    if not common:
+        return "No step was evaluated by every run, so the two are not compared."
+    step = max(common)
+    values = [curve[step] for curve in curves]
+    return f"At {step:,} steps, the last that all runs reached: " + comparison(values[: len(ours)], values[len(ours) :])
 
 
 def comparison(ours: list[float], theirs: list[float]) -> str:

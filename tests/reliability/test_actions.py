@@ -19,7 +19,11 @@ from rl_training.spaces import SpaceSpec
 from tests.runs import TINY, owned
 
 CONTINUOUS = [spec.name for spec in list_algorithm_specs() if not spec.learner.discrete]
-LARGEST = {"float16": 65504.0, "float32": float(np.finfo(np.float32).max), "float64": float(np.finfo(np.float64).max)}
+LARGEST = {
+    "float16": 65504.0,
+    "float32": float(np.finfo(np.float32).max),
+    "float64": float(np.finfo(np.float64).max),
+}
 
 
 def policy_for(algo: str, spaces: SpaceSpec) -> LoadedPolicy:
@@ -40,9 +44,9 @@ def boxes(draw: st.DrawFn) -> gym.spaces.Box:
     size, top = draw(st.integers(1, 3)), LARGEST[dtype]
     ends = np.array([[draw(st.floats(-top, top)) for _ in range(2)] for _ in range(size)]).astype(dtype)
     low, high = ends.min(axis=1), ends.max(axis=1)
-    step = np.nextafter(low, np.asarray(np.inf, dtype=dtype))
-    high = np.where(high > low, high, np.where(np.isfinite(step), step, low))
-    low = np.where(high > low, low, np.nextafter(low, np.asarray(-np.inf, dtype=dtype)))
+    towards_zero = np.nextafter(low, np.zeros_like(low))
+    low, high = np.minimum(low, np.where(high > low, high, towards_zero)), np.maximum(high, towards_zero)
+    high = np.where(high > low, high, np.ones_like(high))
     return gym.spaces.Box(low, high, dtype=np.dtype(dtype).type)
 
 
@@ -61,7 +65,9 @@ class Shell(gym.Env[Any, Any]):
 @pytest.mark.parametrize("algo", CONTINUOUS)
 @settings(max_examples=25, deadline=None)
 @given(box=boxes(), obs=OBSERVATIONS, deterministic=st.booleans())
-def test_predicted_actions_are_inside_any_box(algo: str, box: gym.spaces.Box, obs: list[float], deterministic: bool) -> None:
+def test_predicted_actions_are_inside_any_box(
+    algo: str, box: gym.spaces.Box, obs: list[float], deterministic: bool
+) -> None:
     policy = policy_for(algo, read_spaces(Shell(box), discrete=False))
     one = policy.predict(obs, deterministic=deterministic)
     batch = policy.predict([obs, obs], deterministic=deterministic)

@@ -18,6 +18,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.session import TrainResult
+from tests.reliability.selection import EACH
 from tests.runs import ALL, OFFLINE, fingerprint, interrupted, owned, replay_rows, resume, tiny, train
 
 # Learned temperatures and multipliers have optimisers of their own.
@@ -98,14 +99,11 @@ def end_with(broken: Path, changed: Checkpoint, folder: Path) -> TrainResult:
     return resume(run)
 
 
-# A fixed temperature and the learning rate (the schedule's, set before each update) are settings, kept for the reader.
+# A fixed temperature and the learning rate, which the schedule sets before each update, are kept for the reader.
 SETTINGS = ("temperature.fixed", "learning_rate")
 
 
-@pytest.mark.parametrize(
-    "algo",
-    [algo if algo in ("dqn", "edac", "rlpd") else pytest.param(algo, marks=pytest.mark.slow) for algo in ALL],
-)
+@pytest.mark.parametrize("algo", EACH)
 def test_changing_any_part_changes_the_end(algo: str, tmp_path: Path) -> None:
     broken = interrupted(config_of(algo, tmp_path), 36)
     checkpoint = read_checkpoint(find_checkpoint(broken))

@@ -16,7 +16,8 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.session import Session
 from tests.reliability.processes import Child
-from tests.runs import ALL, fingerprint, resume, run_record, tiny, train
+from tests.reliability.selection import EACH
+from tests.runs import fingerprint, resume, run_record, tiny, train
 
 
 class FullBetween(Callback):
@@ -45,9 +46,7 @@ def run_in(folder: Path) -> Path:
     return run
 
 
-@pytest.mark.parametrize(
-    "algo", [algo if algo in ("sac", "iql", "rlpd") else pytest.param(algo, marks=pytest.mark.slow) for algo in ALL]
-)
+@pytest.mark.parametrize("algo", EACH)
 def test_training_goes_on_and_tries_again(algo: str, tmp_path: Path) -> None:
     pretraining = 30 if algo == "rlpd" else 0
     config = config_of(algo, tmp_path / "runs")
@@ -85,7 +84,7 @@ _NEW_NAMESPACE, _NEW_USER = 0x00020000, 0x10000000
 
 
 def on_small_disk(folder: Path, size: int, action: Callable[[], object], output: Path) -> Child:
-    """Run `action` in a process that sees a file system of `size` bytes at `folder`; exit 77 where none is allowed."""
+    """Run `action` in a process that sees a disk of `size` bytes at `folder`; exit 77 where none is allowed."""
 
     def isolated() -> object:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -127,7 +126,9 @@ def test_a_disk_without_a_free_byte(tmp_path: Path) -> None:
         names = [path.name for path in list_checkpoints(result.run_dir / "checkpoints")]
         newest, warnings = latest_valid(result.run_dir / "checkpoints")
         leftovers = [str(path) for path in result.run_dir.rglob(".tmp-*")]
-        found.write_text(json.dumps([names, newest.name, warnings, leftovers, run_record(result.run_dir)["status"]]))
+        found.write_text(
+            json.dumps([names, newest.name, warnings, leftovers, run_record(result.run_dir)["status"]])
+        )
 
     child = on_small_disk(disk, 2_000_000, action, tmp_path / "output.txt")
     code = child.wait()

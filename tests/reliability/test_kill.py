@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rl_training.errors import CheckpointError
 from rl_training.experiment import files
-from rl_training.experiment.checkpointing import latest_valid
+from rl_training.experiment.checkpointing import latest_valid, list_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.session import TrainResult
 from tests.reliability.processes import Child
-from tests.runs import differences, logged, resume, run_record, tiny, train
-
-REGIMES = ["sac", "iql", "rlpd"]  # online, offline, and both in one run
+from tests.reliability.selection import REGIMES
+from tests.runs import differences, interrupted, logged, resume, run_record, tiny, train
 
 
 def config_of(algo: str, folder: Path, **fields: Any) -> TrainConfig:
@@ -33,11 +31,9 @@ def config_of(algo: str, folder: Path, **fields: Any) -> TrainConfig:
 
 def newest_step(run: Path) -> int:
     """Of the checkpoints that verify; -1 where there is none. None of a killed run may be damaged."""
-    try:
-        path, warnings = latest_valid(run / "checkpoints")
-    except CheckpointError as error:
-        assert str(error).endswith("no valid checkpoint"), error
+    if not list_checkpoints(run / "checkpoints"):
         return -1
+    path, warnings = latest_valid(run / "checkpoints")
     assert warnings == []
     return int(path.name.partition("_")[2].removesuffix(".old"))
 
@@ -47,11 +43,11 @@ def temporaries(run: Path) -> list[Path]:
 
 
 def assert_same_end(straight: TrainResult, run: Path) -> None:
-    """Resumed, it ends as the run left alone did; one that starts again has every default of its config spelt out."""
-    spelt_out = {"config/algo_kwargs"} if newest_step(run) < 0 else set()
+    """Resumed, it ends as the run left alone did; if it had to start again, with its defaults spelt out."""
     resumed = resume(run)
     assert resumed.run_dir == run
-    assert set(differences(straight, resumed)) <= spelt_out
+    assert set(differences(straight, resumed)) <= {"config/algo_kwargs"}
+    assert (run / "config.resolved.yaml").read_text() == (straight.run_dir / "config.resolved.yaml").read_text()
     assert temporaries(run) == []
     steps = [int(row["step"]) for row in logged(run)]
     assert steps == sorted(steps)
@@ -76,7 +72,7 @@ def kill_repeatedly(config: TrainConfig, folder: Path, kills: int, longest: floa
     newest, killed = -1, 0
     while killed < kills:
         runs = [path for path in Path(config.output_dir).glob("*") if (path / "run.json").exists()]
-        action: Callable[[], object] = (lambda: train(config)) if not runs else (lambda: resume(runs[0]))
+        action = functools.partial(resume, runs[0]) if runs else functools.partial(train, config)
         child = Child(action, folder / "output.txt")
         deadline = time.monotonic() + rng.uniform(0.0, longest)
         while child.poll() is None and time.monotonic() < deadline:
@@ -113,6 +109,13 @@ def test_forty_random_kills(algo: str, tmp_path: Path) -> None:
     straight, _ = left_alone(config)
     run = kill_repeatedly(config, tmp_path, kills=40, longest=0.7)
     assert_same_end(straight, run)
+
+
+def test_between_pretraining_and_the_first_update_online(tmp_path: Path) -> None:
+    """The scheduled learning rate a resumed run reports is that of its last update, not the first."""
+    config = config_of("rlpd", tmp_path / "runs")
+    straight, _ = left_alone(config)
+    assert_same_end(straight, interrupted(config, 30))
 
 
 def killed_at(config: TrainConfig, index: int, output: Path) -> int:

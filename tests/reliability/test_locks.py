@@ -28,7 +28,9 @@ def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Pa
     wait_for(lambda: list(tmp_path.glob("*/checkpoints/step_000000030")))
     [run] = tmp_path.iterdir()
     before = contents(run)
-    with pytest.raises(ConfigError, match=rf"{run.name}: in use by process {child.pid}; wait for it to end") as caught:
+    with pytest.raises(
+        ConfigError, match=rf"{run.name}: in use by process {child.pid}; wait for it to end"
+    ) as caught:
         resume(run)
     assert caught.value.exit_code == 2
     refused = CliRunner().invoke(main, ["resume", str(run)])

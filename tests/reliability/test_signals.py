@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,8 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.session import Session
 from tests.reliability.faulty_worlds import FAULTY
 from tests.reliability.processes import Child, wait_for
-from tests.runs import ALL, differences, resume, run_record, tiny, train
+from tests.reliability.selection import EACH
+from tests.runs import differences, resume, run_record, tiny, train
 
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
@@ -43,15 +44,8 @@ def only_run(folder: Path) -> Path:
     return run
 
 
-# Both signals for one algorithm of each regime, SIGTERM for the rest; `slow` has all pairs.
-EVERY = [
-    pytest.param(algo, number, marks=() if number == signal.SIGTERM or algo in ("sac", "iql", "rlpd") else pytest.mark.slow)
-    for algo in ALL
-    for number in CODES
-]
-
-
-@pytest.mark.parametrize(("algo", "number"), EVERY)
+@pytest.mark.parametrize("number", CODES)
+@pytest.mark.parametrize("algo", EACH)
 def test_a_signal_saves_and_the_run_goes_on_exactly(algo: str, number: int, tmp_path: Path) -> None:
     config = tiny(algo, tmp_path, total_timesteps=45, checkpoint_interval=1_000, kwargs={"eval_interval": 15})
     tick = random.Random(f"{algo}{number}").randint(1, 40)
@@ -75,27 +69,30 @@ def test_at_any_moment_of_a_process(number: int, tmp_path: Path, children: list[
     straight = train(config)
     straight.run_dir.rename(tmp_path / "straight")
     moved = type(straight)(
-        tmp_path / "straight", tmp_path / "straight" / "checkpoints" / straight.checkpoint_path.name, straight.metrics
+        tmp_path / "straight",
+        tmp_path / "straight" / "checkpoints" / straight.checkpoint_path.name,
+        straight.metrics,
     )
-    rng, child = random.Random(number), None
+    rng = random.Random(number)
     for _ in range(2):
         runs = list((tmp_path / "runs").iterdir())
-        action: Callable[[], object] = (lambda: train(config)) if not runs else (lambda: resume(runs[0]))
-        before = run_record(runs[0])["updated"] if runs else None
+        action = functools.partial(resume, runs[0]) if runs else functools.partial(train, config)
         child = Child(action, tmp_path / "output.txt")
         children.append(child)
-        wait_for(lambda: child.poll() is not None or _training(tmp_path / "runs", child.pid))
+        wait_for(functools.partial(_busy, tmp_path / "runs", child))
         time.sleep(rng.uniform(0.0, 0.3))
         child.send(number)
-        assert child.wait() in (0, CODES[signal.Signals(number)]), (child.text(), before)
+        assert child.wait() in (0, CODES[signal.Signals(number)]), child.text()
     resumed = resume(only_run(tmp_path / "runs"))
     assert set(differences(moved, resumed)) <= {"checkpoints"}
 
 
-def _training(folder: Path, pid: int) -> bool:
-    """Whether process `pid` has a run whose signals it looks after."""
-    logs = list(folder.glob("*/tb/events*"))
-    return bool(logs) and any(run_record(run)["pid"] == pid for run in folder.iterdir() if (run / "run.json").exists())
+def _busy(folder: Path, child: Child) -> bool:
+    """Whether the child has a run whose signals it looks after, or has ended."""
+    if child.poll() is not None:
+        return True
+    runs = [run for run in folder.glob("*") if (run / "run.json").exists() and list(run.glob("tb/events*"))]
+    return any(run_record(run)["pid"] == child.pid for run in runs)
 
 
 def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
@@ -112,7 +109,7 @@ def test_a_second_ctrl_c_aborts_at_once(tmp_path: Path, children: list[Child]) -
     config = tiny("sac", tmp_path, env_id=FAULTY, env_kwargs={"at": 5, "how": "hang"}, eval_episodes=0)
     child = Child(lambda: train(config), tmp_path.with_suffix(".txt"))
     children.append(child)
-    wait_for(lambda: _training(tmp_path, child.pid))
+    wait_for(lambda: _busy(tmp_path, child))
     time.sleep(0.5)
     child.send(signal.SIGINT)
     time.sleep(0.3)

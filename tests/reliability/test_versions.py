@@ -1,4 +1,4 @@
-"""Promise 9: newer formats are refused with the version they need, older ones load, changed spaces are told apart."""
+"""Promise 9: newer formats are refused with the version they need, older ones load, changed spaces are refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def forge(folder: Path, **changes: object) -> None:
     (folder / "manifest.json").write_bytes(files.encode_json(body))
 
 
-@pytest.mark.parametrize("words", [["evaluate"], ["predict", "--obs", "0,0,0"], ["resume"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words", [["evaluate"], ["predict", "--obs", "0,0,0"], ["resume"]], ids=lambda words: words[0]
+)
 def test_a_newer_format_is_refused_with_the_version_it_needs(words: list[str], tmp_path: Path) -> None:
     newer = Path(shutil.copytree(SAMPLES[-1] / "checkpoint", tmp_path / "step_000000030"))
     forge(newer, format=FORMAT + 1, package_version="9.1.0")
@@ -59,7 +61,9 @@ def test_a_newer_format_is_refused_with_the_version_it_needs(words: list[str], t
 def test_changed_spaces_are_refused_with_the_difference(tmp_path: Path) -> None:
     sample = GOLDEN / "format_1" / "sac" / "checkpoint"
     changes = {"env_id": FAULTY, "output_dir": tmp_path}
-    with pytest.raises(CheckpointError, match=r"spaces have changed \(low: \(-2\.0,\) != \(-1\.0,\), high: \(2\.0,\)"):
+    with pytest.raises(
+        CheckpointError, match=r"spaces have changed \(low: \(-2\.0,\) != \(-1\.0,\), high: \(2\.0,\)"
+    ):
         resume_training(sample, changes=changes)
     with pytest.raises(ConfigError, match=r"does not fit the policy \(low: "):
         evaluate_checkpoint(sample, 1, changes=changes)

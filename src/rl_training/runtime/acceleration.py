@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import warnings
 from collections.abc import Hashable, Sequence
 from typing import Literal
 
@@ -76,6 +77,8 @@ class Updater:
         self.mode = choose(mode, learner.device)
         self.schedule = None if schedule is None or schedule.constant else schedule
         self.total_updates = total_updates
+        if learner.updates > 0:  # until the next update a resumed run reports the rates of the last one
+            self._set_rates(self._rates(learner.updates - 1))
         self._graphs: dict[tuple[Hashable, ...], _Recorded] = {}
         on_gpu = learner.device.type == "cuda"
         if self.mode == "compile":
@@ -85,7 +88,11 @@ class Updater:
                 transform=lambda loss: torch.compile(loss, fullgraph=True, dynamic=False),
                 apply=torch.compile(apply_lists, fullgraph=True, dynamic=False),
             )
+            # torch advises TF32 at each compilation; here it is a switch of the configuration.
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
         if self.mode != "eager" and on_gpu:
+            # Gradients are taken with autograd.grad and never accumulated, so the stream of a node that would is moot.
+            warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
             learner.execution.branches = tuple(_stream(learner.device) for _ in range(3))
         self._recording = self.mode != "eager" and on_gpu
         # Rows of a source in host memory are copied here before each update, so that a graph finds them.

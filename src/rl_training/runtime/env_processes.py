@@ -11,6 +11,7 @@ import multiprocessing
 import signal
 import traceback
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -40,6 +41,7 @@ class ChildError(Exception):
 def _signals_held() -> Iterator[None]:
     """A child started meanwhile never gets these: Ctrl-C reaches a whole group, but when to end is for the run."""
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+    resource_tracker.ensure_running()  # otherwise started with the child, when it would let the signals through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         yield
@@ -133,4 +135,5 @@ class ProcessEnv:
         self._process.join(1.0)
         if self._process.is_alive():
             self._process.kill()
+            self._process.join(1.0)
         self._connection.close()

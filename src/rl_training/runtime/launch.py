@@ -165,9 +165,14 @@ def _tuples(record: Mapping[str, Any]) -> dict[str, Any]:
 def spaces_from(checkpoint: Checkpoint) -> SpaceSpec:
     """The spaces a checkpoint was trained for."""
     try:
-        return SpaceSpec(**_tuples(checkpoint.records["spaces"]))
+        spaces = SpaceSpec(**_tuples(checkpoint.records["spaces"]))
+        for name in ("obs_dim", "num_actions", "start"):
+            if type(getattr(spaces, name)) is not int:
+                raise ValueError(f"{name} must be a whole number, got {getattr(spaces, name)!r}")
+        np.dtype(spaces.action_dtype)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{checkpoint.path}: spaces.json is not understood: {error}") from None
+    return spaces
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
     spec = get_algorithm_spec(config.algo)
     resolved = spec.sections.resolve(config.algo_kwargs)
     names = checkpoint.tensors["networks"]
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), understood(checkpoint, "networks"):
         model = spec.learner.build_model(
             spaces,
             resolved["network"],

@@ -22,11 +22,15 @@ ALGORITHMS = ("dqn", "sac", "iql")
 def make(algo: str, folder: Path) -> None:
     """A checkpoint of a short run, observations, and the actions it took for them when it was written."""
     kwargs = {"hidden_sizes": [8, 8]} | ({"normalize_observations": True} if algo == "iql" else {})
-    result = train(tiny(algo, Path("runs"), kwargs=kwargs, total_timesteps=30, checkpoint_interval=25, eval_episodes=0))
+    result = train(
+        tiny(algo, Path("runs"), kwargs=kwargs, total_timesteps=30, checkpoint_interval=25, eval_episodes=0)
+    )
     shutil.copytree(result.checkpoint_path, folder / "checkpoint")
     obs = np.random.default_rng(0).standard_normal((8, 4 if algo == "dqn" else 3)).round(3)
     actions = predict_checkpoint(folder / "checkpoint", obs)
-    (folder / "actions.json").write_text(json.dumps({"obs": obs.tolist(), "actions": actions.tolist()}, indent=1) + "\n")
+    (folder / "actions.json").write_text(
+        json.dumps({"obs": obs.tolist(), "actions": actions.tolist()}, indent=1) + "\n"
+    )
     shutil.rmtree(result.run_dir)
 
 

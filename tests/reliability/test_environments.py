@@ -1,0 +1,109 @@
+"""Promise 14: an environment that raises, dies or hangs ends its run with index, seed, step and its own words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.errors import EnvironmentFailure
+from rl_training.experiment.checkpointing import latest_valid, read_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.envs import TRAINING, EnvPool, episode_seed
+from tests.reliability.faulty_worlds import FAULTY, IMPORTABLE
+from tests.runs import ONLINE, interrupted, resume, run_record, tiny, train
+
+
+def config_of(algo: str, folder: Path, **fields: Any) -> TrainConfig:
+    kwargs = {"dataset_size": 20} if algo == "rlpd" else {}
+    return tiny(algo, folder, env_id=FAULTY, eval_episodes=0, kwargs=kwargs, **fields)
+
+
+@pytest.mark.parametrize("algo", [*ONLINE, "rlpd"])
+def test_one_that_raises_in_this_process(algo: str, tmp_path: Path) -> None:
+    """Its 38th step is the 13th of its second episode."""
+    faults = {"at": 38, "how": "raise", "discrete": algo == "dqn"}
+    with pytest.raises(EnvironmentFailure) as caught:
+        train(config_of(algo, tmp_path, env_kwargs=faults))
+    seed = episode_seed(3, TRAINING, 0, 1)
+    assert str(caught.value) == f"environment 0 failed (seed {seed}, step 13): RuntimeError: the motor is on fire"
+    assert caught.value.exit_code == 1
+    assert "faulty_worlds.py" in "".join(traceback.format_exception(caught.value))
+    [run] = tmp_path.iterdir()
+    newest, _ = latest_valid(run / "checkpoints")
+    checkpoint = read_checkpoint(newest)
+    assert checkpoint.rows is not None
+    assert checkpoint.rows.added == 37
+    assert run_record(run)["status"] == "failed"
+
+
+FATES = {
+    "raise": "ChildError: RuntimeError: the motor is on fire",
+    "exit": "EnvProcessDied: its process ended with exit code 7",
+    "kill": "EnvProcessDied: its process was killed by signal 9",
+    "hang": "EnvTimeout: its process did not answer within 0.5 s and was killed (env_timeout)",
+}
+
+
+@pytest.mark.parametrize("how", FATES)
+def test_one_in_a_process_of_its_own(how: str, tmp_path: Path) -> None:
+    config = config_of(
+        "sac", tmp_path, env_kwargs={"at": 38, "how": how}, env_processes=True, env_timeout=0.5
+    ).replace(env_id=IMPORTABLE, allow_import=True)
+    started = time.monotonic()
+    with pytest.raises(EnvironmentFailure) as caught:
+        train(config)
+    seed = episode_seed(3, TRAINING, 0, 1)
+    assert str(caught.value) == f"environment 0 failed (seed {seed}, step 13): {FATES[how]}"
+    assert time.monotonic() - started < 60
+    if how == "raise":  # the traceback of the other process, for --debug
+        assert "faulty_worlds.py" in "".join(traceback.format_exception(caught.value))
+    [run] = tmp_path.iterdir()
+    assert latest_valid(run / "checkpoints")[0].name == "step_000000037"
+    assert run_record(run)["status"] == "failed"
+
+
+def test_the_second_of_two_is_the_one_named(tmp_path: Path) -> None:
+    """Processes that run side by side; the signals of a terminal reach all of them and end none."""
+    config = config_of("td3", tmp_path, num_envs=2, env_processes=True).replace(
+        env_id=IMPORTABLE, allow_import=True, env_kwargs={"wait": 0.05}
+    )
+    pool = EnvPool(config)
+    try:
+        pool.reset(0)
+        pool.reset(1)
+        actions = pool.envs[0].reset(1)[None].repeat(2, axis=0)[:, :1]
+        for env in pool.envs:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                os.kill(env._process.pid, number)
+        assert len(pool.step(actions)) == 2
+        os.kill(pool.envs[1]._process.pid, signal.SIGKILL)
+        with pytest.raises(
+            EnvironmentFailure, match=r"^environment 1 failed \(seed \d+, step 2\): EnvProcessDied: "
+        ):
+            pool.step(actions)
+    finally:
+        pool.close()
+    assert not any(env._process.is_alive() for env in pool.envs)
+
+
+@pytest.mark.slow
+def test_a_run_in_processes_equals_one_without(tmp_path: Path) -> None:
+    """Where the environment lives changes nothing, and its run resumes in the middle of an episode."""
+    processes = config_of("td3", tmp_path / "runs", env_processes=True, total_timesteps=40).replace(
+        env_id=IMPORTABLE, allow_import=True
+    )
+    run = interrupted(processes, 30)
+    resumed = resume(run, changes={"allow_import": True})
+    local = train(processes.replace(env_processes=False))
+    one, other = read_checkpoint(resumed.checkpoint_path), read_checkpoint(local.checkpoint_path)
+    assert one.manifest.files["networks.safetensors"] == other.manifest.files["networks.safetensors"]
+    assert (
+        one.manifest.files["replay/shard_00000.safetensors"]
+        == other.manifest.files["replay/shard_00000.safetensors"]
+    )

@@ -1,0 +1,64 @@
+"""Promise 19: a checkpoint folder is all it takes to predict, in any process and any place."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from rl_training.runtime.workflows import predict_checkpoint
+from tests.runs import ALL, tiny, train
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import gymnasium
+
+def refuse(*_, **__):
+    raise RuntimeError("an environment was made")
+
+gymnasium.make = gymnasium.make_vec = refuse
+from rl_training.runtime.workflows import predict_checkpoint
+import rl_training.api as api
+
+folder = Path(sys.argv[1])
+observations = json.loads((folder / "obs.json").read_text())
+answers = {}
+for path in sorted(folder.glob("*/checkpoint")):
+    algo = path.parent.name
+    kind = next(c for c in vars(api).values() if getattr(c, "algo", None) == algo)
+    obs = observations[algo]
+    answers[algo] = [predict_checkpoint(path, obs).tolist(), kind.load(path).predict(obs).tolist()]
+print(json.dumps(answers))
+"""
+
+
+def test_a_moved_folder_predicts_the_same_in_a_fresh_process(tmp_path: Path) -> None:
+    """All algorithms; the run folders and the data sets they learned from are gone."""
+    home, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    observations, expected = {}, {}
+    for algo in ALL:
+        result = train(tiny(algo, home, total_timesteps=25, eval_episodes=0))
+        obs = np.random.default_rng(1).standard_normal((5, 4 if algo == "dqn" else 3)).round(3)
+        observations[algo] = obs.tolist()
+        expected[algo] = predict_checkpoint(result.checkpoint_path, obs).tolist()
+        (elsewhere / algo).mkdir(parents=True)
+        shutil.move(result.checkpoint_path, elsewhere / algo / "checkpoint")
+    shutil.rmtree(home)
+    (elsewhere / "obs.json").write_text(json.dumps(observations))
+    source = Path(__file__).parents[2] / "src"
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(elsewhere)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {algo: [actions, actions] for algo, actions in expected.items()}

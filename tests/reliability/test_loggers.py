@@ -1,0 +1,134 @@
+"""Promise 18: a logger can fail, training cannot; after a resume no row is there twice or out of order."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.experiment.logging import MetricsLog
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime import launch
+from tests.dataset_files import HIGH, LOW, episodes, save_npz
+from tests.reliability.selection import EACH
+from tests.runs import KillAt, Killed, fingerprint, interrupted, logged, resume, run_record, tiny, train
+
+
+class Sink:
+    """Stands in for TensorBoard."""
+
+    name = "TensorBoard"
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Raising(Sink):
+    def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        raise RuntimeError("the server is gone")
+
+
+class RaisingAtTheEnd(Sink):
+    def close(self) -> None:
+        raise RuntimeError("the server is gone")
+
+
+class Hanging(Sink):
+    def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        time.sleep(1_000)
+
+
+@pytest.mark.parametrize("sink", [Raising, RaisingAtTheEnd, Hanging])
+@pytest.mark.parametrize("algo", EACH)
+def test_a_failing_sink_changes_nothing_else(
+    algo: str, sink: type[Sink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    healthy = train(tiny(algo, tmp_path))
+    monkeypatch.setattr(launch, "TensorBoardSink", sink)
+    monkeypatch.setattr(launch, "MetricsLog", functools.partial(MetricsLog, timeout=0.3))
+    started = time.monotonic()
+    result = train(tiny(algo, tmp_path))
+    assert time.monotonic() - started < 20
+    assert fingerprint(result.checkpoint_path) == fingerprint(healthy.checkpoint_path)
+    assert logged(result.run_dir) == logged(healthy.run_dir)
+    assert run_record(result.run_dir)["status"] == "finished"
+    [warning] = [line for line in capfd.readouterr().err.splitlines() if "TensorBoard is switched off" in line]
+    assert warning.startswith("warning: ")
+
+
+def test_a_console_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rl-training train … | head` closes the pipe under the progress lines."""
+
+    class Closed:
+        def isatty(self) -> bool:
+            return False
+
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+        def flush(self) -> None:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    config = tiny("iql", tmp_path, env_id=None, kwargs=_own_data(tmp_path))
+    monkeypatch.setattr(sys, "stderr", Closed())
+    result = get_algorithm_spec("iql").train(config)  # says that evaluation is skipped, and reports its progress
+    assert result.metrics["global_step"] == 60
+
+
+def _own_data(folder: Path) -> dict[str, Any]:
+    path = save_npz(folder / "data.npz", episodes())
+    return {"dataset_kind": "npz", "dataset_path": str(path), "action_low": list(LOW), "action_high": list(HIGH)}
+
+
+@pytest.mark.parametrize("algo", EACH)
+def test_after_kills_every_row_is_there_once_and_in_order(algo: str, tmp_path: Path) -> None:
+    """Rows of ticks 35 and 40 were written before the kill and are written again by the resumed run."""
+    every = {"log_interval": 5, "checkpoint_interval": 30, "total_timesteps": 60}
+    config = tiny(algo, tmp_path, kwargs={"eval_interval": 20}, **every)
+    straight = train(config)
+
+    class KillLater(KillAt):
+        """At a step between two checkpoints."""
+
+        name = "KillAt"
+
+        def next_due(self, now: int) -> int | None:
+            return now + 1
+
+        def on_checkpoint(self, session: Any, path: Path) -> None:
+            pass
+
+        def on_step(self, session: Any) -> None:
+            if session.clock.global_step >= 42:
+                self.kill(session.run.path)
+
+    with pytest.raises(Killed) as killed:
+        train(config, [KillLater()])
+    run = Path(killed.value.args[0])
+    assert [row["step"] for row in logged(run)] != [row["step"] for row in logged(straight.run_dir)]
+    resume(run)
+    assert logged(run) == logged(straight.run_dir)
+    steps = [int(row["step"]) for row in logged(run)]
+    assert steps == sorted(steps)
+
+
+def test_rows_of_a_log_that_was_switched_off_do_not_come_back_twice(tmp_path: Path) -> None:
+    config = tiny("td3", tmp_path, checkpoint_interval=20, log_interval=10)
+    run = interrupted(config, 20)
+    (run / "metrics.csv").write_text((run / "metrics.csv").read_text() + "999,1.0")  # a torn line
+    resume(run)
+    assert [row["step"] for row in logged(run)] == [row["step"] for row in logged(train(config).run_dir)]
