@@ -259,7 +259,8 @@ def at_common_step(ours: list[Entry], theirs: list[Entry]) -> str:
         return "No step was evaluated by every run, so the two are not compared."
     step = max(common)
     values = [curve[step] for curve in curves]
-    return f"At {step:,} steps, the last that all runs reached: " + comparison(values[: len(ours)], values[len(ours) :])
+    found = comparison(values[: len(ours)], values[len(ours) :])
+    return f"At {step:,} steps, the last that all runs reached: {found}"
 
 
 def comparison(ours: list[float], theirs: list[float]) -> str:

@@ -91,7 +91,7 @@ class Updater:
             # torch advises TF32 at each compilation; here it is a switch of the configuration.
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
         if self.mode != "eager" and on_gpu:
-            # Gradients are taken with autograd.grad and never accumulated, so the stream of a node that would is moot.
+            # Gradients are returned by autograd.grad, never accumulated: the stream of a node that would is moot.
             warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
             learner.execution.branches = tuple(_stream(learner.device) for _ in range(3))
         self._recording = self.mode != "eager" and on_gpu

@@ -21,7 +21,8 @@ from rl_training.runtime.acceleration import Updater
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.envs import COLLECTION, EnvPool, spaces_of
-from rl_training.runtime.launch import build_learner, has_normalizer, initialise_from, open_session, starting_point
+from rl_training.runtime.launch import build_learner, open_session
+from rl_training.runtime.resume import has_normalizer, initialise_from, starting_point
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.sections import Resolved, Sections
 from rl_training.runtime.session import Regime, Session, TrainResult

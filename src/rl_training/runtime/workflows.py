@@ -23,13 +23,8 @@ from rl_training.models.policies import Policy
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.envs import spaces_of
 from rl_training.runtime.evaluation import Evaluator
-from rl_training.runtime.launch import (
-    has_normalizer,
-    read_run_checkpoint,
-    spaces_from,
-    starting_again_in,
-    understood,
-)
+from rl_training.runtime.launch import starting_again_in
+from rl_training.runtime.resume import has_normalizer, read_run_checkpoint, spaces_from, understood
 from rl_training.runtime.session import TrainResult
 from rl_training.spaces import SpaceSpec
 
