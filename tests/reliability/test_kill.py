@@ -67,7 +67,7 @@ def left_alone(config: TrainConfig) -> tuple[TrainResult, list[str]]:
 
 
 def kill_repeatedly(config: TrainConfig, folder: Path, kills: int, longest: float) -> tuple[Path, int]:
-    """Start the run and go on with it until so many processes were killed or it has ended; its folder, the count."""
+    """Start the run and go on with it until so many processes were killed or it ended; its folder, the count."""
     rng = random.Random(f"{config.algo}{kills}")
     newest, killed = -1, 0
     while killed < kills:
