@@ -53,7 +53,8 @@ class Critics(nn.Module):
         outputs = []
         for part in parts:
             rows = torch.cat([obs.expand(len(part), -1, -1), part], dim=-1)  # [k, B, O + A]
-            outputs.append(self.net(rows.flatten(0, 1)).view(self.num_critics, *rows.shape[:2]))
+            out: Tensor = self.net(rows.flatten(0, 1))
+            outputs.append(out.view(self.num_critics, *rows.shape[:2]))
         return torch.cat(outputs, dim=1)
 
     def with_slopes(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
