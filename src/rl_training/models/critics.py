@@ -49,7 +49,7 @@ class Critics(nn.Module):
         A GPU takes all of them in one product per layer. On a CPU a few at a time are half as fast again, because
         their activations stay in the cache.
         """
-        parts = [actions] if actions.is_cuda else actions.split(_ACTIONS_IN_CACHE)
+        parts = [actions] if actions.is_cuda else torch.split(actions, _ACTIONS_IN_CACHE)
         outputs = []
         for part in parts:
             rows = torch.cat([obs.expand(len(part), -1, -1), part], dim=-1)  # [k, B, O + A]
