@@ -7,11 +7,11 @@ from tests.smoke import OfflineFacts
 
 class TestShortRun(OfflineFacts):
     algo = "awac"
-    metrics = {
+    metrics = (
         "critic_loss",
         "actor_loss",
         "target_q_mean",
         "advantage_mean",
         "advantage_weight_mean",
         "behavior_logprob_mean",
-    }
+    )

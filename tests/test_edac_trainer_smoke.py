@@ -7,12 +7,13 @@ from tests.smoke import OfflineFacts
 
 class TestShortRun(OfflineFacts):
     algo = "edac"
-    metrics = {
+    metrics = (
         "critic_loss",
         "critic_mse_loss",
         "diversity_loss",
         "q_data_std",
         "q_policy_std",
         "actor_loss",
+        "target_q_mean",
         "entropy_term",
-    }
+    )
