@@ -31,7 +31,8 @@ _TYPES = {
 }
 
 
-def _as_tuple(value: Any) -> Any:
+def list_as_tuple(value: Any) -> Any:
+    """What YAML reads as a list, for fields that are tuples; anything else is left for the type to judge."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -40,8 +41,8 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Sizes = Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
-Floats = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
+Sizes = Annotated[tuple[PositiveInt, ...], BeforeValidator(list_as_tuple), Field(min_length=1)]
+Floats = Annotated[tuple[float, ...], BeforeValidator(list_as_tuple)]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""IQL: Implicit Q-Learning (Kostrikov et al. 2022).
+"""IQL: Implicit Q-Learning (Kostrikov et al. 2021).
 
 No action outside the data is ever valued: V is the upper `expectile` of min Qbar(s, a) over the data's actions,
 the critics regress on r + gamma V(s'), and the actor clones the data with weights

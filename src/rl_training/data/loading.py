@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -13,7 +13,7 @@ from rl_training.data.datasets import TransitionDataset, mix
 from rl_training.data.formats import read_columns
 from rl_training.data.validation import declared_spaces, require_same_actions
 from rl_training.errors import ConfigError
-from rl_training.settings import Floats, NonNegativeInt, PositiveFloat, PositiveInt, Settings
+from rl_training.settings import Floats, NonNegativeInt, PositiveFloat, PositiveInt, Settings, list_as_tuple
 from rl_training.spaces import SpaceSpec
 
 Collect = Callable[[int, int], TransitionDataset]
@@ -68,10 +68,6 @@ class WeightedChoice(DatasetChoice):
     weight: PositiveFloat = 1.0
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 class DatasetConfig(DatasetChoice):
     """The data to learn from and what is done to it.
 
@@ -80,7 +76,7 @@ class DatasetConfig(DatasetChoice):
     moments of the data; `action_low` and `action_high` stand in for an environment.
     """
 
-    datasets: Annotated[tuple[WeightedChoice, ...], BeforeValidator(_as_tuple)] = ()
+    datasets: Annotated[tuple[WeightedChoice, ...], BeforeValidator(list_as_tuple)] = ()
     normalize_observations: bool = False
     reward_scale: PositiveFloat = 1.0
     reward_shift: float = 0.0

@@ -1,7 +1,7 @@
 """Checkpoints: folders without pickle that are either whole or not there.
 
     step_000010000/
-        model.safetensors …    one file per group of tensors
+        networks.safetensors … one file per group of tensors
         trainer.json …         one file per record
         replay/shard_00000.safetensors …
         manifest.json          format, versions, and the size and SHA-256 of every file above
@@ -102,7 +102,7 @@ def write_checkpoint(
 ) -> CheckpointInfo:
     """Write `parent/step_<step>` and return once it is on the disk; an existing one of that step is replaced.
 
-    `tensors["model"]` becomes model.safetensors, `records["trainer"]` trainer.json. `previous` must be the
+    `tensors["networks"]` becomes networks.safetensors, `records["trainer"]` trainer.json. `previous` must be the
     checkpoint that `rows` has grown from, written or loaded by this run: its unchanged shards are linked.
     Only the holder of the run's lock may write: leftovers of an interrupted write are removed.
     """

@@ -19,7 +19,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.strict_yaml import parse_yaml
-from rl_training.settings import NonNegativeInt, PositiveFloat, PositiveInt, Settings, describe, nearest
+from rl_training.settings import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    describe,
+    list_as_tuple,
+    nearest,
+)
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 
@@ -51,10 +59,6 @@ def _plain(value: Any) -> Any:
 
 def _path_as_text(value: Any) -> Any:
     return str(value) if isinstance(value, PurePath) else value
-
-
-def _list_as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _known_device(value: str) -> str:
@@ -101,7 +105,7 @@ class TrainConfig(Settings):
     log_interval: PositiveInt = 1_000
     checkpoint_interval: PositiveInt = 10_000
     keep_checkpoints: PositiveInt = 3
-    tags: Annotated[tuple[str, ...], BeforeValidator(_list_as_tuple)] = ()
+    tags: Annotated[tuple[str, ...], BeforeValidator(list_as_tuple)] = ()
     algo_kwargs: PlainMapping = Field(default_factory=dict)
     env_kwargs: PlainMapping = Field(default_factory=dict)
     init_from: Annotated[Text, BeforeValidator(_path_as_text)] | None = None

@@ -32,11 +32,18 @@ _BLOCK = 10
 _Recorded = tuple[torch.cuda.CUDAGraph, Terms, Tensor]
 
 
+def require_device(acceleration: Acceleration, device: torch.device) -> None:
+    """Refuse a mode the device cannot run; asked before a run folder is made."""
+    if acceleration == "graph" and device.type != "cuda":
+        raise ConfigError(
+            "acceleration: 'graph' needs a CUDA device; use 'auto', 'eager' or 'compile'", key="acceleration"
+        )
+
+
 def choose(acceleration: Acceleration, device: torch.device) -> Literal["eager", "compile", "graph"]:
     """The mode to run in; compiling is given up, with one warning, where no compiler is found."""
+    require_device(acceleration, device)
     on_gpu = device.type == "cuda"
-    if acceleration == "graph" and not on_gpu:
-        raise ConfigError("acceleration: 'graph' needs a CUDA device; use 'auto', 'eager' or 'compile'")
     mode = ("compile" if on_gpu else "eager") if acceleration == "auto" else acceleration
     if mode == "compile" and not _can_compile():
         fallback: Literal["graph", "eager"] = "graph" if on_gpu else "eager"

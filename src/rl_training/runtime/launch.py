@@ -19,7 +19,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import CsvSink, MetricsLog, Progress, TensorBoardSink
 from rl_training.experiment.retention import sweep
 from rl_training.experiment.runs import RunDirectory
-from rl_training.runtime.acceleration import set_precision
+from rl_training.runtime.acceleration import require_device, set_precision
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import build_control_callbacks
 from rl_training.runtime.evaluation import Evaluator
@@ -94,10 +94,7 @@ def build_learner(
 ) -> Learner:
     """Model and learner, initialised from the run's seed without touching torch's global generator."""
     device = choose_device(config.device)
-    if config.acceleration == "graph" and device.type != "cuda":
-        raise ConfigError(
-            "acceleration: 'graph' needs a CUDA device; use 'auto', 'eager' or 'compile'", key="acceleration"
-        )
+    require_device(config.acceleration, device)
     set_precision(config.tf32)
     settings = sections.learner.configure(resolved["learner"], updates_per_step)
     streams = np.random.SeedSequence((config.seed or 0, 0x1EA)).generate_state(2)
