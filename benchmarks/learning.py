@@ -101,8 +101,10 @@ def make_job(
     library = more.pop("library", "rl_training")
     prior = {"prior": options.prior.stem} if algo == "rlpd" else {}
     rhythm = resolve(config)["online"].gradient_updates_per_step
+    # The thresholds must be reached on every device; curves and races are of one run each.
+    place = f"/{config.device}" if kind == "threshold" and config.device != "cpu" else ""
     return Job(
-        key=f"{kind}/{env}/{library} {algo}{'+' + prior['prior'] if prior else ''}/{seed}",
+        key=f"{kind}/{env}/{library} {algo}{'+' + prior['prior'] if prior else ''}/{seed}{place}",
         config=config.to_dict(),
         library=library,
         episodes=options.episodes,
@@ -210,7 +212,8 @@ def verdict(values: list[float], wanted: float, runs: list[Entry], budget: int) 
 
 def threshold_text(entries: list[Entry]) -> str:
     rows = []
-    for (env, name), runs in groups(entries).items():
+    on_device = [groups(e for e in entries if e["device"] == device) for device in ("cpu", "cuda")]
+    for (env, name), runs in (item for found in on_device for item in found.items()):
         values, wanted = finals(runs), runs[0]["threshold"]
         passed = verdict(values, wanted, runs, runs[0]["budget"])
         seeds = " ".join(str(run["seed"]) for run in runs)
@@ -218,9 +221,9 @@ def threshold_text(entries: list[Entry]) -> str:
         steps = f"{budget:,}" if done == budget else f"{budget:,}, cut short at {done:,}"
         settings = " ".join([f"`{runs[0]['config']}`", *runs[0]["overrides"]])
         how = f"{runs[0]['judged']}, {runs[0]['episodes']} episodes"
-        rows.append([name, env, steps, settings, how, seeds, report.returns(values), report.spread(values),
-                     f"{wanted:g}", passed])  # fmt: skip
-    header = ["", "environment", "steps", "config", "judged by", "seeds", "returns", "mean ± std", "at least", ""]
+        rows.append([name, env, runs[0]["device"], steps, settings, how, seeds, report.returns(values),
+                     report.spread(values), f"{wanted:g}", passed])  # fmt: skip
+    header = ["", "environment", "on", "steps", "config", "judged by", "seeds", "returns", "mean ± std", "at least", ""]
     note = (
         "A best checkpoint was chosen by evaluations during the run, whose episodes are among those it is judged "
         "by; a last checkpoint was chosen by nothing."

@@ -198,6 +198,9 @@ def sections(entries: dict[str, Entry]) -> Sections:
         header = ["", "machine", "settings", "seed", "steps", "updates", "steps/s", "time in updates",
                   "return (over episodes)"]  # fmt: skip
         parts += [table(header, rows), ""]
+        for e in runs:
+            points = ", ".join(f"{step / 1000:g}k {mean:.0f}" for step, mean, _ in e["curve"])
+            parts += [f"Return of {e['algo'].upper()} {e['env']} on the way: {points or 'not evaluated'}.", ""]
     if not pairs and not runs:
         return {}
     return {("performance", "training"): "\n".join([*parts, report.origins([*pairs, *runs])])}

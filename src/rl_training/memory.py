@@ -1,13 +1,17 @@
-"""How much memory this process may still take, on bare metal and inside containers."""
+"""How much memory this process may still take, on bare metal and inside containers, and how it keeps it."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 # What a version 1 hierarchy reports when nobody set a limit is close to 2**63; no machine has that much.
 _NO_LIMIT = 1 << 60
+# glibc's parameters of `mallopt`, and the sizes up to which freed blocks stay with the process.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BLOCK, _KEPT_IN_ALL = 32 << 20, 512 << 20
 
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
@@ -17,6 +21,18 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
     process still allows; file cache that the kernel would give back counts as free.
     """
     return max(0, min(_machine(proc), *_groups(proc, cgroups), _NO_LIMIT))
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep freed blocks for the next update instead of returning them to the system.
+
+    Activations of a few megabytes would otherwise be mapped, zeroed page by page and unmapped again within every
+    update: a tenth of CQL's time on a CPU. Only glibc has the knob; elsewhere nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BLOCK)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_IN_ALL)
 
 
 def human_bytes(count: float) -> str:

@@ -118,6 +118,7 @@ class Learner:
         self.seed(int(torch.randint(2**31, ())))
         self.execution = Execution(apply=apply_lists if self.device.type == "cuda" else apply_fused)
         self._terms: Terms = {}
+        self._found: dict[nn.Module, list[Tensor]] = {}
 
     # What a subclass provides.
 
@@ -233,12 +234,17 @@ class Learner:
         )
         groups = [self.optimizers[name].group(found) for name, (found, _) in zip(objectives, gradients)]
         follows: list[Follow] = [
-            (list(target.parameters()), list(source.parameters()), tau)
-            for target, source in (targets or {}).items()
+            (self._parameters(target), self._parameters(source), tau) for target, source in (targets or {}).items()
         ]
         with torch.no_grad():
             self.execution.apply(groups, follows)
         return {key: term.detach() for _, terms in gradients for key, term in terms.items()}
+
+    def _parameters(self, module: nn.Module) -> list[Tensor]:
+        """A module's parameters, found once: walking its tree at every update would be felt."""
+        if module not in self._found:
+            self._found[module] = list(module.parameters())
+        return self._found[module]
 
     def _gradients(self, name: str, loss: Loss, inputs: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Terms]:
         value, terms = self.execution.prepared(loss)(*inputs)

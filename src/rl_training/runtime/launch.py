@@ -19,6 +19,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import CsvSink, MetricsLog, Progress, TensorBoardSink
 from rl_training.experiment.retention import sweep
 from rl_training.experiment.runs import RunDirectory
+from rl_training.memory import keep_freed_memory
 from rl_training.runtime.acceleration import require_device, set_precision
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import build_control_callbacks
@@ -80,6 +81,8 @@ def choose_device(name: str) -> torch.device:
         # Beside a GPU only the acting policy runs here, one row at a time: threads would just wait for each other.
         most = _MOST_THREADS if device.type == "cpu" else 1
         torch.set_num_threads(min(torch.get_num_threads(), most))
+    if device.type == "cpu":
+        keep_freed_memory()
     return device
 
 
