@@ -130,8 +130,9 @@ def jobs(options: argparse.Namespace) -> Iterable[Job]:
                 libraries = ["d3rlpy"] if options.peer_python and algo in PEER_ALGORITHMS else []
                 for library in libraries + ([] if options.peers_only else ["rl_training"]):
                     config, source = configured(options, algo, name, seed)
+                    changed = "".join(f" {change}" for change in changes(options.set))
                     yield Job(
-                        key=f"{name}/{options.updates}/{library} {algo}/{seed}",
+                        key=f"{name}/{options.updates}/{library} {algo}{changed}/{seed}",
                         config=config.to_dict(),
                         library=library,
                         episodes=options.episodes,
@@ -180,8 +181,15 @@ def time_edac(options: argparse.Namespace) -> Entry:
     }
 
 
+def changes(overrides: Iterable[str]) -> list[str]:
+    """Overrides that make another algorithm of it; where and how fast it runs is no such thing."""
+    prefix = "algo_kwargs."
+    return [override.removeprefix(prefix) for override in overrides if override.startswith(prefix)]
+
+
 def contender(entry: Entry) -> str:
     name = str(entry["algo"]).upper().replace("TD3_BC", "TD3+BC")
+    name = ", ".join([name, *changes(entry["overrides"])])
     return f"d3rlpy {name}" if entry["library"] == "d3rlpy" else name
 
 
