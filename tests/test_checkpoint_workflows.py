@@ -205,7 +205,8 @@ def test_only_one_process_holds_a_run(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("offline", "online"), [("awac", "sac"), ("crr", "sac"), ("cql", "sac"), ("edac", "redq"), ("iql", "td3")]
+    ("offline", "online"),
+    [("awac", "sac"), ("crr", "sac"), ("cql", "sac"), ("edac", "redq"), ("iql", "td3")],
 )
 def test_an_offline_policy_continues_online(offline: str, online: str, tmp_path: Path) -> None:
     """A run that ends before learning starts has the policy it was given, and all else that fits."""
@@ -221,6 +222,9 @@ def test_an_offline_policy_continues_online(offline: str, online: str, tmp_path:
     shared = [name for name in ours if name in theirs and ours[name].shape == theirs[name].shape]
     assert any(name.startswith("model.critics.") for name in shared) or offline == "iql"
     assert all(torch.equal(ours[name], theirs[name]) for name in shared)
+    for name in ours:
+        if name.startswith("model.target_"):  # nothing has followed yet: every target is what it follows
+            assert torch.equal(ours[name], ours[name.replace("target_", "")]) or name in shared
 
 
 def test_a_normaliser_travels_with_the_policy(tmp_path: Path) -> None:

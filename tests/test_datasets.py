@@ -9,7 +9,7 @@ import torch
 from rl_training.data import columns as columns_module
 from rl_training.data.datasets import TransitionDataset, mix
 from rl_training.data.loading import DatasetConfig, load_dataset
-from rl_training.data.scores import comparable, normalized_score
+from rl_training.data.scores import normalized_score
 from rl_training.data.sources import BatchSource
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError, DatasetError, MemoryLimitError
@@ -189,6 +189,35 @@ def test_a_mixture_whose_component_lost_all_episodes_draws_from_the_rest():
     assert set(sample(best.source(torch.Generator()), 64).rewards.tolist()) == {9.0}
 
 
+def test_the_best_episodes_of_a_row_uniform_mixture_are_drawn_uniformly():
+    mostly_poor = line_world([1.0] * 6 + [9.0] * 2, [0, 1] * 4, [0] * 8)
+    rich = line_world([8.0] * 8, [0, 1] * 4, [0] * 8)
+    best = mix([(mostly_poor, 8.0), (rich, 8.0)]).top_fraction(5 / 8)
+    assert [part.rows for part in best.parts] == [2, 8]
+    rewards = sample(best.source(torch.Generator().manual_seed(0)), 40_000).rewards
+    assert (rewards == 9.0).float().mean().item() == pytest.approx(0.2, abs=0.01)
+
+
+def test_moments_are_those_of_the_rows_as_drawn():
+    low = line_world([0.0] * 2, [0, 1], [0] * 2)  # observations 0 and 1
+    high = line_world([0.0] * 6, [0] * 5 + [1], [0] * 6)  # observations 0 to 5
+    mixed = mix([(low, 3.0), (high, 1.0)])
+    drawn = sample(mixed.source(torch.Generator().manual_seed(0)), 200_000).obs[:, 0]
+    mean, std = mixed.observation_moments()
+    assert mean[0] == pytest.approx(0.75 * 0.5 + 0.25 * 2.5)
+    assert mean[0] == pytest.approx(drawn.mean().item(), abs=0.02)
+    assert std[0] == pytest.approx(drawn.std().item(), abs=0.02)
+
+
+def test_the_map_of_the_rewards_is_remembered():
+    data = line_world([1.0, 3.0], [0, 1], [0, 0]).with_rewards(scale=2.0, shift=1.0).with_rewards(scale=10.0)
+    assert data.rewards.tolist() == [30.0, 70.0]
+    assert data.reward_map == (20.0, 10.0)
+    assert mix([(data, 1.0), (data, 1.0)]).reward_map == (20.0, 10.0)
+    with pytest.raises(DatasetError, match="differently"):
+        mix([(data, 1.0), (data.with_rewards(shift=1.0), 1.0)])
+
+
 def test_data_of_different_spaces_are_not_mixed():
     with pytest.raises(DatasetError, match="cannot be mixed: high"):
         mix([(line_world([1], [1], [0]), 1.0), (line_world([1], [1], [0], action_high=2.0), 1.0)])
@@ -332,5 +361,3 @@ def test_d4rl_scores():
     assert normalized_score("AntMaze_Large_Diverse_GR-v4", 0.5) == pytest.approx(50.0)
     assert normalized_score("FrankaKitchen-v1", 1.0) == pytest.approx(25.0)
     assert normalized_score("Pendulum-v1", -100.0) is None
-    assert comparable("Hopper-v2")
-    assert not comparable("Hopper-v5")

@@ -57,6 +57,29 @@ def test_each_minibatch_holds_its_share(tmp_path: Path, monkeypatch: pytest.Monk
     assert shares == [round(16 * ratio)] * 11
 
 
+@pytest.mark.parametrize(
+    ("algo", "delay", "actor_steps"), [("rlpd", None, 11), ("redq", None, 11), ("rlpd", 2, 22)]
+)
+def test_the_actor_moves_once_per_environment_step(
+    tmp_path: Path, algo: str, delay: int | None, actor_steps: int
+) -> None:
+    """Eleven steps earn updates, four each; `policy_delay` changes how many of them move the actor."""
+    kwargs = {"gradient_updates_per_step": 4, "policy_delay": delay, "num_critics": 3}
+    if algo == "rlpd":
+        kwargs["offline_pretrain_updates"] = 0
+    result = train(tiny(algo, tmp_path, kwargs=kwargs, total_timesteps=30, eval_episodes=0))
+    steps = read_checkpoint(result.checkpoint_path).tensors["optimizers"]
+    assert (steps["critics.step"].item(), steps["actor.step"].item()) == (44, actor_steps)
+
+
+def test_new_experience_has_the_rewards_of_the_prior_data(tmp_path: Path) -> None:
+    runs = {}
+    for name, kwargs in {"raw": {}, "shifted": {"reward_scale": 2.0, "reward_shift": 100.0}}.items():
+        config = tiny("rlpd", tmp_path / name, kwargs=kwargs, total_timesteps=15, eval_episodes=0)
+        runs[name] = replay_rows(read_checkpoint(train(config).checkpoint_path))[:, -2]
+    assert torch.allclose(runs["shifted"], 2.0 * runs["raw"] + 100.0)
+
+
 def test_the_log_goes_through_both_phases(run: ShortRun) -> None:
     reports = [row for row in logged(run.result.run_dir) if "train/n_updates" in row]
     assert [(row["step"], row["time/total_timesteps"]) for row in reports] == [

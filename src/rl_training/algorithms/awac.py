@@ -5,7 +5,7 @@ not climb Q, it clones the data with weights that grow with the advantage A = mi
 a~ ~ pi. `weighting: exp` takes min(exp(A / lambda), `max_advantage_weight`), as CORL; `softmax` takes
 softmax(A / lambda) over the batch times B, as the authors' code, and needs no cap.
 Departures: the policy is our tanh-Gaussian with a state-dependent log-std in [-5, 2] (the authors squash the mean
-only), data actions clipped to ±(1 - 1e-6); no weight decay.
+only), data actions clipped to ±(1 - 1e-6); no weight decay; PyTorch's initialisation.
 Axes: critics `[2, B]`, K = 2 actions per state (data, policy) as `[2, 2, B]`, weights `[B]`.
 """
 
@@ -21,7 +21,7 @@ from rl_training.algorithms.base import Learner, TargetConfig, Terms
 from rl_training.algorithms.losses import clipped_exponential, cloning_terms, critic_terms, td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.models.policies import squashed_log_prob
+from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, squashed_log_prob
 from rl_training.settings import PositiveFloat
 
 
@@ -63,7 +63,7 @@ class AWAC(Learner):
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"log_std_bounds": (-5.0, 2.0)}
+        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
 
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
         noise = self.normal(2, *batch.actions.shape)  # for a' and for a~

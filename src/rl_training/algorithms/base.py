@@ -1,9 +1,9 @@
 """`Learner`: networks, optimisers, counters and `gradient_step`, the part every algorithm writes itself.
 
 House rule: all losses of one update are formed from the parameters before that update; then every optimiser
-steps, then the targets follow. (softlearning's SAC, the authors' EDAC and CORL's IQL do the same; where an
-author steps the critic first, the actor here sees critics one step older.) So the losses of one update do not
-depend on each other, and a GPU may compute them side by side.
+steps, then the targets follow. (The authors' EDAC and CORL's IQL do the same; where an author steps the critic
+first, the actor here sees critics one step older.) So the losses of one update do not depend on each other, and a
+GPU may compute them side by side.
 
 Losses are pure: tensors in, a scalar and named terms out. Randomness is drawn before them by `gradient_step`, so
 the same function runs eagerly, compiled, captured, or in a test with known noise.

@@ -7,7 +7,8 @@ and the constant log(3 n_actions) is not subtracted. With `lagrange_threshold` a
 holds the penalty near that value; it is stepped by the critics' optimiser. For the first `bc_steps` updates the
 actor maximises log pi(a|s) of the data instead of Q. The backup has no entropy term unless asked for, and takes a
 sampled action, as the authors' code.
-Departures: alpha is fixed unless `alpha: auto`; `bc_steps` is 0 by default (the authors: 40 000 of 3 million).
+Departures: alpha is fixed unless `alpha: auto`; `bc_steps` is 0 by default (the authors: 40 000 of 3 million);
+the mean is not clamped in log-probabilities (the authors: ±9); PyTorch's initialisation.
 Axes: critics `[2, B]`, K = 3 n_actions sampled actions `[K, B, A]` with values `[2, K, B]`.
 """
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import Learner, Terms
 from rl_training.algorithms.losses import (
     conservative_gap,
-    soft_policy_loss,
+    soft_actor_terms,
     soft_value,
     squared_error,
     td_target,
@@ -32,7 +33,7 @@ from rl_training.algorithms.temperature import SoftConfig, Temperature
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import NetworkConfig
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.models.policies import squashed_log_prob, squashed_sample
+from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, squashed_log_prob, squashed_sample
 from rl_training.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Sizes
 
 MULTIPLIER_LIMIT = 1e6
@@ -94,14 +95,6 @@ def critic_terms(
     }
 
 
-def actor_terms(value: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Terms:
-    """`value [B]`: min Q at the policy's own actions, or log pi of the data's while cloning."""
-    return {
-        "actor_loss": soft_policy_loss(value, logprobs, alpha),
-        "entropy_term": (alpha * logprobs).mean(),
-    }
-
-
 def cql_loss(batch: Mapping[str, Any]) -> Terms:
     """Every term from precomputed tensors: `q1_values q2_values target_q_values q1_candidates q2_candidates
     [K, B] candidate_log_densities [K, B] cql_alpha sampled_q1 sampled_q2 sampled_logprobs alpha`, and with a
@@ -117,7 +110,7 @@ def cql_loss(batch: Mapping[str, Any]) -> Terms:
         batch["cql_alpha"],
         batch.get("multiplier"),
         batch.get("lagrange_threshold"),
-    ) | actor_terms(sampled_q.amin(0), batch["sampled_logprobs"], batch["alpha"])
+    ) | soft_actor_terms(sampled_q.amin(0), batch["sampled_logprobs"], batch["alpha"])
 
 
 class CQL(Learner):
@@ -143,7 +136,7 @@ class CQL(Learner):
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"log_std_bounds": (-5.0, 2.0)}
+        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
 
     def modules(self) -> dict[str, nn.Module]:
         shared: dict[str, nn.Module] = {"model": self.model, "temperature": self.temperature}
@@ -198,5 +191,5 @@ class CQL(Learner):
 
     def _soft_objective(self, value: Tensor, logprobs: Tensor) -> tuple[Tensor, Terms]:
         alpha = self.temperature.alpha()
-        terms = actor_terms(value, logprobs, alpha) | {"alpha": alpha}
+        terms = soft_actor_terms(value, logprobs, alpha) | {"alpha": alpha}
         return terms["actor_loss"] + self.temperature.loss(logprobs), terms

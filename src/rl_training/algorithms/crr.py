@@ -23,7 +23,7 @@ from rl_training.algorithms.losses import clipped_exponential, cloning_terms, cr
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.models.policies import squashed_log_prob
+from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, squashed_log_prob
 from rl_training.settings import PositiveFloat, PositiveInt
 
 
@@ -72,7 +72,7 @@ class CRR(Learner):
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"log_std_bounds": (-5.0, 2.0)}
+        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
 
     def modules(self) -> dict[str, nn.Module]:
         return {"model": self.model, "target_actor": self.target_actor}

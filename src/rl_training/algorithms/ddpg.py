@@ -3,6 +3,7 @@
 One critic, action and observation concatenated at the input, Gaussian exploration, no batch normalisation.
 TD3's update with one critic, no delay and no target noise is exactly DDPG's, so DDPG is TD3 with those settings;
 each can be turned on.
+Departure: the actor sees the critics before their step of the same update (see `base`).
 Axes: critics `[1, B]`.
 """
 

@@ -20,11 +20,12 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Learner, Terms, check_num_critics
-from rl_training.algorithms.losses import soft_policy_loss, soft_value, squared_error, td_target
+from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_error, td_target
 from rl_training.algorithms.temperature import SoftConfig, Temperature
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import NetworkConfig
 from rl_training.models.mlp_redq import MLPREDQModel
+from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS
 from rl_training.settings import NonNegativeFloat, PositiveInt, Sizes
 
 
@@ -78,11 +79,7 @@ def critic_terms(q: Tensor, target: Tensor, diversity: Tensor, eta: float) -> Te
 
 def actor_terms(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Terms:
     """`q [N, B]` at the policy's own actions."""
-    return {
-        "actor_loss": soft_policy_loss(q.amin(0), logprobs, alpha),
-        "entropy_term": (alpha * logprobs).mean(),
-        "q_policy_std": disagreement(q.detach()),
-    }
+    return soft_actor_terms(q.amin(0), logprobs, alpha) | {"q_policy_std": disagreement(q.detach())}
 
 
 def edac_loss(batch: Mapping[str, Any]) -> Terms:
@@ -112,7 +109,7 @@ class EDAC(Learner):
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"num_critics": config.num_critics, "log_std_bounds": (-5.0, 2.0)}
+        return {"num_critics": config.num_critics, "log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
 
     def modules(self) -> dict[str, nn.Module]:
         return {"model": self.model, "temperature": self.temperature}

@@ -35,6 +35,14 @@ def soft_policy_loss(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Tens
     return (alpha * logprobs - q).mean()
 
 
+def soft_actor_terms(value: Tensor, logprobs: Tensor, alpha: Tensor | float) -> dict[str, Tensor]:
+    """The terms of an actor with entropy: `value [B]` and `logprobs [B]` of its own actions."""
+    return {
+        "actor_loss": soft_policy_loss(value, logprobs, alpha),
+        "entropy_term": (alpha * logprobs).mean(),
+    }
+
+
 def temperature_loss(log_alpha: Tensor, logprobs: Tensor, target_entropy: float) -> Tensor:
     """-log alpha (log pi + H): raises alpha while the policy's entropy is below H."""
     return -log_alpha * (logprobs.detach() + target_entropy).mean()

@@ -2,7 +2,7 @@
 
 Moments, step count and learning rate live on the parameters' device and change in place, so a CUDA graph can
 record the step and a schedule can still turn the learning rate. On a CPU torch's fused kernel is fastest; on a
-GPU that kernel fills 7 of 132 multiprocessors for networks of this size, so there the same arithmetic is written
+GPU that kernel keeps most of the device idle for networks of this size, so there the same arithmetic is written
 with list operations that `torch.compile` merges into one kernel together with the target update.
 """
 

@@ -3,8 +3,9 @@
 SAC with N critics and many updates per environment step. Each update draws one random subset of M target
 critics, shared by the whole batch, and backs up its minimum; all N critics regress on the same target (squared
 errors summed over critics). The actor moves once per `policy_delay` updates, on the mean of all N critics.
-Departures: alpha is fixed unless `alpha: auto` (the authors learn it). As in the authors' code the actor sees
-the critics before their step of the same update.
+Departures: alpha is fixed unless `alpha: auto` (the authors learn it, after 20 updates with 0.2); the target
+entropy is -A unless given (the authors: MBPO's table, which the presets hold). As in the authors' code the actor
+sees the critics before their step of the same update.
 Axes: critics `[N, B]`.
 """
 
@@ -16,26 +17,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Learner, Terms, check_num_critics
+from rl_training.algorithms.base import Terms, check_num_critics
+from rl_training.algorithms.delay import DelayedActor, DelayedActorConfig
 from rl_training.algorithms.losses import (
     critic_terms,
-    soft_policy_loss,
+    soft_actor_terms,
     soft_value,
     td_target,
 )
-from rl_training.algorithms.temperature import SoftConfig, Temperature
+from rl_training.algorithms.temperature import Temperature
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_redq import MLPREDQModel
 from rl_training.settings import PositiveInt
 
 
-class REDQConfig(SoftConfig):
-    """`policy_delay`: critic updates per actor update; unset, the trainer's `gradient_updates_per_step`."""
+class REDQConfig(DelayedActorConfig):
+    """`subset_size`: the target critics drawn for each update."""
 
     num_critics: PositiveInt = 10
     subset_size: PositiveInt = 2
-    policy_delay: PositiveInt | None = None
 
 
 def _sample_target_critic_indices(
@@ -50,23 +51,15 @@ def _sample_target_critic_indices(
     return scores.topk(subset_size, sorted=False).indices
 
 
-def actor_terms(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Terms:
-    """`q [B]`: the mean of all critics at the policy's own actions."""
-    return {
-        "actor_loss": soft_policy_loss(q, logprobs, alpha),
-        "entropy_term": (alpha * logprobs).mean(),
-    }
-
-
 def redq_loss(batch: Mapping[str, Any]) -> Terms:
     """Every term from precomputed tensors: `critic_q_values [B, N] target_q_values sampled_logprobs
     sampled_q_values [B] alpha`."""
-    return critic_terms(batch["critic_q_values"].T, batch["target_q_values"]) | actor_terms(
+    return critic_terms(batch["critic_q_values"].T, batch["target_q_values"]) | soft_actor_terms(
         batch["sampled_q_values"], batch["sampled_logprobs"], batch["alpha"]
     )
 
 
-class REDQ(Learner):
+class REDQ(DelayedActor):
     """Randomised ensembles on an `MLPREDQModel`."""
 
     name = "redq"
@@ -91,17 +84,8 @@ class REDQ(Learner):
     def model_options(cls, config: Any) -> dict[str, Any]:
         return {"num_critics": config.num_critics, "init": "xavier"}
 
-    @classmethod
-    def configure(cls, config: REDQConfig, updates_per_step: int) -> REDQConfig:
-        delay = updates_per_step if config.policy_delay is None else config.policy_delay
-        return config.model_copy(update={"policy_delay": delay})
-
     def modules(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model, "temperature": self.temperature}
-
-    def phase(self) -> bool:
-        """Whether this update moves the actor: the last of every `policy_delay`."""
-        return bool((self.updates + 1) % (self.config.policy_delay or 1) == 0)
 
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
         noise = self.normal(2, *batch.actions.shape)  # for a' and for a
@@ -135,5 +119,5 @@ class REDQ(Learner):
         actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise[1])
         q = self.model.critics(batch.obs, actions, frozen=True).mean(0)  # [B]
         alpha = self.temperature.alpha()
-        terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}
+        terms = soft_actor_terms(q, logprobs, alpha) | {"alpha": alpha}
         return terms["actor_loss"] + self.temperature.loss(logprobs), terms

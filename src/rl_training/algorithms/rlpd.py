@@ -5,7 +5,7 @@ With two critics (`MLPSACModel`) the update is SAC's own, to the bit. With more 
 minimum over a random subset of `subset_size` target critics, shared by the batch, and the actor climbs the mean of
 all, as REDQ. `layer_norm` puts LayerNorm, with gain and shift per critic, after every hidden layer of the critics
 only. The critics' loss is the mean over the ensemble, the authors' choice, which for two critics is exactly SAC's
-half of the sum. The target entropy is -A/2.
+half of the sum. The target entropy is -A/2. The actor moves once per `policy_delay` updates.
 Departures: two critics, no LayerNorm and a fixed alpha unless asked for (the authors: ten, LayerNorm, learned);
 the temperature loss is taken in log alpha; the actor sees the critics before their step (see `base`).
 Axes: critics `[N, B]`.
@@ -20,10 +20,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Learner, Terms, check_num_critics
-from rl_training.algorithms.losses import soft_policy_loss, soft_value, squared_error, td_target
+from rl_training.algorithms.base import Terms, check_num_critics
+from rl_training.algorithms.delay import DelayedActor, DelayedActorConfig
+from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_error, td_target
 from rl_training.algorithms.redq import _sample_target_critic_indices
-from rl_training.algorithms.temperature import SoftConfig, Temperature
+from rl_training.algorithms.temperature import Temperature
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_redq import MLPREDQModel
@@ -31,13 +32,12 @@ from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.settings import PositiveInt
 
 
-class RLPDConfig(SoftConfig):
-    """`policy_delay`: critic updates per actor update; unset, the trainer's `gradient_updates_per_step`."""
+class RLPDConfig(DelayedActorConfig):
+    """`subset_size`: the target critics drawn for each update; all of two by default."""
 
     num_critics: Annotated[int, Field(ge=2)] = 2
     subset_size: PositiveInt = 2
     layer_norm: bool = False
-    policy_delay: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _subset_fits(self) -> Self:
@@ -67,10 +67,7 @@ def critic_terms(q: Tensor, target: Tensor) -> Terms:
 
 def actor_terms(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Terms:
     """`q [N, B]` at the policy's own actions."""
-    return {
-        "actor_loss": soft_policy_loss(policy_value(q), logprobs, alpha),
-        "entropy_term": (alpha * logprobs).mean(),
-    }
+    return soft_actor_terms(policy_value(q), logprobs, alpha)
 
 
 def rlpd_loss(batch: Mapping[str, Any]) -> Terms:
@@ -83,7 +80,7 @@ def rlpd_loss(batch: Mapping[str, Any]) -> Terms:
     )
 
 
-class RLPD(Learner):
+class RLPD(DelayedActor):
     """SAC with prior data on an `MLPSACModel`, or on an `MLPREDQModel` for more than two critics."""
 
     name = "rlpd"
@@ -111,10 +108,6 @@ class RLPD(Learner):
 
     def modules(self) -> dict[str, nn.Module]:
         return {"model": self.model, "temperature": self.temperature}
-
-    def phase(self) -> bool:
-        """Whether this update moves the actor: the last of every `policy_delay`."""
-        return bool((self.updates + 1) % (self.config.policy_delay or 1) == 0)
 
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
         noise = self.normal(2, *batch.actions.shape)  # for a' and for a

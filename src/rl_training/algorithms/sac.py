@@ -3,7 +3,7 @@
 Two critics; the target takes their minimum at an action of the current policy; the actor maximises
 min Q - alpha log pi. Critic loss is half the squared error, summed over both, as in the paper.
 Departures: alpha is fixed unless `alpha: auto`; the temperature loss is taken in log alpha (as Stable-Baselines3);
-all losses use the parameters before the step (see `base`), as softlearning does.
+all losses use the parameters before the step (see `base`; the authors step the critics first).
 Axes: critics `[2, B]`.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Terms
-from rl_training.algorithms.losses import soft_policy_loss, soft_value, squared_error, td_target
+from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_error, td_target
 from rl_training.algorithms.temperature import SoftConfig, Temperature
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_sac import MLPSACModel
@@ -29,10 +29,7 @@ def critic_terms(q: Tensor, target: Tensor) -> Terms:
 
 def actor_terms(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Terms:
     """`q [2, B]` at the policy's own actions."""
-    return {
-        "actor_loss": soft_policy_loss(q.amin(0), logprobs, alpha),
-        "entropy_term": (alpha * logprobs).mean(),
-    }
+    return soft_actor_terms(q.amin(0), logprobs, alpha)
 
 
 def sac_loss(batch: Mapping[str, Any]) -> Terms:

@@ -3,7 +3,8 @@
 N critics of M quantiles. The target pools all N·M atoms of the next state, drops the largest
 `top_quantiles_to_drop_per_net` per critic, and every critic regresses on all that remain (quantile Huber, mean over
 all axes, as the authors' code). The actor maximises the mean of all quantiles, without truncation.
-Departures: alpha is fixed unless `alpha: auto`; the actor sees the critics before their step (see `base`).
+Departures: alpha is fixed unless `alpha: auto`; the actor sees the critics before their step (see `base`); some
+random steps come first (`learning_starts`; the authors: none).
 Axes: quantiles `[N, B, M]`, kept atoms `[B, K]`.
 """
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Learner, Terms, check_num_critics
 from rl_training.algorithms.losses import (
     quantile_huber_loss,
-    soft_policy_loss,
+    soft_actor_terms,
     soft_value,
     td_target,
     truncated_atoms,
@@ -45,10 +46,7 @@ def critic_terms(quantiles: Tensor, atoms: Tensor) -> Terms:
 
 def actor_terms(quantiles: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Terms:
     """`quantiles [N, B, M]` at the policy's own actions."""
-    return {
-        "actor_loss": soft_policy_loss(quantiles.mean((0, 2)), logprobs, alpha),
-        "entropy_term": (alpha * logprobs).mean(),
-    }
+    return soft_actor_terms(quantiles.mean((0, 2)), logprobs, alpha)
 
 
 def tqc_loss(batch: Mapping[str, Any]) -> Terms:

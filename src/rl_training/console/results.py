@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rl_training.console.output import mode, show_table
+from rl_training.data.scores import NOT_COMPARABLE
 from rl_training.experiment.files import decode_json
 from rl_training.experiment.manifest import read_manifest, read_verified
 from rl_training.experiment.registry import get_algorithm_spec
@@ -55,7 +56,7 @@ def evaluation_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
         ("mean length", f"{metrics['eval_length_mean']:.1f}"),
     ]
     if "eval_normalized_score" in metrics:
-        rows.append(("normalized score", f"{metrics['eval_normalized_score']:.1f}"))
+        rows.append(("normalized score", f"{metrics['eval_normalized_score']:.1f} ({NOT_COMPARABLE})"))
     if "eval_return_best" in metrics:
         rows.append(("best mean return", f"{metrics['eval_return_best']:.2f} (in best/)"))
     return rows

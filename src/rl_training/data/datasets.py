@@ -7,7 +7,7 @@ and kept in a memory-mapped file (see `packing.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -21,7 +21,8 @@ from rl_training.data.sources import BatchSource, TensorSource
 from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.data.validation import resolve_spaces
 from rl_training.data.weighted import Part, WeightedSource
-from rl_training.errors import ConfigError, DatasetError
+from rl_training.errors import ConfigError, DatasetError, MemoryLimitError
+from rl_training.memory import human_bytes
 from rl_training.spaces import SpaceSpec
 
 RETURN_RANGE = 1000.0  # IQL: rewards are scaled so that returns span this much
@@ -60,7 +61,8 @@ class TransitionDataset:
     """Packed rows `[n, layout.width]`, in memory or memory-mapped, and the last row of each episode.
 
     `episode_ends` is empty when the rows are shuffled transitions. `parts` is set on a mixture: rows are then
-    drawn with the parts' weights, not uniformly. Transforms return new data sets.
+    drawn with the parts' weights, not uniformly. `reward_map` is the (scale, shift) the rewards have been through,
+    so that new experience can be given the same. Transforms return new data sets.
     """
 
     rows: NDArray[np.float32]
@@ -69,6 +71,7 @@ class TransitionDataset:
     name: str = "arrays"
     notes: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
+    reward_map: tuple[float, float] = (1.0, 0.0)
     memory_limit: int | None = field(default=None, repr=False)
 
     @classmethod
@@ -146,7 +149,15 @@ class TransitionDataset:
 
     def source(self, generator: torch.Generator) -> BatchSource:
         """Batches on the generator's device: uniform, or by the weights of a mixture."""
-        rows = torch.from_numpy(self.rows).to(generator.device)
+        rows = torch.from_numpy(self.rows)
+        if generator.device.type == "cuda":
+            free = torch.cuda.mem_get_info(generator.device)[0]
+            if rows.nbytes > 0.8 * free:
+                raise MemoryLimitError(
+                    f"{self.name}: {human_bytes(rows.nbytes)} of transitions do not fit on the GPU, where "
+                    f"{human_bytes(free)} are free; use device: cpu, or less data (top_fraction)"
+                )
+        rows = rows.to(generator.device)
         if self.parts:
             return WeightedSource(rows, self.layout, generator, self.parts)
         return TensorSource(rows, self.layout, generator)
@@ -175,10 +186,20 @@ class TransitionDataset:
         )
 
     def observation_moments(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Mean and standard deviation of each observation component over all rows, `[O]` each."""
-        mean = sum(piece.obs.numpy().sum(0, dtype=np.float64) for piece in self._pieces()) / len(self)
-        squares = sum(((piece.obs.numpy() - mean) ** 2).sum(0) for piece in self._pieces())
-        return mean.astype(np.float32), np.sqrt(squares / len(self)).astype(np.float32)
+        """Mean and standard deviation of each observation component, `[O]` each, of rows as they are drawn."""
+
+        def expected(value: Callable[[NDArray[np.float32]], NDArray[np.float64]]) -> NDArray[np.float64]:
+            total = np.zeros(self.spaces.obs_dim)
+            first = 0
+            for part in self.parts or (Part(len(self), 1.0),):
+                pieces = self._pieces(first, first + part.rows)
+                total += part.weight * (sum(value(piece.obs.numpy()).sum(0) for piece in pieces) / part.rows)
+                first += part.rows
+            return total / sum(part.weight for part in self.parts) if self.parts else total
+
+        mean = expected(lambda obs: obs.astype(np.float64))
+        variance = expected(lambda obs: (obs - mean) ** 2)
+        return mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
 
     def episode_returns(self, discount: float = 1.0) -> NDArray[np.float64]:
         """The (discounted) sum of rewards of each episode."""
@@ -231,7 +252,8 @@ class TransitionDataset:
             if not np.all(np.abs(rewards) < np.finfo(np.float32).max):
                 raise DatasetError(f"{self.name}: rewards overflow with scale {scale:g} and shift {shift:g}")
             view[:] = rewards
-        return replace(self, rows=rows)
+        before = self.reward_map
+        return replace(self, rows=rows, reward_map=(scale * before[0], scale * before[1] + shift))
 
     def with_return_range(self, span: float = RETURN_RANGE) -> Self:
         """Rewards scaled so that the best and the worst return are `span` apart (IQL on locomotion)."""
@@ -267,12 +289,18 @@ class TransitionDataset:
         )
 
     def _remaining_parts(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Part, ...]:
-        """The parts of a mixture after only some episodes were kept; an empty part leaves the mixture."""
+        """The parts of a mixture after only some episodes were kept.
+
+        A part's weight shrinks with its rows, so that what was kept of a row-uniform mixture is drawn uniformly;
+        an empty part leaves the mixture.
+        """
         if not self.parts:
             return ()
         home = np.searchsorted(np.cumsum([part.rows for part in self.parts]), starts, side="right")
         counts = np.bincount(home, weights=lengths, minlength=len(self.parts)).astype(int)
-        return tuple(Part(int(count), part.weight) for count, part in zip(counts, self.parts) if count)
+        return tuple(
+            Part(int(count), part.weight * count / part.rows) for count, part in zip(counts, self.parts) if count
+        )
 
     def _episodes(self, purpose: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First row and length of each episode."""
@@ -281,9 +309,10 @@ class TransitionDataset:
         starts = np.concatenate([[0], self.episode_ends[:-1] + 1])
         return starts, self.episode_ends - starts + 1
 
-    def _pieces(self) -> Iterator[TransitionBatch]:
-        for first in range(0, len(self), _CHUNK_ROWS):
-            yield self._view(self.rows[first : first + _CHUNK_ROWS])
+    def _pieces(self, start: int = 0, stop: int | None = None) -> Iterator[TransitionBatch]:
+        stop = len(self) if stop is None else stop
+        for first in range(start, stop, _CHUNK_ROWS):
+            yield self._view(self.rows[first : min(first + _CHUNK_ROWS, stop)])
 
 
 def mix(
@@ -310,6 +339,11 @@ def mix(
         ends.append(dataset.episode_ends + offset)
     ordered = all(len(dataset.episode_ends) for dataset, _ in components)
     total = sum(weight for _, weight in components)
+    maps = {dataset.reward_map for dataset, _ in components}
+    if len(maps) > 1:
+        raise DatasetError(
+            f"{name}: rewards were transformed differently: {sorted(maps)}; mix first, then transform"
+        )
     return TransitionDataset(
         rows=rows,
         spaces=first.spaces,
@@ -317,6 +351,7 @@ def mix(
         name=name,
         notes=tuple(f"{dataset.name}: {note}" for dataset, _ in components for note in dataset.notes),
         parts=tuple(Part(size, weight / total) for size, (_, weight) in zip(sizes, components)),
+        reward_map=maps.pop(),
         memory_limit=memory_limit,
     )
 

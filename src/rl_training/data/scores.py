@@ -59,8 +59,3 @@ def normalized_score(env_id: str, mean_return: float) -> float | None:
         return None
     low, high = references
     return 100.0 * (mean_return - low) / (high - low)
-
-
-def comparable(env_id: str) -> bool:
-    """Whether the score may be set beside published tables: MuJoCo tasks of version 2 or earlier."""
-    return re.fullmatch(r"(halfcheetah|hopper|walker2d|ant)-v[012]", env_id.lower()) is not None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rl_training.models.critics import Critics
 from rl_training.models.mlp import Init, frozen_copy
-from rl_training.models.policies import ActionSample, Normalizer, Policy, TanhGaussianActor
+from rl_training.models.policies import LOG_STD_BOUNDS, ActionSample, Normalizer, Policy, TanhGaussianActor
 
 
 def batched(tensor: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class StochasticActorCritic(ActorCriticModel):
         critic_hidden_sizes: Sequence[int] | None = None,
         critic_quantiles: int | None = None,
         normalize_observations: bool = False,
-        log_std_bounds: tuple[float, float] = (-20.0, 2.0),
+        log_std_bounds: tuple[float, float] = LOG_STD_BOUNDS,
         layer_norm: bool = False,
         init: Init = "torch",
     ) -> None:

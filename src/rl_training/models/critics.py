@@ -46,8 +46,8 @@ class Critics(nn.Module):
     def over_actions(self, obs: Tensor, actions: Tensor) -> Tensor:
         """K actions per state, `[K, B, A]`: `[N, K, B]`.
 
-        A GPU takes all of them in one product per layer. On a CPU a few at a time are half as fast again, because
-        their activations stay in the cache.
+        A GPU takes all of them in one product per layer. On a CPU a few at a time are faster, because their
+        activations stay in the cache.
         """
         parts = [actions] if actions.is_cuda else torch.split(actions, _ACTIONS_IN_CACHE)
         outputs = []

@@ -31,10 +31,6 @@ class NetworkConfig(Settings):
     hidden_sizes: Sizes = (256, 256)
     critic_hidden_sizes: Sizes | None = None
 
-    @property
-    def critic_sizes(self) -> tuple[int, ...]:
-        return self.hidden_sizes if self.critic_hidden_sizes is None else self.critic_hidden_sizes
-
 
 def _init_matrix(weight: Tensor, bias: Tensor, fan_in: int, init: Init) -> None:
     """Fill one `[out, in]`-like matrix and its bias; orthogonal uses gain sqrt(2) for ReLU."""

@@ -8,7 +8,7 @@ from torch import nn
 
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model
-from rl_training.models.policies import DeterministicActor, TanhGaussianActor
+from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, DeterministicActor, TanhGaussianActor
 
 
 class MLPBCModel(Model):
@@ -23,7 +23,7 @@ class MLPBCModel(Model):
         stochastic: bool = False,
         critic_hidden_sizes: Sequence[int] | None = None,
         normalize_observations: bool = False,
-        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
+        log_std_bounds: tuple[float, float] = OFFLINE_LOG_STD_BOUNDS,
     ) -> None:
         if critic_hidden_sizes is not None:
             raise ConfigError("critic_hidden_sizes has no meaning for BC, which has no critics; use hidden_sizes")

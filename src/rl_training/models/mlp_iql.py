@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rl_training.models.actor_critic import ActorCriticModel
 from rl_training.models.critics import Critics
 from rl_training.models.mlp import MLP, Init
-from rl_training.models.policies import LOG_2PI
+from rl_training.models.policies import LOG_2PI, OFFLINE_LOG_STD_BOUNDS
 
 
 class GaussianActor(nn.Module):
@@ -28,7 +28,7 @@ class GaussianActor(nn.Module):
         action_dim: int,
         hidden_sizes: Sequence[int],
         *,
-        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
+        log_std_bounds: tuple[float, float] = OFFLINE_LOG_STD_BOUNDS,
         init: Init = "orthogonal",
     ) -> None:
         super().__init__()

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from rl_training.models.mlp import MLP, Init
 
 LOG_2PI = math.log(2.0 * math.pi)
+# Bounds of log std: SAC's, and the tighter ones of learners that must give data actions a density.
+LOG_STD_BOUNDS, OFFLINE_LOG_STD_BOUNDS = (-20.0, 2.0), (-5.0, 2.0)
 # Data actions beyond this are moved here before atanh: the log-density is infinite at the bound itself.
 ACTION_LIMIT = 1.0 - 1e-6
 
@@ -61,7 +63,7 @@ class TanhGaussianActor(nn.Module):
         action_dim: int,
         hidden_sizes: Sequence[int],
         *,
-        log_std_bounds: tuple[float, float] = (-20.0, 2.0),
+        log_std_bounds: tuple[float, float] = LOG_STD_BOUNDS,
         init: Init = "torch",
     ) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ def _can_compile() -> bool:
 
 
 def set_precision(tf32: bool) -> None:
-    """TF32 products are about a third faster on a GPU and keep 10 bits of mantissa; off unless asked for."""
+    """TF32 products keep 10 bits of mantissa and are faster where products decide; off unless asked for."""
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
 
 

@@ -39,7 +39,9 @@ class Collector:
         *,
         learning_starts: int,
         total_steps: int,
+        reward_map: tuple[float, float] = (1.0, 0.0),
     ) -> None:
+        """`reward_map`: the (scale, shift) of the data that experience is mixed with; returns stay the game's."""
         self.envs = envs
         self.spaces = spaces
         self.learner = learner
@@ -47,6 +49,7 @@ class Collector:
         self.layout = RowLayout.of(spaces)
         self.learning_starts = learning_starts
         self.total_steps = total_steps
+        self.reward_map = reward_map
         self.acting = ActingPolicy(learner.model)
         self.rng = np.random.default_rng(np.random.SeedSequence((envs.seed, 0xAC7)))
         self.steps = 0
@@ -76,7 +79,8 @@ class Collector:
                 first_bad=f"reward of environment {bad}",
             )
         dones = np.array([t.terminated for t in transitions], dtype=np.float32)
-        self.buffer.add(self.layout.pack(self.obs, actions, rewards, next_obs, dones))
+        scale, shift = self.reward_map
+        self.buffer.add(self.layout.pack(self.obs, actions, scale * rewards + shift, next_obs, dones))
         self.steps += len(transitions)
         for i, transition in enumerate(transitions):
             if transition.terminated or transition.truncated:

@@ -93,6 +93,7 @@ def run_offline_to_online(
             buffer,
             learning_starts=online.learning_starts,
             total_steps=config.total_timesteps,
+            reward_map=parts.dataset.reward_map,
         )
         pretraining = prior.offline_pretrain_updates
         total_updates = pretraining + online.earned(config.total_timesteps)

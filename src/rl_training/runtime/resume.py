@@ -59,6 +59,16 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
         for name, tensor in own.items():
             if _fits(given.get(name), tensor):
                 tensor.copy_(given[name])
+        for name, tensor in own.items():
+            source = _followed(name)
+            if source in own and not _fits(given.get(name), tensor):
+                tensor.copy_(own[source])
+
+
+def _followed(name: str) -> str:
+    """The tensor a target follows: that of `model.target_actor.…`, or of a learner's own `target_actor.…`."""
+    head, found, tail = name.partition("target_")
+    return f"{head or 'model.'}{tail}" if found and head in ("", "model.") else ""
 
 
 def _fits(given: torch.Tensor | None, own: torch.Tensor) -> bool:
