@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import cases, report
 from benchmarks.report import Entry, Results, Sections, table
-from benchmarks.runs import Job, configure, dataset_settings, perform_all
+from benchmarks.runs import Job, algorithm_changes, configure, dataset_settings, perform_all
 from rl_training.experiment.registry import resolve
 
 
@@ -188,7 +188,7 @@ def race_jobs(options: argparse.Namespace) -> Iterable[Job]:
 def name_of(entry: Entry) -> str:
     library = {"rl_training": "", "sb3": "Stable-Baselines3 "}[entry["library"]]
     prior = f" with {entry['prior']}" if "prior" in entry else ""
-    return f"{library}{entry['algo'].upper()}{prior}"
+    return ", ".join([f"{library}{entry['algo'].upper()}{prior}", *algorithm_changes(entry["overrides"])])
 
 
 def groups(entries: Iterable[Entry]) -> dict[tuple[str, str], list[Entry]]:

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import report
 from benchmarks.learning import comparison, finals, verdict
 from benchmarks.report import Entry, Results, Sections, table
-from benchmarks.runs import Job, Watch, configure, dataset_settings, perform_all
+from benchmarks.runs import Job, Watch, algorithm_changes, configure, dataset_settings, perform_all
 from benchmarks.timing import Stopwatch
 from rl_training.data.scores import NOT_COMPARABLE, normalized_score
 from rl_training.experiment.config import TrainConfig, packaged_configs
@@ -130,7 +130,7 @@ def jobs(options: argparse.Namespace) -> Iterable[Job]:
                 libraries = ["d3rlpy"] if options.peer_python and algo in PEER_ALGORITHMS else []
                 for library in libraries + ([] if options.peers_only else ["rl_training"]):
                     config, source = configured(options, algo, name, seed)
-                    changed = "".join(f" {change}" for change in changes(options.set))
+                    changed = "".join(f" {change}" for change in algorithm_changes(options.set))
                     yield Job(
                         key=f"{name}/{options.updates}/{library} {algo}{changed}/{seed}",
                         config=config.to_dict(),
@@ -181,15 +181,9 @@ def time_edac(options: argparse.Namespace) -> Entry:
     }
 
 
-def changes(overrides: Iterable[str]) -> list[str]:
-    """Overrides that make another algorithm of it; where and how fast it runs is no such thing."""
-    prefix = "algo_kwargs."
-    return [override.removeprefix(prefix) for override in overrides if override.startswith(prefix)]
-
-
 def contender(entry: Entry) -> str:
     name = str(entry["algo"]).upper().replace("TD3_BC", "TD3+BC")
-    name = ", ".join([name, *changes(entry["overrides"])])
+    name = ", ".join([name, *algorithm_changes(entry["overrides"])])
     return f"d3rlpy {name}" if entry["library"] == "d3rlpy" else name
 
 

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -263,3 +263,9 @@ def dataset_settings(files: list[Path]) -> dict[str, Any]:
             rows = len(data["rewards"])
         choices.append({"dataset_kind": "npz", "dataset_path": str(path), "weight": float(rows)})
     return nothing | {"datasets": choices}
+
+
+def algorithm_changes(overrides: Iterable[str]) -> list[str]:
+    """Overrides that make another algorithm of it; where and how fast it runs is no such thing."""
+    prefix = "algo_kwargs."
+    return [override.removeprefix(prefix) for override in overrides if override.startswith(prefix)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, tensor
 
 from rl_training.algorithms import losses
-from rl_training.algorithms.optim import Adam, Apply, apply_fused, apply_lists
+from rl_training.algorithms.optim import Adam, apply_fused, apply_lists
 
 
 def close(value: Tensor, expected: object) -> None:
@@ -115,7 +116,7 @@ def test_the_conservative_gap_of_uniform_actions_is_the_log_mean_exp() -> None:
 
 
 @pytest.mark.parametrize("apply", [apply_fused, apply_lists])
-def test_adam_is_torch_s(apply: Apply) -> None:
+def test_adam_is_torch_s(apply: Callable[..., None]) -> None:
     start = [torch.randn(3, 4), torch.randn(5)]
     ours = [p.clone() for p in start]
     theirs = [p.clone().requires_grad_() for p in start]
@@ -141,7 +142,7 @@ def test_adam_is_torch_s(apply: Apply) -> None:
 
 
 @pytest.mark.parametrize("apply", [apply_fused, apply_lists])
-def test_following_all_the_way_is_a_copy(apply: Apply) -> None:
+def test_following_all_the_way_is_a_copy(apply: Callable[..., None]) -> None:
     source, target = [torch.randn(50)], [torch.randn(50)]
     apply([], [(target, source, 1.0)])
     assert torch.equal(target[0], source[0])

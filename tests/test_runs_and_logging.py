@@ -47,7 +47,7 @@ def test_a_run_folder_says_what_it_is(tmp_path: Path) -> None:
         assert set(record["versions"]) >= {"python", "torch", "numpy", "gymnasium", "mujoco"}
         assert record["cpu_capability"]
         assert record["threads"] >= 1
-        run.set_status("finished", exact_resume=True)
+        run.update(status="finished", exact_resume=True)
         assert read_run_record(run.path)["status"] == "finished"
         assert read_run_record(run.path)["exact_resume"] is True
     assert not list(run.path.glob(".tmp-*"))
@@ -77,7 +77,7 @@ def test_an_unusable_output_folder_is_one_line(tmp_path: Path) -> None:
 
 def test_a_run_is_reopened_with_its_history(tmp_path: Path) -> None:
     run = create(tmp_path)
-    run.set_status("interrupted")
+    run.update(status="interrupted")
     run.close()
     with RunDirectory.open(run.path) as again:
         assert again.machine_changes == []
@@ -162,10 +162,10 @@ def test_run_json_is_never_half_written(tmp_path: Path, monkeypatch: pytest.Monk
 
         monkeypatch.setattr(files, "failpoint", stop)
         with pytest.raises(KeyboardInterrupt):
-            run.set_status("finished")
+            run.update(status="finished")
         monkeypatch.undo()
         assert read_run_record(run.path)["status"] == "running"
-        run.set_status("failed")
+        run.update(status="failed")
         assert read_run_record(run.path)["status"] == "failed"
         assert not list(run.path.glob(".tmp-*"))
 

@@ -8,7 +8,7 @@ with list operations that `torch.compile` merges into one kernel together with t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +55,6 @@ class Adam:
 
 # Target tensors, the tensors they follow, and the share of the way they go.
 Follow = tuple[list[Tensor], list[Tensor], float]
-Apply = Callable[[list[Group], list[Follow]], None]
 
 
 def apply_fused(groups: list[Group], follows: list[Follow]) -> None:

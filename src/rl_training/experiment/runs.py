@@ -22,15 +22,13 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 
 from rl_training.errors import ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.strict_yaml import dump_yaml
-
-Status = Literal["running", "finished", "interrupted", "failed", "diverged", "stopped"]
 
 RECORD = "run.json"
 CONFIG = "config.yaml"
@@ -200,9 +198,6 @@ class RunDirectory:
         merged = {**self._record, **fields, "pid": os.getpid(), "updated": _now()}
         files.replace_atomically(self.path / RECORD, files.encode_json(merged))
         self._record = merged
-
-    def set_status(self, status: Status, **fields: Any) -> None:
-        self.update(status=status, **fields)
 
     def _write(self, name: str, text: str) -> None:
         files.replace_atomically(self.path / name, text.encode())
