@@ -15,6 +15,7 @@ import torch
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoints, read_checkpoint
+from rl_training.experiment.config import load_config
 from rl_training.runtime.session import TrainResult
 from rl_training.runtime.workflows import evaluate_checkpoint, load_policy, predict_checkpoint
 from tests.runs import ALL, differences, fingerprint, logged, quietly, resume, run_record, tiny, train
@@ -170,16 +171,41 @@ def test_another_buffer_capacity_is_refused(run: Path) -> None:
     kwargs = read_checkpoint(find_checkpoint(run)).records["config"]["algo_kwargs"]
     with pytest.raises(ConfigError, match="buffer_capacity: 9 differs from the checkpoint's 500"):
         resume(run, changes={"algo_kwargs": kwargs | {"buffer_capacity": 9}})
-    assert run_record(run)["status"] == "failed"
+    assert run_record(run)["status"] == "finished"
 
 
 def test_other_networks_are_refused_and_nothing_is_lost(run: Path) -> None:
     before = fingerprint(find_checkpoint(run))
     kwargs = read_checkpoint(find_checkpoint(run)).records["config"]["algo_kwargs"]
-    with pytest.raises(CheckpointError, match="do not fit this configuration"):
+    record = run_record(run)
+    with pytest.raises(
+        ConfigError, match=r"hidden_sizes: networks of \[8\] cannot take up"
+    ):
         resume(run, changes={"algo_kwargs": kwargs | {"hidden_sizes": [8]}})
+    with pytest.raises(ConfigError, match="num_envs: 2 differs"):
+        resume(run, changes={"num_envs": 2})
+    with pytest.raises(ConfigError, match="'td3' cannot take up what 'sac' trained"):
+        resume(run, overrides=["algo=td3"])
     assert fingerprint(find_checkpoint(run)) == before
-    assert run_record(run)["status"] == "failed"
+    assert run_record(run) == record
+
+
+def test_a_run_writes_down_what_it_goes_on_with(run: Path) -> None:
+    resume(run, overrides=["total_timesteps=80", "log_interval=7"])
+    settings = load_config(run / "config.resolved.yaml").config
+    assert (settings.total_timesteps, settings.log_interval) == (80, 7)
+
+
+def test_evaluating_refuses_settings_nobody_owns(run: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown key 'typo'"):
+        evaluate_checkpoint(run, 1, overrides=["algo_kwargs.typo=3"])
+
+
+@pytest.mark.parametrize("text", ["{}", '{"versions": null}', "{"])
+def test_a_damaged_record_is_one_line(run: Path, text: str) -> None:
+    (run / "run.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"run\.json: damaged"):
+        resume(run)
 
 
 def test_evaluating_needs_an_episode(run: Path) -> None:
@@ -225,6 +251,19 @@ def test_an_offline_policy_continues_online(offline: str, online: str, tmp_path:
     for name in ours:
         if name.startswith("model.target_"):  # nothing has followed yet: every target is what it follows
             assert torch.equal(ours[name], ours[name.replace("target_", "")]) or name in shared
+
+
+def test_critics_are_taken_over_whole_or_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Critics with LayerNorm are not EDAC's, though most of their tensors have the same shapes."""
+    before = train(tiny("edac", tmp_path, kwargs={"num_critics": 3}, total_timesteps=20, eval_episodes=0))
+    kwargs = {"num_critics": 3, "layer_norm": True, "offline_pretrain_updates": 0}
+    config = tiny("rlpd", tmp_path, kwargs=kwargs, init_from=before.run_dir, total_timesteps=10, eval_episodes=0)
+    theirs = read_checkpoint(before.checkpoint_path).tensors["networks"]
+    ours = read_checkpoint(train(config).checkpoint_path).tensors["networks"]
+    name = "model.critics.net.hidden.1.weight"
+    assert ours[name].shape == theirs[name].shape
+    assert not torch.equal(ours[name], theirs[name])
+    assert "they do not fit: model.critics, model.target_critics" in caplog.text
 
 
 def test_a_normaliser_travels_with_the_policy(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import minari
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from rl_training.cli import main
 from rl_training.data import columns as columns_module
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import convert_dataset, read_columns, read_npz, write_columns
@@ -165,6 +167,46 @@ def test_d4rl_files_without_next_observations_become_minari_episodes(tmp_path):
     assert copy.episode_ends.tolist() == original.episode_ends.tolist()
 
 
+@pytest.mark.parametrize("source", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("spaces", "message"),
+    [
+        (SpaceSpec(2, LOW, HIGH), "column 'observations' has 3 components, the environment has 2"),
+        (SpaceSpec(3, num_actions=4), "column 'actions' must have shape"),
+        (SpaceSpec(3, tuple(low - 1 for low in LOW), HIGH), "its actions are"),
+    ],
+)
+def test_spaces_that_contradict_the_data_are_refused(places, tmp_path, source, spaces, message):
+    with pytest.raises(DatasetError, match=message):
+        convert_dataset(places[source], "npz", tmp_path / "out.npz", spaces=spaces)
+    assert not (tmp_path / "out.npz").exists()
+
+
+CONTRADICTIONS = {
+    "--env MountainCarContinuous-v0": (3, "'observations' has 3 components, the environment has 2"),
+    "--action-low -5 --action-high 5": (3, "its actions are"),
+    "--action-low -5": (2, "must be given together"),
+}
+
+
+@pytest.mark.parametrize("options", CONTRADICTIONS)
+@pytest.mark.parametrize("command", ["show", "validate", "convert"])
+def test_every_command_refuses_the_same_contradictions(places, tmp_path, command, options):
+    target = [str(tmp_path / "out.npz")] if command == "convert" else []
+    result = CliRunner().invoke(main, ["dataset", command, str(places[0]), *target, *options.split()])
+    code, message = CONTRADICTIONS[options]
+    assert (result.exit_code, message in result.stderr) == (code, True)
+    assert not (tmp_path / "out.npz").exists()
+
+
+def test_one_bound_given_by_hand_counts_for_every_component(tmp_path):
+    path = save_npz(tmp_path / "a.npz", episodes())
+    options = ["--action-low", "-9", "--action-high", "9"]
+    result = CliRunner().invoke(main, ["dataset", "convert", str(path), str(tmp_path / "b.npz"), *options])
+    assert result.exit_code == 0, result.output
+    assert load(tmp_path / "b.npz").spaces == SpaceSpec(3, (-9.0,) * len(LOW), (9.0,) * len(HIGH))
+
+
 def test_unordered_transitions_cannot_become_minari_episodes(tmp_path):
     data = episodes(lengths=(20, 20, 20))
     order = np.random.default_rng(1).permutation(60)
@@ -214,7 +256,7 @@ def test_a_stream_can_go_back(tmp_path):
 
 def test_nothing_is_downloaded_unless_asked(monkeypatch):
     monkeypatch.setattr(minari, "download_dataset", lambda *_: pytest.fail("network used"))
-    with pytest.raises(DatasetError, match="set dataset_download: true"):
+    with pytest.raises(DatasetError, match=r"set dataset_download: true \(`rl-training dataset`: --download\)"):
         read_columns("D4RL/pen/human-v2")
 
 

@@ -35,6 +35,7 @@ def test_orthogonal_slopes_cost_nothing_and_equal_ones_cost_n() -> None:
     equal = tensor([[3.0, 4.0]]).expand(7, 6, 2)  # six critics
     assert critic_diversity_loss(equal) == pytest.approx(6.0, rel=1e-6)
     assert critic_diversity_loss(tensor([[[1.0, 0.0], [-5.0, 0.0]]])) == pytest.approx(-2.0)
+    assert critic_diversity_loss(tensor([[[3.0, 4.0]]])) == pytest.approx(0.0, abs=1e-6)  # no pair, no cost
 
 
 def test_the_sum_without_a_matrix_is_the_pairwise_sum() -> None:

@@ -42,6 +42,18 @@ def test_every_spec_runs_from_a_file(algo: str, tmp_path: Path) -> None:
     assert spec.sections.resolve(resolved["algo_kwargs"]).to_dict() == resolved["algo_kwargs"]
 
 
+def test_overrides_apply_to_a_config_too(tmp_path: Path) -> None:
+    config = tiny("sac", tmp_path, total_timesteps=25, eval_episodes=0)
+    with quietly():
+        result = ExperimentManager().train(config, overrides=["total_timesteps=5", "algo_kwargs.gamma=0.5"])
+    assert result.metrics["global_step"] == 5
+    written = parse_yaml((result.run_dir / "config.yaml").read_text(), "").value
+    assert isinstance(written, dict)
+    assert written["algo_kwargs"]["gamma"] == 0.5
+    with pytest.raises(ConfigError, match="--set: total_timesteps must be >= 1, got 0"):
+        ExperimentManager().train(config, overrides=["total_timesteps=0"])
+
+
 def test_evaluate_and_resume(tmp_path: Path) -> None:
     manager = ExperimentManager()
     with quietly():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,20 @@ from rl_training import TransitionDataset
 from rl_training.data.loading import DatasetConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import read_checkpoint
+from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.offline import _build_offline_dataset, _infer_env_spaces, collect_random
+from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import predict_checkpoint
 from rl_training.spaces import SpaceSpec
 from tests.runs import OFFLINE, KillAt, differences, interrupted, resume, run_record, tiny, train
 from tests.worlds import SCRIPTED
 
 IDENTITY_SPACES = SpaceSpec(1, (-2.0,), (1.5,))
+
+
+class Raise(Callback):
+    def on_step(self, session: Session) -> None:
+        raise KeyboardInterrupt
 
 
 def identity_data(rows: int = 200, seed: int = 0) -> TransitionDataset:
@@ -106,6 +115,28 @@ def test_arrays_in_memory_must_be_given_again_to_resume(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="arrays in memory; resume it with"):
         resume(run)
     assert differences(straight, resume(run, [KillAt()], dataset=data)) == []
+
+
+def test_a_run_on_named_arrays_killed_before_its_first_checkpoint_asks_for_them(tmp_path: Path) -> None:
+    data = replace(identity_data(), name="mylog")
+    config = tiny("iql", tmp_path, env_id=None, eval_episodes=0, checkpoint_interval=10**6)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, [Raise()], dataset=data)
+    home = next(tmp_path.iterdir())
+    shutil.rmtree(home / "checkpoints")
+    with pytest.raises(ConfigError, match="arrays in memory; resume it with"):
+        resume(home, warn=lambda text: None)
+    assert resume(home, dataset=data, warn=lambda text: None).metrics["dataset_size"] == 200
+
+
+def test_other_data_than_before_are_noticed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = tiny("iql", tmp_path, env_id=None, eval_episodes=0)
+    result = train(config, dataset=identity_data())
+    same = resume(result.run_dir, changes={"total_timesteps": 70}, dataset=identity_data())
+    assert run_record(same.run_dir)["exact_resume"] is True
+    other = resume(result.run_dir, changes={"total_timesteps": 80}, dataset=identity_data(seed=1))
+    assert run_record(other.run_dir)["exact_resume"] is False
+    assert "the data are others: 200 rows" in capfd.readouterr().err
 
 
 def test_observations_are_normalised_by_the_model_with_the_data_s_moments(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import rl_training
 from rl_training import REDQ, SAC, TD3BC, ManagedAlgorithm, TrainConfig
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import predict_checkpoint
 from tests.runs import ALL, OFFLINE, TINY, differences, owned, quietly, tiny, train
 from tests.test_offline_runtime import identity_data
@@ -130,6 +132,11 @@ def test_defaults_are_the_registry_s(tmp_path: Path) -> None:
         (lambda: SAC("Pendulum-v1", seed=-1), "seed must be >= 0"),
         (lambda: SAC(TrainConfig(algo="td3", env_id="Pendulum-v1", total_timesteps=9)), "SAC cannot run a config"),
         (lambda: SAC(TrainConfig(algo="sac", env_id="Pendulum-v1", total_timesteps=9), seed=1), "not both: 'seed'"),
+        (lambda: REDQ("Pendulum-v1", algo="sac"), "REDQ cannot run a config for 'sac'"),
+        (
+            lambda: REDQ("Pendulum-v1", env_id="Ant-v5"),
+            "env_id: given twice, 'Pendulum-v1' and 'Ant-v5'; leave one out",
+        ),
         (lambda: SAC("Pendulum-v1").evaluate(), "SAC is not trained yet"),
         (lambda: SAC("Pendulum-v1").predict([0.0, 0.0, 0.0]), "SAC is not trained yet"),
         (lambda: SAC("Pendulum-v1").resume(), "SAC is not trained yet"),
@@ -149,6 +156,26 @@ def test_mistakes_are_one_line_and_leave_no_trace(
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_says_the_same_twice_is_no_mistake() -> None:
+    assert TD3BC(env_id="Pendulum-v1", algo="TD3+BC").config == TD3BC("Pendulum-v1").config
+
+
+class Steps(Callback):
+    seen = 0
+
+    def on_step(self, session: Session) -> None:
+        self.seen += 1
+
+
+def test_a_callback_needs_no_list(tmp_path: Path) -> None:
+    model, steps = SAC(tiny("sac", tmp_path, eval_episodes=0)), Steps()
+    model.learn(5, callbacks=steps, progress_bar=False)
+    assert steps.seen == 5
+    with quietly():
+        model.resume(7, callbacks=steps)
+    assert steps.seen == 7
 
 
 def test_loading_what_is_no_checkpoint(tmp_path: Path) -> None:

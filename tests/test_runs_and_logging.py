@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rl_training.errors import ConfigError
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.logging import CsvSink, MetricsLog, Progress, TensorBoardSink
@@ -94,7 +94,7 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> No
         RunDirectory.open(tmp_path)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"run\.json: damaged"):
+    with pytest.raises(CheckpointError, match=r"run\.json: damaged"):
         RunDirectory.open(tmp_path)
 
 

@@ -72,7 +72,14 @@ def test_a_key_of_another_algorithm_is_unknown() -> None:
         ("crr", {"weight_type": "softmax"}, "algo_kwargs.weight_type must be 'binary' or 'exp', got 'softmax'"),
         ("bc", {"max_epochs": 0}, "algo_kwargs.max_epochs must be >= 1, got 0"),
         ("dqn", {"double_q": "yes"}, "algo_kwargs.double_q must be true or false, got 'yes'"),
-        ("iql", {"early_stopping": {"patienc": 3}}, "unknown key 'patienc'"),
+        ("iql", {"early_stopping": {"patince": 3}}, "unknown key 'patince'; did you mean 'patience'?"),
+        ("iql", {"datasets": [{"weigth": 3}]}, "datasets.0: unknown key 'weigth'; did you mean 'weight'?"),
+        (
+            "sac",
+            {"learning_rate_schedule": {"type": "linear", "fnal_factor": 0.1}},
+            "learning_rate_schedule: unknown key 'fnal_factor'; did you mean 'final_factor'?",
+        ),
+        ("sac", {"early_stopping": {"batch_sizes": 3}}, "early_stopping: unknown key 'batch_sizes'"),
     ],
 )
 def test_wrong_values_name_their_place(algo: str, kwargs: dict[str, object], message: str, tmp_path: Path) -> None:

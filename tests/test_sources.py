@@ -45,6 +45,7 @@ def test_a_ratio_that_leaves_one_side_empty_is_refused(ratio: float, batch_size:
     with pytest.raises(ConfigError, match=f"offline_batch_ratio {ratio} of a batch of {batch_size}") as error:
         mixed.sample_rows(batch_size)
     assert "\n" not in str(error.value)
+    assert error.value.key == "algo_kwargs.offline_batch_ratio"
 
 
 def test_sides_of_different_shape_are_refused() -> None:

@@ -109,11 +109,16 @@ def test_one_observation_or_a_batch(obs: object, shape: tuple[int, ...]) -> None
         (np.zeros((2, 2, 3)), "obs must have shape"),
         ([1.0, np.nan, 0.0], "obs must be finite"),
         ([1.0, np.inf, 0.0], "obs must be finite"),
+        ("abc", r"obs must be numbers of shape \[3\] or \[B, 3\]: could not convert string to float: 'abc'"),
+        ([[1.0, 2.0, 3.0], [1.0]], "obs must be numbers of shape .* inhomogeneous"),
+        ({"obs": 1.0}, "obs must be numbers of shape"),
+        ([10**400, 0, 0], "obs must be numbers of shape"),
     ],
 )
 def test_what_is_no_observation_is_refused(obs: object, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         SpaceSpec(3, (-1.0,), (1.0,)).observations(obs)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
 
 
 class Shaped(gym.Env[object, object]):

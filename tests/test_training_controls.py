@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -168,6 +169,55 @@ def test_a_stopped_run_stays_stopped_until_its_budget_is_raised(
     # Patience was spent, so the next evaluation without improvement stops it again.
     state = trainer_state(further.checkpoint_path)
     assert state["clock"]["global_step"] + state["clock"]["pretrain_updates"] == (30 + 40 if algo == "rlpd" else 60)
+
+
+def test_patience_starts_anew_with_a_raised_budget(tmp_path: Path) -> None:
+    kwargs = {"eval_interval": 10, "early_stopping": {"patience": 2}}
+    stopped = train(scripted("bc", tmp_path, kwargs, total_timesteps=100))
+    assert trainer_state(stopped.checkpoint_path)["should_stop"]
+    at = stopped.metrics["update_count"]
+    again = resume(stopped.run_dir, changes={"total_timesteps": 200})
+    assert again.metrics["update_count"] == at + 20
+
+
+@pytest.mark.parametrize(
+    ("budget", "pretrained", "updates"),
+    [({"max_updates": 20}, 20, 20), ({"max_updates": 50}, 30, 50), ({"max_epochs": 2}, 14, 14 + 41)],
+)
+def test_rlpd_s_budgets(budget: dict[str, int], pretrained: int, updates: int, tmp_path: Path) -> None:
+    """30 updates on 100 rows of prior data in batches of 16, then one per step from the 20th to the 60th."""
+    metrics = train(tiny("rlpd", tmp_path, kwargs=budget, eval_episodes=0)).metrics
+    assert (metrics["pretrain_updates_done"], metrics["update_count"]) == (pretrained, updates)
+
+
+@pytest.mark.parametrize("state", [{"x": np.float32(3)}, {"x": float("nan")}])
+def test_a_callback_whose_state_cannot_be_kept_is_refused_at_once(state: dict[str, Any], tmp_path: Path) -> None:
+    class Keeper(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return state
+
+    with pytest.raises(ConfigError, match="state_dict of Keeper must be plain data"):
+        train(tiny("bc", tmp_path, eval_episodes=0), [Keeper()])
+
+
+def test_the_best_policy_is_the_last_that_was_best(tmp_path: Path) -> None:
+    """Not the one of the highest step: a killed run may have gone further."""
+    result = train(tiny("bc", tmp_path, kwargs={"eval_interval": 20}))
+    best = next((result.run_dir / "best").iterdir())
+    best.rename(best.with_name("step_000000999"))
+    state = trainer_state(result.checkpoint_path)
+    resumed = resume(result.run_dir, [Better(state["best_return"])], changes={"total_timesteps": 80})
+    assert [path.name for path in (resumed.run_dir / "best").iterdir()] == ["step_000000080"]
+
+
+class Better(Callback):
+    """Lowers what the next evaluation has to beat."""
+
+    def __init__(self, best: float) -> None:
+        self.best = best
+
+    def on_training_start(self, session: Session) -> None:
+        session.best_return = self.best - 1e6
 
 
 def test_improvement_must_exceed_the_minimum() -> None:

@@ -39,6 +39,10 @@ class CheckpointError(RLTrainingError):
     exit_code = 3
 
 
+class NotPlainDataError(CheckpointError):
+    """Something to be saved is not plain data; trying again will not help."""
+
+
 class DatasetError(RLTrainingError):
     """A data set is missing, damaged or not a set of transitions."""
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from rl_training.errors import ConfigError
 
@@ -51,7 +52,23 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
-def describe(error: ValidationError, known: Iterable[str], place: str = "") -> str:
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model a type is made of: `M` of `M | None` and of `tuple[M, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for part in get_args(annotation) if (model := _model_in(part))), None)
+
+
+def _fields_at(path: Iterable[int | str], fields: Mapping[str, FieldInfo]) -> Mapping[str, FieldInfo]:
+    """The fields of the model that `path` leads to; the numbers in it are places in a list."""
+    for part in path:
+        if isinstance(part, str):
+            model = _model_in(fields[part].annotation) if part in fields else None
+            fields = model.model_fields if model else {}
+    return fields
+
+
+def describe(error: ValidationError, fields: Mapping[str, FieldInfo], place: str = "") -> str:
     """The first problem pydantic found, in one line: `subset_size must be >= 1, got 0`."""
     problem = error.errors()[0]
     path = ".".join(str(part) for part in problem["loc"])
@@ -60,6 +77,7 @@ def describe(error: ValidationError, known: Iterable[str], place: str = "") -> s
     if kind == "extra_forbidden":
         head, _, name = path.rpartition(".")
         where = ".".join(part for part in (place, head) if part)
+        known = _fields_at(problem["loc"][:-1], fields)
         return (f"{where}: " if where else "") + f"unknown key {name!r}{nearest(name, known)}"
     if kind == "missing":
         return f"{dotted} is required"

@@ -82,7 +82,12 @@ class SpaceSpec:
 
     def observations(self, obs: ArrayLike) -> NDArray[np.float32]:
         """Observations as a finite float32 batch `[B, O]`; one observation becomes a batch of one."""
-        array = np.asarray(obs, dtype=np.float32)
+        try:
+            array = np.asarray(obs, dtype=np.float32)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"obs must be numbers of shape [{self.obs_dim}] or [B, {self.obs_dim}]: {error}"
+            ) from None
         if array.ndim == 0 or array.shape[-1] != self.obs_dim or array.ndim > 2:
             raise ConfigError(
                 f"obs must have shape [{self.obs_dim}] or [B, {self.obs_dim}], got {list(array.shape)}"

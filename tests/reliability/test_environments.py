@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import rl_training
 from rl_training.errors import EnvironmentFailure
 from rl_training.experiment.checkpointing import latest_valid, read_checkpoint
 from rl_training.experiment.config import TrainConfig
@@ -66,6 +69,24 @@ def test_one_in_a_process_of_its_own(how: str, tmp_path: Path) -> None:
     [run] = tmp_path.iterdir()
     assert latest_valid(run / "checkpoints")[0].name == "step_000000037"
     assert run_record(run)["status"] == "failed"
+
+
+UNGUARDED = """
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.envs import EnvPool
+EnvPool(TrainConfig(algo="sac", env_id="Pendulum-v1", total_timesteps=1, env_processes=True)).reset(0)
+"""
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    environment = os.environ | {"PYTHONPATH": str(Path(rl_training.__file__).parents[1])}
+    command = [sys.executable, tmp_path / "script.py"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert "its process ended with exit code 1 before its first answer; " in last
+    assert 'needs `if __name__ == "__main__":` around its training call' in last
 
 
 def test_the_second_of_two_is_the_one_named(tmp_path: Path) -> None:

@@ -49,14 +49,15 @@ class EDACConfig(SoftConfig):
 
 
 def critic_diversity_loss(gradients: Tensor) -> Tensor:
-    """How much the critics' slopes `[B, N, A]` point the same way: N for equal ones, 0 for orthogonal ones.
+    """How much the critics' slopes `[B, N, A]` point the same way: N for equal ones, 0 for orthogonal ones
+    and for a single critic, which has no pair.
 
     The pairwise sum over i != j is |sum_i g_i|^2 - sum_i |g_i|^2, which needs no N x N matrix.
     """
     units = gradients / (torch.linalg.vector_norm(gradients, dim=-1, keepdim=True) + 1e-10)
     together = units.sum(1).square().sum(-1)  # [B]
     alone = units.square().sum((1, 2))  # [B]
-    loss: Tensor = (together - alone).mean() / (gradients.shape[1] - 1)
+    loss: Tensor = (together - alone).mean() / max(1, gradients.shape[1] - 1)
     return loss
 
 

@@ -27,6 +27,10 @@ from rl_training.runtime.workflows import (
 from rl_training.settings import nearest
 
 
+def _listed(callbacks: Callback | Sequence[Callback] | None) -> Sequence[Callback] | None:
+    return [callbacks] if isinstance(callbacks, Callback) else callbacks
+
+
 class ManagedAlgorithm:
     """Learn, evaluate, predict, resume.
 
@@ -38,11 +42,12 @@ class ManagedAlgorithm:
 
     def __init__(self, env: str | TrainConfig | None = None, **settings: Any) -> None:
         self.config = env if isinstance(env, TrainConfig) else self._config(env, settings)
-        if isinstance(env, TrainConfig):
-            if settings:
-                raise ConfigError(f"give either a TrainConfig or settings, not both: {next(iter(settings))!r}")
-            if env.algo != self.algo:
-                raise ConfigError(f"algo: {type(self).__name__} cannot run a config for {env.algo!r}", key="algo")
+        if isinstance(env, TrainConfig) and settings:
+            raise ConfigError(f"give either a TrainConfig or settings, not both: {next(iter(settings))!r}")
+        if self.config.algo != self.algo:
+            raise ConfigError(
+                f"algo: {type(self).__name__} cannot run a config for {self.config.algo!r}", key="algo"
+            )
         resolve(self.config)
         self.checkpoint_path: Path | None = None
         self._loaded: LoadedPolicy | None = None
@@ -50,6 +55,10 @@ class ManagedAlgorithm:
     @classmethod
     def _config(cls, env_id: str | None, settings: dict[str, Any]) -> TrainConfig:
         """Split keywords between `TrainConfig` and `algo_kwargs` by who owns them."""
+        if env_id is not None and "env_id" in settings:
+            raise ConfigError(
+                f"env_id: given twice, {env_id!r} and {settings['env_id']!r}; leave one out", key="env_id"
+            )
         owned = get_algorithm_spec(cls.algo).sections.owners()
         fields = {key: value for key, value in settings.items() if key in TrainConfig.model_fields}
         extra = {key: value for key, value in settings.items() if key not in fields}
@@ -63,7 +72,7 @@ class ManagedAlgorithm:
     def learn(
         self,
         total_timesteps: int | None = None,
-        callbacks: Sequence[Callback] | None = None,
+        callbacks: Callback | Sequence[Callback] | None = None,
         progress_bar: bool = True,
         *,
         dataset: TransitionDataset | None = None,
@@ -78,7 +87,9 @@ class ManagedAlgorithm:
             raise ConfigError(f"dataset: {self.algo} learns from an environment alone; use rlpd to mix in data")
         set_quiet(not progress_bar)
         try:
-            result = ExperimentManager().train(self.config, run_suffix=run_suffix, callbacks=callbacks, **options)
+            result = ExperimentManager().train(
+                self.config, run_suffix=run_suffix, callbacks=_listed(callbacks), **options
+            )
         finally:
             set_quiet(False)
         return self._trained(result)
@@ -86,7 +97,7 @@ class ManagedAlgorithm:
     def resume(
         self,
         total_timesteps: int | None = None,
-        callbacks: Sequence[Callback] | None = None,
+        callbacks: Callback | Sequence[Callback] | None = None,
         *,
         dataset: TransitionDataset | None = None,
     ) -> TrainResult:
@@ -94,7 +105,7 @@ class ManagedAlgorithm:
         changes: dict[str, Any] = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
         self.config = self.config.replace(**changes)
         changes["allow_import"] = self.config.allow_import
-        result = resume_training(self._checkpoint(), changes=changes, callbacks=callbacks, dataset=dataset)
+        result = resume_training(self._checkpoint(), changes=changes, callbacks=_listed(callbacks), dataset=dataset)
         return self._trained(result)
 
     def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:

@@ -17,6 +17,7 @@ from rl_training.data.datasets import DatasetStatistics, TransitionDataset
 from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_columns, write_columns
 from rl_training.data.loading import DatasetConfig
 from rl_training.data.minari_files import minari_folder
+from rl_training.data.validation import resolve_spaces
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.envs import spaces_of
@@ -80,9 +81,9 @@ def convert(
     kind: Any = to or _kind_of_target(target)
     spaces = _spaces(env, allow_import)
     bounds = _bounds(action_low, action_high)
-    if spaces is None and bounds.action_low is not None and bounds.action_high is not None:
+    if bounds.action_low is not None:
         with read_columns(source, download=download) as columns:
-            spaces = SpaceSpec(columns.obs_dim, bounds.action_low, bounds.action_high)
+            spaces = resolve_spaces(bounds.with_bounds(columns), spaces)
     print(f"wrote {convert_dataset(source, kind, target, spaces=spaces, download=download)}")
 
 

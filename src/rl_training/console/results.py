@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rl_training.console.output import mode, show_table
 from rl_training.data.scores import NOT_COMPARABLE
@@ -35,6 +36,8 @@ def show_result(result: TrainResult) -> None:
         epochs = f", {metrics['epoch']:.1f} epochs" if "epoch" in metrics else ""
         rows.append(("data set", f"{metrics['dataset_size']:,.0f} transitions{epochs}"))
     rows += evaluation_rows(metrics)
+    if "eval_return_best" in metrics and (result.run_dir / "best").is_dir():
+        rows.append(("best mean return", f"{metrics['eval_return_best']:.2f} (in best/)"))
     if record.get("stop_reason"):
         rows.append(("stopped early", record["stop_reason"]))
     rows += [("run folder", str(result.run_dir)), ("checkpoint", str(result.checkpoint_path))]
@@ -57,14 +60,13 @@ def evaluation_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     ]
     if "eval_normalized_score" in metrics:
         rows.append(("normalized score", f"{metrics['eval_normalized_score']:.1f} ({NOT_COMPARABLE})"))
-    if "eval_return_best" in metrics:
-        rows.append(("best mean return", f"{metrics['eval_return_best']:.2f} (in best/)"))
     return rows
 
 
 def _next_commands(result: TrainResult, *, evaluated: bool) -> list[str]:
     run, checkpoint = shlex.quote(str(result.run_dir)), shlex.quote(str(result.checkpoint_path))
-    more = 2 * max(1, int(result.metrics["global_step"]))
+    total = int(_record_of(result.checkpoint_path, "config.json")["total_timesteps"])
+    more = 2 * max(total, int(result.metrics["global_step"]))
     commands = [
         f'rl-training predict {checkpoint} --obs "{_example_observation(result.checkpoint_path)}"',
         f"rl-training resume {run} --set total_timesteps={more}",
@@ -75,6 +77,9 @@ def _next_commands(result: TrainResult, *, evaluated: bool) -> list[str]:
 
 def _example_observation(checkpoint: Path) -> str:
     """An observation of the right length that can be typed, or the name of a file where it is long."""
-    data = read_verified(checkpoint, "spaces.json", read_manifest(checkpoint).files["spaces.json"])
-    size = int(decode_json(data)["obs_dim"])
+    size = int(_record_of(checkpoint, "spaces.json")["obs_dim"])
     return ",".join(["0.0"] * size) if size <= _MOST_TYPED_NUMBERS else "@observation.json"
+
+
+def _record_of(checkpoint: Path, name: str) -> Any:
+    return decode_json(read_verified(checkpoint, name, read_manifest(checkpoint).files[name]))

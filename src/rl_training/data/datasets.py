@@ -7,6 +7,7 @@ and kept in a memory-mapped file (see `packing.py`).
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -161,6 +162,13 @@ class TransitionDataset:
         if self.parts:
             return WeightedSource(rows, self.layout, generator, self.parts)
         return TensorSource(rows, self.layout, generator)
+
+    def fingerprint(self) -> str:
+        """A checksum of every number in the rows: data that changed between two runs are noticed."""
+        checksum = 0
+        for first in range(0, len(self), _CHUNK_ROWS):
+            checksum = zlib.crc32(np.ascontiguousarray(self.rows[first : first + _CHUNK_ROWS]).data, checksum)
+        return f"{checksum:08x}"
 
     def columns(self) -> Columns:
         """The transitions in the environment's units, to be written to a file."""

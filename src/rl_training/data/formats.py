@@ -11,6 +11,7 @@ from rl_training.data.columns import Columns
 from rl_training.data.hdf5_files import read_hdf5, write_hdf5
 from rl_training.data.minari_files import read_minari, write_minari
 from rl_training.data.npz_files import read_npz, write_npz
+from rl_training.data.validation import declared_spaces, resolve_spaces
 from rl_training.errors import ConfigError
 from rl_training.settings import nearest
 from rl_training.spaces import SpaceSpec
@@ -70,18 +71,21 @@ def convert_dataset(
 ) -> Path:
     """Copy raw columns into another format, number types and flags unchanged.
 
-    `spaces` are recorded with the data where the source does not know its action bounds; Minari needs them.
+    `spaces` must fit the data, and are recorded with them where the source does not know its action bounds; Minari
+    needs them.
     """
     if kind not in get_args(FileKind):
         known = get_args(FileKind)
         raise ConfigError(f"kind must be one of {', '.join(known)}, got {kind!r}{nearest(kind, known)}")
     with read_columns(source, download=download) as columns:
-        if spaces is not None and columns.action_low is None and not columns.num_actions:
-            columns = replace(
-                columns,
-                action_low=spaces.low or None,
-                action_high=spaces.high or None,
-                num_actions=spaces.num_actions,
-                start=spaces.start,
-            )
+        if spaces is not None:
+            spaces = resolve_spaces(columns, spaces)
+            if declared_spaces(columns) is None:
+                columns = replace(
+                    columns,
+                    action_low=spaces.low or None,
+                    action_high=spaces.high or None,
+                    num_actions=spaces.num_actions,
+                    start=spaces.start,
+                )
         return write_columns(target, columns, kind)

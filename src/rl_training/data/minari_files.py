@@ -85,8 +85,8 @@ def read_minari(dataset_id: str, download: bool = False) -> Columns:
     if not folder.is_dir():
         if not download:
             raise DatasetError(
-                f"{dataset_id}: not found in {folder}; set dataset_download: true to fetch it, or "
-                "MINARI_DATASETS_PATH to the folder of your data sets"
+                f"{dataset_id}: not found in {folder}; set dataset_download: true (`rl-training dataset`: "
+                "--download) to fetch it, or MINARI_DATASETS_PATH to the folder of your data sets"
             )
         _download(dataset_id)
     place = str(folder / "main_data.hdf5")

@@ -71,7 +71,8 @@ class MixedSource:
         if 0 < self.ratio < 1 and prior_rows in (0, batch_size):
             raise ConfigError(
                 f"algo_kwargs.offline_batch_ratio {self.ratio} of a batch of {batch_size} leaves one side empty; "
-                "use 0, 1, a larger batch_size or a ratio nearer to 0.5"
+                "use 0, 1, a larger batch_size or a ratio nearer to 0.5",
+                key="algo_kwargs.offline_batch_ratio",
             )
         return prior_rows, batch_size - prior_rows
 

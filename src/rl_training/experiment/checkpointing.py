@@ -29,7 +29,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, NotPlainDataError
 from rl_training.experiment import files
 from rl_training.experiment.manifest import (
     FORMAT,
@@ -146,7 +146,7 @@ def _plan_groups(tensors: Mapping[str, Mapping[str, Tensor]], records: Mapping[s
         try:
             data = files.encode_json(record)
         except ValueError as error:
-            raise CheckpointError(f"{name}.json: {error}") from None
+            raise NotPlainDataError(f"{name}.json: {error}") from None
         yield _File(f"{name}.json", len(data), functools.partial(bytes, data))
 
 

@@ -30,9 +30,11 @@ class ExperimentManager:
     ) -> TrainResult:
         """Train from a config, the path of a YAML file, or the name of a packaged one (`redq/pendulum`).
 
-        `options` are what only some regimes take, such as `dataset`.
+        `overrides` are `dotted.key=value`; `options` are what only some regimes take, such as `dataset`.
         """
-        if not isinstance(config, TrainConfig):
+        if isinstance(config, TrainConfig):
+            config = config.with_overrides(overrides)
+        else:
             config = load_config(config, overrides).config
         spec = get_algorithm_spec(config.algo)
         resolve(config)

@@ -21,12 +21,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any, Protocol, Self
 
 import torch
 
-from rl_training.errors import ConfigError
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.strict_yaml import dump_yaml
 
@@ -34,6 +34,15 @@ RECORD = "run.json"
 CONFIG = "config.yaml"
 RESOLVED = "config.resolved.yaml"
 _ATTEMPTS = 1_000
+# What later readers rely on; anything else in the record is for people.
+_RECORD_TYPES: dict[str, Any] = {
+    "algo": str,
+    "env_id": (str, NoneType),
+    "seed": (int, NoneType),
+    "status": str,
+    "versions": dict,
+    "resumed": list,
+}
 
 _held: set[int] = set()
 
@@ -108,6 +117,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.machine_changes: list[str] = []
+        self.status_before: str | None = None
         self._lock: int | None = None
         self._record: dict[str, Any] = {}
 
@@ -179,8 +189,8 @@ class RunDirectory:
         with _one_line(f"{path}: the run cannot be continued"), run._locking():
             run._record = read_run_record(path)
             run.machine_changes = machine_changes(run._record)
-            resumed = [*run._record.get("resumed", []), _now()]
-            run.update(status="running", resumed=resumed, **machine_record())
+            run.status_before = run._record["status"]
+            run.update(status="running", resumed=[*run._record["resumed"], _now()], **machine_record())
         return run
 
     @contextlib.contextmanager
@@ -192,6 +202,12 @@ class RunDirectory:
         except BaseException:
             self.close()
             raise
+
+    def reconfigure(self, config: RunConfig, resolved: Mapping[str, Any]) -> None:
+        """Write down the settings a continued run goes on with."""
+        with _one_line(f"{self.path}: the run cannot be continued"):
+            self._write(RESOLVED, dump_yaml(dict(resolved)))
+            self.update(env_id=config.env_id, seed=config.seed, device=config.device)
 
     def update(self, **fields: Any) -> None:
         """Merge fields into run.json, atomically."""
@@ -227,9 +243,12 @@ def read_run_record(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path / RECORD}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigError(f"{path / RECORD}: damaged: {error}") from None
+        raise CheckpointError(f"{path / RECORD}: damaged: {error}") from None
     if not isinstance(record, dict):
-        raise ConfigError(f"{path / RECORD}: damaged: expected a mapping")
+        raise CheckpointError(f"{path / RECORD}: damaged: expected a mapping")
+    for name, kinds in _RECORD_TYPES.items():
+        if not isinstance(record.get(name), kinds):
+            raise CheckpointError(f"{path / RECORD}: damaged: {name} is {record.get(name)!r}")
     return record
 
 

@@ -23,6 +23,9 @@ class Callback:
     def on_training_start(self, session: Session) -> None:
         """Before the first step, also of a resumed run."""
 
+    def on_continued(self, session: Session) -> None:
+        """Before a run that had stopped early goes on with a larger budget."""
+
     def on_phase(self, session: Session) -> None:
         """When the clock begins to count something else (RLPD: after its pretraining)."""
 
@@ -113,6 +116,9 @@ class EarlyStoppingCallback(Callback):
         self.waited += 1
         if self.patience is not None and self.waited >= self.patience:
             session.stop(f"no improvement over {self.best:.6g} in {self.waited} evaluations")
+
+    def on_continued(self, session: Session) -> None:
+        self.waited = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited}

@@ -23,6 +23,7 @@ from rl_training.runtime.envs import LocalEnv, Transition
 
 # A fresh interpreter takes seconds to import its libraries before it can answer for the first time.
 _START_SECONDS = 120.0
+_GUARD = 'with env_processes a script needs `if __name__ == "__main__":` around its training call'
 
 
 class EnvProcessDied(Exception):
@@ -123,11 +124,11 @@ class ProcessEnv:
     def _how_it_ended(self) -> str:
         self._process.join(1.0)
         code = self._process.exitcode
-        return (
-            f"its process was killed by signal {-code}"
-            if code is not None and code < 0
-            else (f"its process ended with exit code {code}")
-        )
+        if code is not None and code < 0:
+            return f"its process was killed by signal {-code}"
+        # The child imports the main script again; one that trains while being imported ends it right there.
+        hint = "" if self._started else f" before its first answer; {_GUARD}"
+        return f"its process ended with exit code {code}{hint}"
 
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError, OSError):

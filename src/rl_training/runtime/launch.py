@@ -131,7 +131,8 @@ def open_session(
             "algo_kwargs.early_stopping needs evaluations: set env_id and an eval_episodes of at least 1",
             key="algo_kwargs.early_stopping",
         )
-    with _run_directory(config, resolved, run_suffix, checkpoint) as run, SignalGuard() as guard:
+    flat = config.to_dict() | {"algo_kwargs": resolved.to_dict()}
+    with _run_directory(config, flat, run_suffix, checkpoint) as run, SignalGuard() as guard:
         unit = "updates" if phase == "offline" else "steps"
         start = 0 if checkpoint is None else checkpoint.step
         progress = Progress(total_ticks, start=start, quiet=_quiet, unit=unit)
@@ -159,16 +160,30 @@ def open_session(
                     with understood(checkpoint):
                         session.restore(checkpoint)
                     if session.clock.ticks >= total_ticks and not session.should_stop:
-                        session.say("this run is complete; a larger total_timesteps lets it go on")
+                        own = total_ticks >= config.total_timesteps
+                        bound = "total_timesteps" if own else "max_updates or max_epochs"
+                        session.say(f"this run is complete; a larger {bound} lets it go on")
                     problems += [f"changed since the run began: {change}" for change in run.machine_changes]
+                    problems += _changed_data(checkpoint.records["dataset"], dataset or {})
                     if checkpoint.path.parent == run.checkpoints:
                         session.continue_from(checkpoint.path)
+                elif dataset is not None:
+                    session.record(dataset=dict(dataset))
+                if run.status_before is not None:
+                    run.reconfigure(config, flat)
                 session.note_inexact(problems)
                 yield session
         finally:
             log.close()
             if evaluator is not None:
                 evaluator.close()
+
+
+def _changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One phrase where a run goes on with other data than it began with."""
+    if "fingerprint" not in before or before["fingerprint"] == now.get("fingerprint"):
+        return []
+    return [f"the data are others: {before.get('rows')} rows of {before.get('name')} -> {now.get('rows')} rows"]
 
 
 def _open_log(run: RunDirectory, checkpoint: Checkpoint | None, progress: Progress) -> MetricsLog:
@@ -210,7 +225,9 @@ def _status(session: Session) -> Iterator[None]:
         session.record(status="failed")
         raise
     except BaseException as error:
-        session.record(status="interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        # What could not even be taken up again is still what it was.
+        session.record(status=status if session.begun else session.run.status_before or status)
         raise
     session.record(status="stopped" if session.should_stop else "finished", stop_reason=session.stop_reason)
 
@@ -232,18 +249,17 @@ def _diverged(session: Session, error: DivergedError) -> DivergedError:
 
 
 def _run_directory(
-    config: TrainConfig, resolved: Resolved, suffix: str | None, checkpoint: Checkpoint | None
+    config: TrainConfig, resolved: Mapping[str, Any], suffix: str | None, checkpoint: Checkpoint | None
 ) -> RunDirectory:
-    flat = config.to_dict() | {"algo_kwargs": resolved.to_dict()}
     if checkpoint is None:
         if _home is not None:
             return _reopen(_home)
-        return RunDirectory.create(config, flat, suffix, text=_config_text)
+        return RunDirectory.create(config, resolved, suffix, text=_config_text)
     home = checkpoint.path.parent.parent
     is_run = checkpoint.path.parent.name == "checkpoints" and (home / "run.json").is_file()
     if is_run and latest_valid(checkpoint.path.parent)[0] == checkpoint.path:
         return _reopen(home)
-    return RunDirectory.create(config, flat, suffix or "resumed")
+    return RunDirectory.create(config, resolved, suffix or "resumed")
 
 
 def _reopen(home: Path) -> RunDirectory:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,10 @@ _BYTES_PER_NUMBER = 32
 
 
 class BudgetConfig(Settings):
-    """Bounds beside `total_timesteps`: updates, and epochs (one epoch is one pass over the data)."""
+    """Bounds beside `total_timesteps`: updates, and epochs (one epoch is one pass over the data).
+
+    RLPD: `max_updates` bounds both phases together, `max_epochs` the pretraining.
+    """
 
     max_updates: PositiveInt | None = None
     max_epochs: PositiveInt | None = None
@@ -163,10 +167,17 @@ class Prepared:
     spaces: SpaceSpec
     learner: Learner
     source: BatchSource
+    in_memory: bool
 
     def record(self) -> dict[str, Any]:
-        """What a checkpoint says of the data it was trained on."""
-        return {"name": self.dataset.name, "rows": len(self.dataset), "in_memory": self.dataset.name == "arrays"}
+        """What run and checkpoint say of the data."""
+        data = self.dataset
+        return {
+            "name": data.name,
+            "rows": len(data),
+            "fingerprint": data.fingerprint(),
+            "in_memory": self.in_memory,
+        }
 
 
 def prepare(
@@ -181,8 +192,8 @@ def prepare(
     """Load the data, build the learner for its spaces, and fix the observation normaliser to its moments."""
     section: DatasetConfig = resolved["dataset"]
     env_spaces = _infer_env_spaces(config)
-    if checkpoint is not None and dataset is None and checkpoint.records["dataset"].get("in_memory"):
-        raise ConfigError(f"{checkpoint.path} was trained on arrays in memory; resume it with resume(dataset=…)")
+    if checkpoint is not None:
+        require_data(checkpoint.records["dataset"], dataset, checkpoint.path)
     data = _build_offline_dataset(config, section, env_spaces, dataset)
     origin = starting_point(config, checkpoint)
     learner = build_learner(
@@ -198,7 +209,14 @@ def prepare(
         learner.model.normalizer.set_moments(torch.as_tensor(mean), torch.as_tensor(std))
     if origin is not None and checkpoint is None:
         initialise_from(learner, origin, data.spaces)
-    return Prepared(data, env_spaces or data.spaces, learner, data.source(learner.generator))
+    source = data.source(learner.generator)
+    return Prepared(data, env_spaces or data.spaces, learner, source, in_memory=dataset is not None)
+
+
+def require_data(record: Mapping[str, Any], dataset: TransitionDataset | None, place: Path) -> None:
+    """Refuse to go on without the arrays a run was given: no configuration can bring them back."""
+    if record.get("in_memory") and dataset is None:
+        raise ConfigError(f"{place} was trained on arrays in memory; resume it with resume(dataset=…)")
 
 
 def run_offline(

@@ -18,7 +18,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.envs import EnvPool
 from rl_training.runtime.launch import open_session
-from rl_training.runtime.offline import fit_offline, prepare
+from rl_training.runtime.offline import BudgetConfig, fit_offline, prepare
 from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, restore_online, save_online
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.sections import Sections
@@ -43,6 +43,7 @@ def offline_to_online_sections(learner: type[Learner], **defaults: Any) -> Secti
             "optimization": OptimizationConfig,
             "dataset": DatasetConfig,
             "prior": PriorDataConfig,
+            "budget": BudgetConfig,
             "online": OnlineConfig,
             "controls": ControlConfig,
         },
@@ -95,8 +96,11 @@ def run_offline_to_online(
             total_steps=config.total_timesteps,
             reward_map=parts.dataset.reward_map,
         )
-        pretraining = prior.offline_pretrain_updates
+        budget: BudgetConfig = resolved["budget"]
+        pretraining = budget.updates(prior.offline_pretrain_updates, len(parts.dataset), optimization.batch_size)
         total_updates = pretraining + online.earned(config.total_timesteps)
+        if budget.max_updates is not None:
+            total_updates = min(total_updates, budget.max_updates)
         with open_session(
             config,
             resolved,
@@ -141,7 +145,7 @@ def run_offline_to_online(
                 collector.acting.stale = True
             if session.running:
                 session.enter_phase("online")
-                fit_online(session, updater(mixed), collector, online)
+                fit_online(session, updater(mixed), collector, online, max_updates=budget.max_updates)
             return session.finish()
     finally:
         envs.close()

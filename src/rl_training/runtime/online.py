@@ -59,13 +59,21 @@ def online_sections(learner: type[Learner], **defaults: Any) -> Sections:
     )
 
 
-def fit_online(session: Session, updater: Updater, collector: Collector, online: OnlineConfig) -> None:
-    """Until `total_timesteps` environment steps are done or somebody stops the run."""
-    total = session.config.total_timesteps
-    while session.running and collector.steps < total:
+def fit_online(
+    session: Session,
+    updater: Updater,
+    collector: Collector,
+    online: OnlineConfig,
+    *,
+    max_updates: int | None = None,
+) -> None:
+    """Until `total_timesteps` environment steps or `max_updates` are done, or somebody stops the run."""
+    total, learner = session.config.total_timesteps, session.learner
+    while session.running and collector.steps < total and (max_updates is None or learner.updates < max_updates):
         earned = online.earned(collector.steps)
         collector.step()
-        updater.run(online.earned(collector.steps) - earned)
+        due = online.earned(collector.steps) - earned
+        updater.run(due if max_updates is None else min(due, max_updates - learner.updates))
         collector.acting.stale = True
         session.clock.global_step = collector.steps
         session.tick()

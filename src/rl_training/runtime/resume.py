@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.spaces import SpaceSpec
+
+_log = logging.getLogger(__name__)
+_LONGEST_REASON = 300
 
 
 def has_normalizer(checkpoint: Checkpoint) -> bool:
@@ -41,7 +45,10 @@ def read_run_checkpoint(path: Path) -> Checkpoint:
 
 
 def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec) -> None:
-    """Copy the networks another run learned into this learner: the policy whole, other networks where they fit."""
+    """Copy the networks another run learned into this learner: the policy, and every other network that fits whole.
+
+    A target that the other run did not have, or that does not fit, starts equal to what it follows.
+    """
     if difference := spaces.difference(spaces_from(checkpoint)):
         raise ConfigError(
             f"init_from: {checkpoint.path} was trained for other spaces ({difference})", key="init_from"
@@ -55,14 +62,24 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
                 f"(first difference: {name}); use the same hidden_sizes, kind of actor and normalize_observations",
                 key="init_from",
             )
+    networks = {_network(name) for name in own}
+    strange = {_network(name) for name, tensor in own.items() if not _fits(given.get(name), tensor)}
+    if strange and any(_network(name) in strange for name in given):
+        _log.warning("init_from: starting anew, because they do not fit: %s", ", ".join(sorted(strange)))
     with torch.no_grad():
         for name, tensor in own.items():
-            if _fits(given.get(name), tensor):
+            if _network(name) in networks - strange:
                 tensor.copy_(given[name])
         for name, tensor in own.items():
             source = _followed(name)
-            if source in own and not _fits(given.get(name), tensor):
+            if source in own and _network(name) in strange:
                 tensor.copy_(own[source])
+
+
+def _network(name: str) -> str:
+    """The network a tensor belongs to: `model.critics` of `model.critics.net.hidden.0.weight`."""
+    parts = name.split(".")
+    return ".".join(parts[: 2 if parts[0] == "model" else 1])
 
 
 def _followed(name: str) -> str:
@@ -100,7 +117,7 @@ def understood(checkpoint: Checkpoint, part: str = "contents") -> Iterator[None]
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
         if isinstance(error, ConfigError):
             raise
-        reason = (str(error).splitlines() or [""])[0]
+        reason = " ".join(str(error).split())[:_LONGEST_REASON]
         raise CheckpointError(
             f"{checkpoint.path}: its {part} do not fit this configuration: {type(error).__name__}: {reason}"
         ) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from typing import Any
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner
-from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, prune, write_checkpoint
+from rl_training.errors import CheckpointError, ConfigError, NotPlainDataError
+from rl_training.experiment import files
+from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, write_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricsLog, Progress
+from rl_training.experiment.retention import discard, list_checkpoints, prune
 from rl_training.experiment.runs import RunDirectory
 from rl_training.runtime.acting import ActingPolicy
 from rl_training.runtime.callbacks import Cadence, Callback
@@ -128,6 +131,11 @@ class Session:
 
     def begin(self) -> None:
         """State is whole from here on: whatever fails later leaves something worth saving."""
+        for name, callback in self._named_callbacks():
+            try:
+                files.encode_json(callback.state_dict())
+            except ValueError as error:
+                raise ConfigError(f"callbacks: the state_dict of {name} must be plain data: {error}") from None
         self.begun = True
         for callback in self.callbacks:
             callback.on_training_start(self)
@@ -226,6 +234,8 @@ class Session:
                 rows=rows,
                 previous=self.checkpoint_path,
             )
+        except NotPlainDataError:
+            raise
         except CheckpointError as error:
             if not self._save_failed:
                 self.say(f"warning: {error}; training goes on and tries again")
@@ -234,24 +244,30 @@ class Session:
         self._save_failed = False
         self.checkpoint_path = info.path
         self._checkpoint_cost = [info.num_bytes, self._checkpoint_cost[1] + info.seconds]
-        self._prune(self.run.checkpoints, self.config.keep_checkpoints)
+        with self._deleting(self.run.checkpoints):
+            prune(self.run.checkpoints, self.config.keep_checkpoints)
         for callback in self.callbacks:
             callback.on_checkpoint(self, info.path)
 
     def _save_best(self) -> None:
         tensors, records, _ = self._state()
         try:
-            write_checkpoint(
+            info = write_checkpoint(
                 self.run.best, self.clock.ticks, tensors={"networks": tensors["networks"]}, records=records
             )
         except CheckpointError as error:
             self.say(f"warning: {error}; the best policy was not saved")
             return
-        self._prune(self.run.best, 1)
+        with self._deleting(self.run.best):
+            # Not by age: a killed run may have left one from steps that were never taken up again.
+            for path in list_checkpoints(self.run.best):
+                if path != info.path:
+                    discard(path)
 
-    def _prune(self, folder: Path, keep: int) -> None:
+    @contextmanager
+    def _deleting(self, folder: Path) -> Iterator[None]:
         try:
-            prune(folder, keep)
+            yield
         except OSError as error:
             self.say(f"warning: {folder}: old checkpoints stay: {error.strerror or error}")
 
@@ -330,6 +346,8 @@ class Session:
             return
         if self.config.total_timesteps > self._restored_total:
             self.should_stop, self.stop_reason = False, None
+            for callback in self.callbacks:
+                callback.on_continued(self)
         else:
             self.say(f"this run had stopped: {self.stop_reason}; a larger total_timesteps lets it go on")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +17,15 @@ from rl_training.data.datasets import TransitionDataset
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, list_checkpoints
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import RECORD, RESOLVED
+from rl_training.experiment.registry import get_algorithm_spec, resolve
+from rl_training.experiment.runs import RECORD, RESOLVED, read_run_record
 from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.models.policies import Policy
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.envs import spaces_of
 from rl_training.runtime.evaluation import Evaluator
 from rl_training.runtime.launch import starting_again_in
+from rl_training.runtime.offline import require_data
 from rl_training.runtime.resume import has_normalizer, read_run_checkpoint, spaces_from, understood
 from rl_training.runtime.session import TrainResult
 from rl_training.spaces import SpaceSpec
@@ -84,7 +86,7 @@ def config_of(checkpoint: Checkpoint) -> TrainConfig:
         raise CheckpointError(f"{checkpoint.path}: config.json is not understood: {error}") from None
 
 
-def open_checkpoint(path: str | Path, warn: Callable[[str], None] | None = None) -> Checkpoint:
+def open_checkpoint(path: str | Path, warn: Callable[[str], None] = warnings.warn) -> Checkpoint:
     """Read and verify the checkpoint at `path`: a checkpoint, a run folder (its newest valid one) or `best`."""
     return read_run_checkpoint(find_checkpoint(Path(path), warn))
 
@@ -101,7 +103,7 @@ def evaluate_checkpoint(
     `changes` replace fields of the configuration, `overrides` do the same as `dotted.key=value`.
     """
     loaded = load_policy(open_checkpoint(path))
-    config = loaded.config.replace(**(changes or {})).with_overrides(overrides)
+    config = _changed(loaded.config, changes, overrides)
     episodes = config.eval_episodes or 5 if num_episodes is None else num_episodes
     if episodes < 1:
         raise ConfigError(f"num_episodes must be >= 1, got {episodes}")
@@ -128,7 +130,7 @@ def resume_training(
     overrides: Sequence[str] = (),
     callbacks: Sequence[Callback] | None = None,
     dataset: TransitionDataset | None = None,
-    warn: Callable[[str], None] | None = None,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> TrainResult:
     """Go on where a run folder or checkpoint stopped; a run that ended before its first checkpoint starts again.
 
@@ -136,21 +138,51 @@ def resume_training(
     """
     options: dict[str, Any] = {} if dataset is None else {"dataset": dataset}
     if _has_only_begun(home := Path(path)):
-        config = _config_of_run(home).replace(**(changes or {})).with_overrides(overrides)
-        if warn is not None:
-            warn(f"{home}: ended before its first checkpoint; it starts again")
+        config = _changed(_config_of_run(home), changes, overrides)
+        require_data(read_run_record(home).get("dataset", {}), dataset, home)
+        warn(f"{home}: ended before its first checkpoint; it starts again")
         with starting_again_in(home):
             return get_algorithm_spec(config.algo).train(config, callbacks=callbacks, **options)
     checkpoint = open_checkpoint(path, warn)
     if "optimizers" not in checkpoint.tensors:
         raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use --init-from")
-    config = config_of(checkpoint).replace(**(changes or {})).with_overrides(overrides)
+    before = config_of(checkpoint)
+    config = _changed(before, changes, overrides)
+    _require_same_shape(before, config)
     spec = get_algorithm_spec(config.algo)
     if config.env_id is not None and (
         difference := spaces_from(checkpoint).difference(spaces_of(config, discrete=spec.learner.discrete))
     ):
         raise CheckpointError(f"{checkpoint.path}: the environment's spaces have changed ({difference})")
     return spec.train(config, checkpoint_state=checkpoint, callbacks=callbacks, **options)
+
+
+def _changed(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
+    """A run's configuration with some settings changed, all of them checked; the algorithm stays."""
+    changed = config.replace(**(changes or {})).with_overrides(overrides)
+    if changed.algo != config.algo:
+        raise ConfigError(
+            f"algo: {changed.algo!r} cannot take up what {config.algo!r} trained; start a run with --init-from",
+            key="algo",
+        )
+    resolve(changed)
+    return changed
+
+
+def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
+    """Refuse what a run cannot change under way."""
+    if now.num_envs != before.num_envs:
+        raise ConfigError(
+            f"num_envs: {now.num_envs} differs from the run's {before.num_envs}, whose episodes are under way",
+            key="num_envs",
+        )
+    sizes, old = resolve(now)["network"], resolve(before)["network"]
+    if sizes != old:
+        raise ConfigError(
+            f"algo_kwargs.hidden_sizes: networks of {list(sizes.hidden_sizes)} cannot take up the run's, of "
+            f"{list(old.hidden_sizes)}; start a new run",
+            key="algo_kwargs.hidden_sizes",
+        )
 
 
 def _has_only_begun(home: Path) -> bool:
@@ -164,4 +196,7 @@ def _config_of_run(home: Path) -> TrainConfig:
     values = parse_yaml(place.read_text(encoding="utf-8", errors="replace"), str(place)).value
     if not isinstance(values, dict):
         raise ConfigError(f"{place}: expected a mapping of settings; start a new run")
-    return TrainConfig.parse({**values, "allow_import": False})
+    try:
+        return TrainConfig.parse({**values, "allow_import": False})
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}", key=error.key) from None
