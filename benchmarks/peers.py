@@ -1,4 +1,4 @@
-"""The peers: Stable-Baselines3 and sb3-contrib in this process, d3rlpy in a Python of its own.
+"""The peers, each in a process of its own: what this package sets for its process is not given to them.
 
 A peer is timed through the calls its own users make: `train()` on its own replay buffer for Stable-Baselines3,
 `update()` for d3rlpy, whose batches are drawn beforehand because drawing them would take much of its time. A
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import subprocess
 import tempfile
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases import ACTION_DIM, OBS_DIM, Case, installed, random_rows
+from benchmarks.timing import wait
 from rl_training.data.transitions import RowLayout
 
 _MODULES = {"sb3": "stable_baselines3", "sb3_contrib": "sb3_contrib"}
@@ -70,8 +73,37 @@ class SB3Updates:
     def run(self, count: int) -> None:
         self.agent.train(gradient_steps=count, batch_size=self.batch)
 
+
+def _serve_sb3(connection: Connection, threads: int, case: Case, device: torch.device, batch: int) -> None:
+    """The child: make the agent, then as many gradient steps as each message asks for."""
+    torch.set_num_threads(threads)
+    updates = SB3Updates(case, device, batch)
+    connection.send("ready")
+    while count := connection.recv():
+        updates.run(count)
+        wait()
+        connection.send("done")
+
+
+class SB3Process:
+    """`SB3Updates` behind a pipe, with as many threads as this process has."""
+
+    def __init__(self, case: Case, device: torch.device, batch: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        arguments = (theirs, torch.get_num_threads(), case, device, batch)
+        self._process = context.Process(target=_serve_sb3, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()  # so that a child that died ends the next `recv`
+        self._connection.recv()
+
+    def run(self, count: int) -> None:
+        self._connection.send(count)
+        self._connection.recv()
+
     def close(self) -> None:
-        pass
+        self._connection.send(0)
+        self._process.join()
 
 
 class SB3Policy:
@@ -193,5 +225,5 @@ def connect(case: Case, device: torch.device, batch: int, peer_python: str | Non
     if library == "d3rlpy" and peer_python:
         return D3rlpyUpdates(case, device, batch, peer_python)
     if library in _MODULES and installed(library):
-        return SB3Updates(case, device, batch)
+        return SB3Process(case, device, batch)
     return None
