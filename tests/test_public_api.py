@@ -189,3 +189,8 @@ def test_loading_what_is_no_checkpoint(tmp_path: Path) -> None:
     bad = np.zeros(5)
     with pytest.raises(ConfigError, match=r"obs must have shape \[3\]"):
         rl_training.TD3.load(result.checkpoint_path).predict(bad)
+
+
+def test_numpy_s_numbers_are_settings_too() -> None:
+    config = SAC("Pendulum-v1", seed=np.int64(3), gamma=np.float32(0.5), total_timesteps=np.int32(9)).config
+    assert (config.seed, config.total_timesteps, config.algo_kwargs["gamma"]) == (3, 9, 0.5)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rl_training.data.datasets import TransitionDataset
@@ -54,7 +55,10 @@ class ManagedAlgorithm:
 
     @classmethod
     def _config(cls, env_id: str | None, settings: dict[str, Any]) -> TrainConfig:
-        """Split keywords between `TrainConfig` and `algo_kwargs` by who owns them."""
+        """Split keywords between `TrainConfig` and `algo_kwargs` by who owns them; NumPy's numbers are numbers."""
+        settings = {
+            key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()
+        }
         if env_id is not None and "env_id" in settings:
             raise ConfigError(
                 f"env_id: given twice, {env_id!r} and {settings['env_id']!r}; leave one out", key="env_id"
