@@ -223,19 +223,8 @@ def threshold_text(entries: list[Entry]) -> str:
         how = f"{runs[0]['judged']}, {runs[0]['episodes']} episodes"
         rows.append([name, env, runs[0]["device"], steps, settings, how, seeds, report.returns(values),
                      report.spread(values), f"{wanted:g}", passed])  # fmt: skip
-    header = [
-        "",
-        "environment",
-        "on",
-        "steps",
-        "config",
-        "judged by",
-        "seeds",
-        "returns",
-        "mean ± std",
-        "at least",
-        "",
-    ]
+    header = ["", "environment", "on", "steps", "config", "judged by", "seeds", "returns", "mean ± std",
+              "at least", ""]  # fmt: skip
     note = (
         "A best checkpoint was chosen by evaluations during the run, whose episodes are among those it is judged "
         "by; a last checkpoint was chosen by nothing."

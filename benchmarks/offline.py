@@ -6,8 +6,7 @@
     python -m benchmarks.offline --data DIR --time-edac   what evaluation and records add to the learner's own time
 
 A file is `DIR/<name>.npz`; names joined with `+` are mixed in proportion to their rows. Settings come from the
-packaged config `<algo>/<name>` (a mixture of medium and expert is `…-medium-expert`) and otherwise from the
-learner's defaults with observations normalised as CORL does.
+packaged config `<algo>/<name>` (a mixture of medium and expert is `…-medium-expert`) or from `--config`.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks import report
 from benchmarks.learning import comparison, finals, verdict
 from benchmarks.report import Entry, Results, Sections, table
 from benchmarks.runs import Job, Watch, algorithm_changes, configure, dataset_settings, perform_all
 from benchmarks.timing import Stopwatch
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.formats import read_columns
 from rl_training.data.scores import NOT_COMPARABLE, normalized_score
-from rl_training.experiment.config import TrainConfig, packaged_configs
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.runtime.acceleration import Updater
+from rl_training.runtime.envs import spaces_of
 from rl_training.runtime.launch import choose_device, set_quiet
+from rl_training.spaces import SpaceSpec
 
 ENVIRONMENTS = {"pendulum": "Pendulum-v1", "hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5"}
 # Return to reach, and the updates within which.
 THRESHOLDS = {"pendulum-replay": (-200.0, 20_000)}
 PEER_ALGORITHMS = ("crr", "awac", "iql")
-# CORL normalises observations for all but EDAC; CRR, which it lacks, is treated as its relative AWAC.
-NORMALIZED = ("bc", "td3_bc", "iql", "cql", "awac", "crr")
 
 
 def arguments() -> argparse.Namespace:
@@ -75,13 +74,12 @@ def environment(name: str) -> str:
     return ENVIRONMENTS[name.partition("-")[0]]
 
 
-def data_returns(files: list[Path]) -> list[float]:
+def data_returns(files: list[Path], spaces: SpaceSpec) -> list[float]:
     """The return of every episode in the files."""
     found: list[float] = []
     for path in files:
-        with np.load(path) as data:
-            ends = np.flatnonzero((data["terminals"] > 0) | (data["timeouts"] > 0)) + 1
-            found += [float(part.sum()) for part in np.split(data["rewards"], ends) if len(part)]
+        with read_columns(str(path), "npz") as columns:
+            found += TransitionDataset.from_columns(columns, spaces=spaces).episode_returns().tolist()
     return found
 
 
@@ -96,18 +94,11 @@ def configured(
 ) -> tuple[TrainConfig, str]:
     """The config of one run and where its settings come from."""
     source = options.config.format(algo=algo) if options.config else config_name(algo, name)
-    settings: dict[str, Any] = {"normalize_observations": algo in NORMALIZED}
-    if algo == "awac":
-        settings["hidden_sizes"] = [256, 256, 256]
-    if algo == "iql" and environment(name) != "Pendulum-v1":
-        settings["reward_range_scaling"] = True
-    defaults = {"env_id": environment(name), "total_timesteps": options.updates, "algo_kwargs": settings}
     extra = dataset_settings(paths(options.data, name)) | fields.pop("algo_kwargs", {})
     config = configure(
         source,
         algo,
         options.set,
-        defaults,
         env_id=environment(name),
         seed=seed,
         total_timesteps=options.updates,
@@ -117,14 +108,14 @@ def configured(
         algo_kwargs=extra,
         **{"eval_episodes": 0} | fields,
     )
-    known = Path(source).is_file() or source in packaged_configs()
-    return config, source if known else "defaults"
+    return config, source
 
 
 def jobs(options: argparse.Namespace) -> Iterable[Job]:
     algorithms = options.algo or [s.name for s in list_algorithm_specs() if s.regime == "offline"]
     for name in options.files:
-        own = data_returns(paths(options.data, name))
+        spaces = spaces_of(configured(options, algorithms[0], name, 0)[0])
+        own = data_returns(paths(options.data, name), spaces)
         for seed in options.seeds:
             for algo in algorithms:
                 libraries = ["d3rlpy"] if options.peer_python and algo in PEER_ALGORITHMS else []

@@ -229,25 +229,11 @@ def perform_all(jobs: Sequence[Job], workers: int, threads: int | None) -> Itera
             yield job, entry
 
 
-def configure(
-    source: str,
-    algo: str,
-    overrides: Sequence[str],
-    defaults: Mapping[str, Any] | None = None,
-    **fields: Any,
-) -> TrainConfig:
-    """A config by name or path with `key=value` overrides and `fields` replaced; `defaults` where there is none."""
-    if Path(source).is_file() or source in packaged_configs():
-        config = load_config(source, overrides).config
-    elif defaults is not None:
-        import yaml
-
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "defaults.yaml"
-            path.write_text(yaml.safe_dump({"algo": algo, **defaults}), encoding="utf-8")
-            config = load_config(path, overrides).config
-    else:
+def configure(source: str, algo: str, overrides: Sequence[str], **fields: Any) -> TrainConfig:
+    """A config by name or path with `key=value` overrides and `fields` replaced."""
+    if not (Path(source).is_file() or source in packaged_configs()):
         raise SystemExit(f"{algo}: no config {source!r}; give one with --config")
+    config = load_config(source, overrides).config
     extra = fields.pop("algo_kwargs", {})
     return config.replace(**fields, algo_kwargs={**config.algo_kwargs, **extra})
 

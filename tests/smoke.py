@@ -10,6 +10,16 @@ import pytest
 from rl_training.experiment.checkpointing import read_checkpoint
 from tests.runs import ShortRun, logged, short_run
 
+# What the learners that clone the data with weights report.
+CLONING_METRICS = (
+    "critic_loss",
+    "actor_loss",
+    "target_q_mean",
+    "advantage_mean",
+    "advantage_weight_mean",
+    "behavior_logprob_mean",
+)
+
 
 class ShortRunFacts:
     """60 steps or updates of `algo`; a subclass says which metrics it must report and what it counted."""

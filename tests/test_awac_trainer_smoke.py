@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from tests.smoke import OfflineFacts
+from tests.smoke import CLONING_METRICS, OfflineFacts
 
 
 class TestShortRun(OfflineFacts):
     algo = "awac"
-    metrics = (
-        "critic_loss",
-        "actor_loss",
-        "target_q_mean",
-        "advantage_mean",
-        "advantage_weight_mean",
-        "behavior_logprob_mean",
-    )
+    metrics = CLONING_METRICS

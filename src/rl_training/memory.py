@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 # What a version 1 hierarchy reports when nobody set a limit is close to 2**63; no machine has that much.
 _NO_LIMIT = 1 << 60
 # glibc's parameters of `mallopt`, and the sizes up to which freed blocks stay with the process.
@@ -23,11 +25,16 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
     return max(0, min(_machine(proc), *_groups(proc, cgroups), _NO_LIMIT))
 
 
+def room_on_gpu(device: torch.device) -> int:
+    """Bytes that rows may take on a GPU: a fifth of what is free is left to networks and graphs."""
+    return int(0.8 * torch.cuda.mem_get_info(device)[0])
+
+
 def keep_freed_memory() -> None:
     """Let the C library keep freed blocks for the next update instead of returning them to the system.
 
     Activations of a few megabytes would otherwise be mapped, zeroed page by page and unmapped again within every
-    update: a tenth of CQL's time on a CPU. Only glibc has the knob; elsewhere nothing happens.
+    update. Only glibc has the knob; elsewhere nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:

@@ -140,6 +140,10 @@ class Learner:
         """Which variant of `gradient_step` is next: chosen in Python from the counter, one graph each."""
         return None
 
+    def ends_period(self, period: int) -> bool:
+        """Whether the update to come is the last of every `period` updates."""
+        return (self.updates + 1) % period == 0
+
     def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
         """Actions `[n, A]` for collecting experience with `policy`, at `progress` in [0, 1] of the run."""
         noise = rng.standard_normal((len(obs), self.model.action_dim), dtype=np.float32)

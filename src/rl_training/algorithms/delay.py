@@ -25,4 +25,4 @@ class DelayedActor(Learner):
 
     def phase(self) -> bool:
         """Whether this update moves the actor."""
-        return bool((self.updates + 1) % (self.config.policy_delay or 1) == 0)
+        return self.ends_period(self.config.policy_delay or 1)

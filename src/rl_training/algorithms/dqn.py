@@ -73,7 +73,7 @@ class DQN(Learner):
 
     def phase(self) -> bool:
         """Whether the target follows after this update."""
-        return bool((self.updates + 1) % self.config.target_update_interval == 0)
+        return self.ends_period(self.config.target_update_interval)
 
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
         targets = {self.model.target: self.model.actor} if phase else {}

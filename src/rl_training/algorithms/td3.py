@@ -72,7 +72,7 @@ class TD3(Learner):
 
     def phase(self) -> bool:
         """Whether this update moves the actor and the targets."""
-        return bool((self.updates + 1) % self.config.policy_delay == 0)
+        return self.ends_period(self.config.policy_delay)
 
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
         noise = self.config.target_policy_noise * self.normal(*batch.actions.shape)

@@ -23,7 +23,7 @@ from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.data.validation import resolve_spaces
 from rl_training.data.weighted import Part, WeightedSource
 from rl_training.errors import ConfigError, DatasetError, MemoryLimitError
-from rl_training.memory import human_bytes
+from rl_training.memory import human_bytes, room_on_gpu
 from rl_training.spaces import SpaceSpec
 
 RETURN_RANGE = 1000.0  # IQL: rewards are scaled so that returns span this much
@@ -151,13 +151,11 @@ class TransitionDataset:
     def source(self, generator: torch.Generator) -> BatchSource:
         """Batches on the generator's device: uniform, or by the weights of a mixture."""
         rows = torch.from_numpy(self.rows)
-        if generator.device.type == "cuda":
-            free = torch.cuda.mem_get_info(generator.device)[0]
-            if rows.nbytes > 0.8 * free:
-                raise MemoryLimitError(
-                    f"{self.name}: {human_bytes(rows.nbytes)} of transitions do not fit on the GPU, where "
-                    f"{human_bytes(free)} are free; use device: cpu, or less data (top_fraction)"
-                )
+        if generator.device.type == "cuda" and rows.nbytes > (room := room_on_gpu(generator.device)):
+            raise MemoryLimitError(
+                f"{self.name}: {human_bytes(rows.nbytes)} of transitions do not fit on the GPU, which has room for "
+                f"{human_bytes(room)}; use device: cpu, or less data (top_fraction)"
+            )
         rows = rows.to(generator.device)
         if self.parts:
             return WeightedSource(rows, self.layout, generator, self.parts)
@@ -166,8 +164,8 @@ class TransitionDataset:
     def fingerprint(self) -> str:
         """A checksum of every number in the rows: data that changed between two runs are noticed."""
         checksum = 0
-        for first in range(0, len(self), _CHUNK_ROWS):
-            checksum = zlib.crc32(np.ascontiguousarray(self.rows[first : first + _CHUNK_ROWS]).data, checksum)
+        for piece in self._chunks():
+            checksum = zlib.crc32(np.ascontiguousarray(self.rows[piece]).data, checksum)
         return f"{checksum:08x}"
 
     def columns(self) -> Columns:
@@ -197,13 +195,13 @@ class TransitionDataset:
         """Mean and standard deviation of each observation component, `[O]` each, of rows as they are drawn."""
 
         def expected(value: Callable[[NDArray[np.float32]], NDArray[np.float64]]) -> NDArray[np.float64]:
-            total = np.zeros(self.spaces.obs_dim)
-            first = 0
-            for part in self.parts or (Part(len(self), 1.0),):
+            parts = self.parts or (Part(len(self), 1.0),)
+            total, first = np.zeros(self.spaces.obs_dim), 0
+            for part in parts:
                 pieces = self._pieces(first, first + part.rows)
                 total += part.weight * (sum(value(piece.obs.numpy()).sum(0) for piece in pieces) / part.rows)
                 first += part.rows
-            return total / sum(part.weight for part in self.parts) if self.parts else total
+            return total / sum(part.weight for part in parts)
 
         mean = expected(lambda obs: obs.astype(np.float64))
         variance = expected(lambda obs: (obs - mean) ** 2)
@@ -252,8 +250,7 @@ class TransitionDataset:
     def with_rewards(self, scale: float = 1.0, shift: float = 0.0) -> Self:
         """Every reward `r` becomes `scale * r + shift`."""
         rows = allocate_rows(self.name, len(self), self.layout.width, self.memory_limit)
-        for first in range(0, len(self), _CHUNK_ROWS):
-            piece = slice(first, first + _CHUNK_ROWS)
+        for piece in self._chunks():
             rows[piece] = self.rows[piece]
             view = self._view(rows[piece]).rewards.numpy()
             rewards = view.astype(np.float64) * scale + shift
@@ -318,9 +315,14 @@ class TransitionDataset:
         return starts, self.episode_ends - starts + 1
 
     def _pieces(self, start: int = 0, stop: int | None = None) -> Iterator[TransitionBatch]:
+        for piece in self._chunks(start, stop):
+            yield self._view(self.rows[piece])
+
+    def _chunks(self, start: int = 0, stop: int | None = None) -> Iterator[slice]:
+        """Runs of rows small enough to be worked on in memory."""
         stop = len(self) if stop is None else stop
         for first in range(start, stop, _CHUNK_ROWS):
-            yield self._view(self.rows[first : min(first + _CHUNK_ROWS, stop)])
+            yield slice(first, min(first + _CHUNK_ROWS, stop))
 
 
 def mix(

@@ -13,7 +13,7 @@ from rl_training.data.transitions import RowLayout
 from rl_training.errors import ConfigError, MemoryLimitError
 from rl_training.experiment.checkpointing import Checkpoint, RowsToSave
 from rl_training.experiment.config import TrainConfig
-from rl_training.memory import available_memory
+from rl_training.memory import available_memory, room_on_gpu
 from rl_training.runtime.acceleration import Updater
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
@@ -83,7 +83,7 @@ def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner) -> ReplayBuf
     """A ring on the learner's device; in pinned host memory if it does not fit there; an error if nowhere."""
     layout = RowLayout.of(spaces)
     needed = capacity * layout.width * 4
-    if learner.device.type == "cuda" and needed <= 0.8 * torch.cuda.mem_get_info(learner.device)[0]:
+    if learner.device.type == "cuda" and needed <= room_on_gpu(learner.device):
         return ReplayBuffer(capacity, layout, learner.generator)
     free = int(0.9 * available_memory())
     if needed > free:

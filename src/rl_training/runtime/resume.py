@@ -62,13 +62,12 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
                 f"(first difference: {name}); use the same hidden_sizes, kind of actor and normalize_observations",
                 key="init_from",
             )
-    networks = {_network(name) for name in own}
     strange = {_network(name) for name, tensor in own.items() if not _fits(given.get(name), tensor)}
     if strange and any(_network(name) in strange for name in given):
         _log.warning("init_from: starting anew, because they do not fit: %s", ", ".join(sorted(strange)))
     with torch.no_grad():
         for name, tensor in own.items():
-            if _network(name) in networks - strange:
+            if _network(name) not in strange:
                 tensor.copy_(given[name])
         for name, tensor in own.items():
             source = _followed(name)
