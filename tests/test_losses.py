@@ -128,10 +128,7 @@ def test_adam_is_torch_s(apply: Callable[..., None]) -> None:
             optimizer.learning_rate.fill_(5e-3)
             reference.param_groups[0]["lr"] = 5e-3
         gradients = [torch.randn_like(p) for p in start]
-        apply(
-            [optimizer.group(gradients)],
-            [(target, ours, 0.1)],
-        )
+        apply(optimizer.group(gradients), [(target, ours, 0.1)])
         for p, gradient in zip(theirs, gradients):
             p.grad = gradient.clone()
         reference.step()
@@ -144,7 +141,7 @@ def test_adam_is_torch_s(apply: Callable[..., None]) -> None:
 @pytest.mark.parametrize("apply", [apply_fused, apply_lists])
 def test_following_all_the_way_is_a_copy(apply: Callable[..., None]) -> None:
     source, target = [torch.randn(50)], [torch.randn(50)]
-    apply([], [(target, source, 1.0)])
+    apply(Adam(source, 1e-2).group([torch.randn(50)]), [(target, source, 1.0)])
     assert torch.equal(target[0], source[0])
 
 

@@ -63,12 +63,12 @@ class UpdateResult:
 class Execution:
     """How `minimize` runs its parts; the mathematics does not know.
 
-    `transform` may compile a function; `apply` steps the optimisers; with `branches`, losses of one update run on
+    `transform` may compile a function; `apply` steps an optimiser; with `branches`, losses of one update run on
     streams of their own, which a CUDA graph turns into parallel branches.
     """
 
     transform: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
-    apply: Callable[[list[Group], list[Follow]], None] = apply_fused
+    apply: Callable[[Group, list[Follow]], None] = apply_fused
     branches: tuple[torch.cuda.Stream, ...] = ()
     _transformed: dict[Any, Callable[..., Any]] = field(default_factory=dict)
 
@@ -117,8 +117,11 @@ class Learner:
         self.generator = torch.Generator(self.device)
         self.seed(int(torch.randint(2**31, ())))
         self.execution = Execution(apply=apply_lists if self.device.type == "cuda" else apply_fused)
+        # The slope of a loss in itself, made once: autograd would fill a new one at every loss of every update.
+        self._one = torch.ones((), device=self.device)
         self._terms: Terms = {}
         self._found: dict[nn.Module, list[Tensor]] = {}
+        self._owners: dict[nn.Module, str] = {}
 
     # What a subclass provides.
 
@@ -214,11 +217,10 @@ class Learner:
         return batch._replace(obs=normalizer(batch.obs), next_obs=normalizer(batch.next_obs))
 
     def evaluate(self, inputs: tuple[Any, ...], *functions: Callable[..., Tensor]) -> list[Tensor]:
-        """Constants that several losses share, each a function of `inputs`, computed side by side."""
-        with torch.no_grad():
-            return self.execution.parallel(
-                [partial(self.execution.prepared(function), *inputs) for function in functions]
-            )
+        """What several losses share, each a function of `inputs`, computed side by side."""
+        return self.execution.parallel(
+            [partial(self.execution.prepared(function), *inputs) for function in functions]
+        )
 
     def minimize(
         self,
@@ -236,12 +238,16 @@ class Learner:
         gradients = self.execution.parallel(
             [partial(self._gradients, name, loss, inputs) for name, loss in objectives.items()]
         )
-        groups = [self.optimizers[name].group(found) for name, (found, _) in zip(objectives, gradients)]
-        follows: list[Follow] = [
-            (self._parameters(target), self._parameters(source), tau) for target, source in (targets or {}).items()
-        ]
+        follows: dict[str, list[Follow]] = {name: [] for name in objectives}
+        for target, source in (targets or {}).items():
+            follows[self._owner(source)].append((self._parameters(target), self._parameters(source), tau))
         with torch.no_grad():
-            self.execution.apply(groups, follows)
+            self.execution.parallel(
+                [
+                    partial(self.execution.apply, self.optimizers[name].group(found), follows[name])
+                    for name, (found, _) in zip(objectives, gradients)
+                ]
+            )
         return {key: term.detach() for _, terms in gradients for key, term in terms.items()}
 
     def _parameters(self, module: nn.Module) -> list[Tensor]:
@@ -250,9 +256,18 @@ class Learner:
             self._found[module] = list(module.parameters())
         return self._found[module]
 
+    def _owner(self, module: nn.Module) -> str:
+        """The name of the optimiser that steps `module`, found once."""
+        if module not in self._owners:
+            first = self._parameters(module)[0]
+            self._owners[module] = next(
+                name for name, optimizer in self.optimizers.items() if any(p is first for p in optimizer.parameters)
+            )
+        return self._owners[module]
+
     def _gradients(self, name: str, loss: Loss, inputs: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Terms]:
         value, terms = self.execution.prepared(loss)(*inputs)
-        return torch.autograd.grad(value, self.optimizers[name].parameters), terms
+        return torch.autograd.grad(value, self.optimizers[name].parameters, self._one), terms
 
     def scheduled_optimizers(self) -> list[Adam]:
         """The optimisers whose learning rate a schedule turns."""

@@ -13,7 +13,7 @@ Axes: critics `[2, B]`, values and weights `[B]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -63,6 +63,16 @@ def iql_loss(batch: Mapping[str, Any]) -> Terms:
     )
 
 
+class Outputs(NamedTuple):
+    """What the networks say of one batch; `best` and `next_values` are constants."""
+
+    q: Tensor  # Q(s, a), [2, B]
+    values: Tensor  # V(s), [B]
+    logprobs: Tensor  # log pi(a|s), [B]
+    best: Tensor  # min Qbar(s, a), [B]
+    next_values: Tensor  # V(s'), [B]
+
+
 class IQL(Learner):
     """Implicit Q-learning on an `MLPIQLModel`."""
 
@@ -80,34 +90,48 @@ class IQL(Learner):
         }
 
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
-        best, values = self.evaluate((batch,), self.target_minimum, self.values)
         return self.minimize(
-            (batch, best, values),
+            (batch, self.outputs(batch)),
             {"critics": self.critic_loss, "value": self.value_loss, "actor": self.actor_loss},
             {self.model.target_critics: self.model.critics},
             tau=self.config.tau,
         )
 
-    def target_minimum(self, batch: TransitionBatch) -> Tensor:
-        """min Qbar(s, a), `[B]`."""
-        q: Tensor = self.model.target_critics(batch.obs, batch.actions).amin(0)
+    def outputs(self, batch: TransitionBatch) -> Outputs:
+        """Every network once, side by side: the losses are arithmetic on what they return."""
+        functions = self.q_values, self.values, self.log_probs, self.target_minimum, self.next_values
+        return Outputs(*self.evaluate((batch,), *functions))
+
+    def q_values(self, batch: TransitionBatch) -> Tensor:
+        q: Tensor = self.model.critics(batch.obs, batch.actions)
         return q
 
     def values(self, batch: TransitionBatch) -> Tensor:
-        """V(s), the actor's baseline, and V(s'), what the critics bootstrap from: `[2, B]`, before the step."""
-        value: Tensor = self.model.value(torch.cat([batch.obs, batch.next_obs]))
-        return value.view(2, -1)
+        value: Tensor = self.model.value(batch.obs)
+        return value
 
-    def critic_loss(self, batch: TransitionBatch, best: Tensor, values: Tensor) -> tuple[Tensor, Terms]:
-        target = td_target(batch.rewards, batch.dones, values[1], self.config.gamma)
-        terms = critic_terms(self.model.critics(batch.obs, batch.actions), target)
+    def log_probs(self, batch: TransitionBatch) -> Tensor:
+        logprobs: Tensor = self.model.actor.log_prob(batch.obs, batch.actions)
+        return logprobs
+
+    def target_minimum(self, batch: TransitionBatch) -> Tensor:
+        q: Tensor = self.model.target_critics(batch.obs, batch.actions).amin(0)
+        return q
+
+    def next_values(self, batch: TransitionBatch) -> Tensor:
+        value: Tensor = self.model.value(batch.next_obs, frozen=True)
+        return value
+
+    def critic_loss(self, batch: TransitionBatch, outputs: Outputs) -> tuple[Tensor, Terms]:
+        target = td_target(batch.rewards, batch.dones, outputs.next_values, self.config.gamma)
+        terms = critic_terms(outputs.q, target)
         return terms["critic_loss"], terms
 
-    def value_loss(self, batch: TransitionBatch, best: Tensor, values: Tensor) -> tuple[Tensor, Terms]:
-        terms = value_terms(best - self.model.value(batch.obs), self.config.expectile)
+    def value_loss(self, batch: TransitionBatch, outputs: Outputs) -> tuple[Tensor, Terms]:
+        terms = value_terms(outputs.best - outputs.values, self.config.expectile)
         return terms["value_loss"], terms
 
-    def actor_loss(self, batch: TransitionBatch, best: Tensor, values: Tensor) -> tuple[Tensor, Terms]:
-        logprobs = self.model.actor.log_prob(batch.obs, batch.actions)
-        terms = actor_terms(logprobs, best - values[0], self.config.beta, self.config.max_weight)
+    def actor_loss(self, batch: TransitionBatch, outputs: Outputs) -> tuple[Tensor, Terms]:
+        advantages = outputs.best - outputs.values.detach()
+        terms = actor_terms(outputs.logprobs, advantages, self.config.beta, self.config.max_weight)
         return terms["actor_loss"], terms

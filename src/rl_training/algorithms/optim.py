@@ -3,7 +3,8 @@
 Moments, step count and learning rate live on the parameters' device and change in place, so a CUDA graph can
 record the step and a schedule can still turn the learning rate. On a CPU torch's fused kernel is fastest; on a
 GPU that kernel keeps most of the device idle for networks of this size, so there the same arithmetic is written
-with list operations that `torch.compile` merges into one kernel together with the target update.
+with list operations that `torch.compile` merges into one kernel together with the target update; groups do not
+depend on each other and step side by side.
 """
 
 from __future__ import annotations
@@ -57,43 +58,43 @@ class Adam:
 Follow = tuple[list[Tensor], list[Tensor], float]
 
 
-def apply_fused(groups: list[Group], follows: list[Follow]) -> None:
-    """Step every group with torch's fused kernel, then move the targets."""
-    for parameters, gradients, exp_avg, exp_avg_sq, step, learning_rate in groups:
-        step.add_(1.0)
-        torch._fused_adam_(
-            parameters,
-            list(gradients),
-            exp_avg,
-            exp_avg_sq,
-            [],
-            [step] * len(parameters),
-            lr=learning_rate,
-            beta1=BETA1,
-            beta2=BETA2,
-            weight_decay=0.0,
-            eps=EPS,
-            amsgrad=False,
-            maximize=False,
-        )
+def apply_fused(group: Group, follows: list[Follow]) -> None:
+    """Step a group with torch's fused kernel, then move the targets that follow it."""
+    parameters, gradients, exp_avg, exp_avg_sq, step, learning_rate = group
+    step.add_(1.0)
+    torch._fused_adam_(
+        parameters,
+        list(gradients),
+        exp_avg,
+        exp_avg_sq,
+        [],
+        [step] * len(parameters),
+        lr=learning_rate,
+        beta1=BETA1,
+        beta2=BETA2,
+        weight_decay=0.0,
+        eps=EPS,
+        amsgrad=False,
+        maximize=False,
+    )
     for targets, sources, tau in follows:
         torch._foreach_lerp_(targets, sources, tau)
 
 
-def apply_lists(groups: list[Group], follows: list[Follow]) -> None:
+def apply_lists(group: Group, follows: list[Follow]) -> None:
     """The same in list operations, eager or compiled into one kernel."""
-    for parameters, gradients, exp_avg, exp_avg_sq, step, learning_rate in groups:
-        step.add_(1.0)
-        step_size = learning_rate / (1.0 - BETA1**step)
-        correction = (1.0 - BETA2**step).sqrt()
-        torch._foreach_lerp_(exp_avg, list(gradients), 1.0 - BETA1)
-        torch._foreach_mul_(exp_avg_sq, BETA2)
-        torch._foreach_addcmul_(exp_avg_sq, list(gradients), list(gradients), 1.0 - BETA2)
-        denominator = torch._foreach_sqrt(exp_avg_sq)
-        torch._foreach_div_(denominator, correction)
-        torch._foreach_add_(denominator, EPS)
-        change = torch._foreach_div(exp_avg, denominator)
-        torch._foreach_mul_(change, step_size)
-        torch._foreach_sub_(parameters, change)
+    parameters, gradients, exp_avg, exp_avg_sq, step, learning_rate = group
+    step.add_(1.0)
+    step_size = learning_rate / (1.0 - BETA1**step)
+    correction = (1.0 - BETA2**step).sqrt()
+    torch._foreach_lerp_(exp_avg, list(gradients), 1.0 - BETA1)
+    torch._foreach_mul_(exp_avg_sq, BETA2)
+    torch._foreach_addcmul_(exp_avg_sq, list(gradients), list(gradients), 1.0 - BETA2)
+    denominator = torch._foreach_sqrt(exp_avg_sq)
+    torch._foreach_div_(denominator, correction)
+    torch._foreach_add_(denominator, EPS)
+    change = torch._foreach_div(exp_avg, denominator)
+    torch._foreach_mul_(change, step_size)
+    torch._foreach_sub_(parameters, change)
     for targets, sources, tau in follows:
         torch._foreach_lerp_(targets, sources, tau)

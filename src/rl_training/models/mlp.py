@@ -22,6 +22,8 @@ Select = Callable[[Tensor], Tensor]
 Init = Literal["torch", "xavier", "orthogonal"]
 # All members (None), the first few, or those an index tensor names.
 Members = int | Tensor | None
+# Measured on an H200 with heads of 6 and 12 outputs over 256 inputs; 25 outputs are left to the library.
+_FEW_OUTPUTS, _LITTLE_WORK = 16, 4_000_000
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -46,6 +48,15 @@ def _init_matrix(weight: Tensor, bias: Tensor, fan_in: int, init: Init) -> None:
     nn.init.zeros_(bias)
 
 
+def _better_as_sum(x: Tensor, weight: Tensor) -> bool:
+    """Whether a compiled sum beats the library's product: on a GPU, for few outputs and not too much work.
+
+    The library splits or starves such a product, while the sum fuses with the activation before it.
+    """
+    members, inner, outer = weight.shape
+    return x.is_cuda and outer <= _FEW_OUTPUTS and members * x.shape[-2] * inner * outer <= _LITTLE_WORK
+
+
 class EnsembleLinear(nn.Module):
     """N independent affine maps as one batched product: `[N, B, in] -> [N, B, out]`."""
 
@@ -61,6 +72,8 @@ class EnsembleLinear(nn.Module):
         if weight.shape[-1] == 1:
             # A product with one column is a weighted sum, which fuses with the activation before it.
             return (x * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
+        if torch.compiler.is_compiling() and _better_as_sum(x, weight):
+            return (x.unsqueeze(-1) * weight.unsqueeze(1)).sum(-2) + bias
         # Not baddbmm: it copies the bias first, while a separate sum fuses with the activation after it.
         return torch.bmm(x, weight).add_(bias)
 

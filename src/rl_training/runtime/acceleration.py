@@ -20,6 +20,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Execution, Learner, Terms
 from rl_training.algorithms.optim import apply_lists
 from rl_training.data.sources import BatchSource
+from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.runtime.schedules import OptimizationConfig
 
@@ -28,6 +29,8 @@ _log = logging.getLogger(__name__)
 _WARM_UP_UPDATES = 3
 # Updates recorded together where that many are due: one launch, and one gap between launches, for all of them.
 _BLOCK = 10
+# Streams beside the main one: IQL, the widest update, evaluates five networks side by side.
+_BRANCHES = 4
 # A graph, the terms its replay overwrites, and the learning rates it reads, one row per update.
 _Recorded = tuple[torch.cuda.CUDAGraph, Terms, Tensor]
 
@@ -100,7 +103,7 @@ class Updater:
         if self.mode != "eager" and on_gpu:
             # Gradients are returned by autograd.grad, never accumulated: the stream of a node that would is moot.
             warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
-            learner.execution.branches = tuple(_stream(learner.device) for _ in range(3))
+            learner.execution.branches = tuple(_stream(learner.device) for _ in range(_BRANCHES))
         self._recording = self.mode != "eager" and on_gpu
         # Rows of a source in host memory are copied here before each update, so that a graph finds them.
         self._staged: Tensor | None = None
@@ -117,7 +120,7 @@ class Updater:
                 self._staged.copy_(self.source.sample_rows(self.batch_size), non_blocking=True)
             if not self._recording:
                 self._set_rates(rates[0])
-                terms = self._step(phases[0])
+                terms = self.learner.gradient_step(self._batch(), phases[0])
             else:
                 terms = self._replay(phases, rates)
             self.learner.finish_steps(terms, size)
@@ -146,9 +149,10 @@ class Updater:
         if self.schedule is not None:
             self.learner.set_learning_rates(rates)
 
-    def _step(self, phase: Hashable) -> Terms:
+    def _batch(self) -> TransitionBatch:
+        """The next minibatch, observations normalised."""
         rows = self.source.sample_rows(self.batch_size) if self._staged is None else self._staged
-        return self.learner.gradient_step(self.learner.normalized(self.source.layout.unpack(rows)), phase)
+        return self.learner.normalized(self.source.layout.unpack(rows))
 
     def _replay(self, phases: tuple[Hashable, ...], rates: list[list[float]]) -> Terms:
         if phases not in self._graphs:
@@ -160,7 +164,11 @@ class Updater:
         return terms
 
     def _record(self, phases: tuple[Hashable, ...]) -> _Recorded:
-        """Warm up and record updates without leaving a trace in networks, optimisers or random numbers."""
+        """Warm up and record updates without leaving a trace in networks, optimisers or random numbers.
+
+        Minibatches do not depend on the updates before them, so they are drawn on a branch of their own, beside
+        those updates; random numbers are numbered as they are recorded, so each draw stays the one of eager mode.
+        """
         learner = self.learner
         state = learner.state_dict()
         tensors = [*state["networks"].values(), *state["optimizers"].values()]
@@ -172,16 +180,22 @@ class Updater:
         with torch.cuda.stream(side):
             for phase in {*phases}:
                 for _ in range(_WARM_UP_UPDATES):
-                    self._step(phase)
+                    learner.gradient_step(self._batch(), phase)
         torch.cuda.current_stream(learner.device).wait_stream(side)
         torch.cuda.synchronize(learner.device)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(learner.generator)
         terms: Terms = {}
+        batches = []  # kept until all is recorded: the branch must not draw into a minibatch still in use
         with torch.cuda.graph(graph):
+            main = torch.cuda.current_stream(learner.device)
+            side.wait_stream(main)
             for i, phase in enumerate(phases):
+                with torch.cuda.stream(side):
+                    batches.append(self._batch())
+                main.wait_stream(side)
                 self._set_rates(rates[i])
-                terms |= self._step(phase)
+                terms |= learner.gradient_step(batches[i], phase)
         with torch.no_grad():
             for tensor, before in zip(tensors, saved):
                 tensor.copy_(before)
