@@ -109,7 +109,7 @@ def spaces_of(config: TrainConfig, *, discrete: bool | None = None) -> SpaceSpec
         env.close()
 
 
-@dataclass
+@dataclass(slots=True)
 class Transition:
     """One environment's answer to one action."""
 
@@ -166,26 +166,31 @@ class EnvPool:
         self._before: list[tuple[int, float]] = []
         self.episodes = [Episode(-1, 0, []) for _ in self.envs]
 
-    def reset(self, index: int) -> NDArray[np.float32]:
-        """Start the next episode of one environment."""
+    def reset(self, index: int, seed: int | None = None) -> NDArray[np.float32]:
+        """Start the next episode of one environment, with a seed of its own unless it is given one."""
         number = self.episodes[index].number + 1
-        seed = episode_seed(self.seed, self.purpose, index, number)
+        if seed is None:
+            seed = episode_seed(self.seed, self.purpose, index, number)
         self.episodes[index] = Episode(number, seed, [])
         with _blame(index, self.episodes[index]):
             obs: NDArray[np.float32] = self.envs[index].reset(seed)
         return obs
 
-    def step(self, actions: NDArray[Any]) -> list[Transition]:
-        """One step of every environment, `actions` in their own units."""
+    def step(self, actions: NDArray[Any], indices: Sequence[int] | None = None) -> list[Transition]:
+        """One step of every environment, or of those `indices` names; a row of `actions` each, in their units.
+
+        Environments in processes of their own work side by side.
+        """
+        chosen = range(len(self.envs)) if indices is None else indices
         self._before = [(len(episode.actions), episode.total) for episode in self.episodes]
-        for index, env in enumerate(self.envs):
-            self.episodes[index].actions.append(actions[index])
+        for action, index in zip(actions, chosen):
+            self.episodes[index].actions.append(action)
             with _blame(index, self.episodes[index]):
-                env.send(actions[index])
-        results = []
-        for index, env in enumerate(self.envs):
+                self.envs[index].send(action)
+        results: list[Transition] = []
+        for index in chosen:
             with _blame(index, self.episodes[index]):
-                results.append(env.receive())
+                results.append(self.envs[index].receive())
             self.episodes[index].total += results[-1].reward
         return results
 
@@ -194,16 +199,6 @@ class EnvPool:
         for episode, (length, total) in zip(self.episodes, self._before):
             del episode.actions[length:]
             episode.total = total
-
-    def step_one(self, index: int, action: NDArray[Any]) -> Transition:
-        """One step of one environment."""
-        episode = self.episodes[index]
-        episode.actions.append(action)
-        with _blame(index, episode):
-            self.envs[index].send(action)
-            transition: Transition = self.envs[index].receive()
-        episode.total += transition.reward
-        return transition
 
     def replay(self, index: int, episode: Episode) -> NDArray[np.float32]:
         """Bring one environment to where `episode` was: reset with its seed, repeat its actions."""

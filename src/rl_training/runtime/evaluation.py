@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,29 +12,39 @@ from rl_training.data.scores import normalized_score
 from rl_training.errors import DivergedError
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.policies import Policy
-from rl_training.runtime.envs import EVALUATION, EnvPool, Transition
+from rl_training.runtime.envs import EVALUATION, EnvPool, episode_seed
 from rl_training.spaces import SpaceSpec
 
 # Evaluation seeds are the same for every run, so that runs are compared on the same episodes.
-_SEED = 20_240_229
-_SIDE_BY_SIDE = 8
+_SEED, _SEED_COLUMNS = 20_240_229, 8
+_SIDE_BY_SIDE = 10
+
+
+def evaluation_seed(episode: int) -> int:
+    """The seed of an evaluation episode, however many environments share the work."""
+    number, column = divmod(episode, _SEED_COLUMNS)
+    return episode_seed(_SEED, EVALUATION, column, number)
 
 
 class Evaluator:
-    """Runs episodes with the deterministic policy; its environments are made on first use and kept."""
+    """Runs episodes with the deterministic policy; its environments are made once and kept."""
 
     def __init__(self, config: TrainConfig, spaces: SpaceSpec) -> None:
         self.config = config
         self.spaces = spaces
         self._pool: EnvPool | None = None
 
-    def run(self, policy: Policy, episodes: int) -> dict[str, float]:
-        """`eval_return_mean` and its companions over exactly `episodes` episodes."""
+    def open(self, episodes: int) -> EnvPool:
+        """Make the environments for `episodes` episodes, if they are not there yet."""
         if self._pool is None:
             count = min(episodes, _SIDE_BY_SIDE)
             config = self.config.replace(num_envs=count, seed=_SEED)
             self._pool = EnvPool(config, purpose=EVALUATION)
-        returns, lengths = _play(self._pool, policy, self.spaces, episodes)
+        return self._pool
+
+    def run(self, policy: Policy, episodes: int) -> dict[str, float]:
+        """`eval_return_mean` and its companions over exactly `episodes` episodes."""
+        returns, lengths = _play(self.open(episodes), policy, self.spaces, episodes)
         result = {
             "eval_return_mean": float(returns.mean()),
             "eval_return_std": float(returns.std()),
@@ -63,39 +75,37 @@ def _play(
     returns, lengths = np.zeros(episodes), np.zeros(episodes, dtype=np.int64)
     playing = {i: i for i in range(min(width, episodes))}  # environment -> episode
     obs = np.zeros((width, spaces.obs_dim), dtype=np.float32)
-    for i in playing:
-        pool.episodes[i].number = -1
-        obs[i] = _checked(pool.reset(i), i)
+    for i, episode in playing.items():
+        obs[i] = pool.reset(i, evaluation_seed(episode))
     while playing:
+        _require_finite(obs)
         active = sorted(playing)
         with torch.inference_mode():
             actions = spaces.to_env(policy.mode(torch.from_numpy(obs[active])).numpy())
-        for row, i in enumerate(active):
-            transition = pool.step_one(i, actions[row])
-            obs[i] = _checked(transition.obs, i)
-            if not np.isfinite(pool.episodes[i].total):
+        transitions = pool.step(actions, active)
+        obs[active] = [transition.obs for transition in transitions]
+        _require_finite(obs)  # before a reset replaces the last one of an episode
+        for i, transition in zip(active, transitions):
+            if not math.isfinite(pool.episodes[i].total):
                 raise DivergedError(
                     f"evaluation environment {i} returned the reward {transition.reward}; mend the environment",
                     first_bad=f"reward of evaluation environment {i}",
                 )
-            if _ended(transition):
+            if transition.terminated or transition.truncated:
                 episode = playing.pop(i)
                 returns[episode] = pool.episodes[i].total
                 lengths[episode] = len(pool.episodes[i].actions)
                 if episode + width < episodes:
                     playing[i] = episode + width
-                    obs[i] = _checked(pool.reset(i), i)
+                    obs[i] = pool.reset(i, evaluation_seed(playing[i]))
     return returns, lengths
 
 
-def _ended(transition: Transition) -> bool:
-    return transition.terminated or transition.truncated
-
-
-def _checked(obs: NDArray[np.float32], index: int) -> NDArray[np.float32]:
-    if not np.all(np.isfinite(obs)):
+def _require_finite(obs: NDArray[np.float32]) -> None:
+    finite = np.isfinite(obs)
+    if not finite.all():
+        index = int(np.argmin(finite.all(axis=1)))
         raise DivergedError(
             f"evaluation environment {index} returned a non-finite observation; mend the environment",
             first_bad=f"observation of evaluation environment {index}",
         )
-    return obs

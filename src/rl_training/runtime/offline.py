@@ -126,8 +126,8 @@ def collect_dataset(
     try:
         obs = pool.reset(0)
         for _ in range(size):
-            action = spaces.to_env(act(obs[None]))[0]
-            transition = pool.step_one(0, action)
+            (action,) = actions = spaces.to_env(act(obs[None]))
+            (transition,) = pool.step(actions)
             if not (np.isfinite(transition.reward) and np.all(np.isfinite(transition.obs))):
                 raise DivergedError(
                     f"{config.env_id} returned a non-finite observation or reward (seed {pool.episodes[0].seed}, "

@@ -137,6 +137,8 @@ class Session:
             except ValueError as error:
                 raise ConfigError(f"callbacks: the state_dict of {name} must be plain data: {error}") from None
         self.begun = True
+        if self._evaluator is not None and self.config.env_processes and self.config.eval_episodes:
+            self._evaluator.open(self.config.eval_episodes)  # processes take seconds to start: beside the training
         for callback in self.callbacks:
             callback.on_training_start(self)
 
