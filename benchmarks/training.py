@@ -198,12 +198,24 @@ def sections(entries: dict[str, Entry]) -> Sections:
         header = ["", "machine", "settings", "seed", "steps", "updates", "steps/s", "time in updates",
                   "return (over episodes)"]  # fmt: skip
         parts += [table(header, rows), ""]
-        for e in runs:
-            points = ", ".join(f"{step / 1000:g}k {mean:.0f}" for step, mean, _ in e["curve"])
-            parts += [f"Return of {e['algo'].upper()} {e['env']} on the way: {points or 'not evaluated'}.", ""]
     if not pairs and not runs:
         return {}
-    return {("performance", "training"): "\n".join([*parts, report.origins([*pairs, *runs])])}
+    found = {("performance", "training"): "\n".join([*parts, report.origins([*pairs, *runs])])}
+    return found | ({("results", "single-runs"): returns_text(runs)} if runs else {})
+
+
+def returns_text(runs: list[Entry]) -> str:
+    """The returns of single runs on their way."""
+    points = sorted({step for e in runs for step, *_ in e["curve"]})
+    rows = []
+    for e in runs:
+        means = {step: f"{mean:.0f}" for step, mean, _ in e["curve"]}
+        on_the_way = [means.get(point, "–") for point in points]
+        last = f"{e['return']:.0f} ± {e['return_std']:.0f}"
+        rows.append([f"{e['algo'].upper()} {e['env']}", settings(e), e["seed"], *on_the_way, last])
+    header = ["", "settings", "seed", *(f"{point / 1000:g}k" for point in points), "last (over episodes)"]
+    written = "Written by `python -m benchmarks.training`; evaluation episodes are the same for every run."
+    return f"## Single runs\n\n{written}\n\n{table(header, rows)}\n\n{report.origins(runs)}"
 
 
 def main() -> None:
