@@ -38,7 +38,7 @@ def _nudge(learner: Learner) -> None:
     """Move every parameter to the next number above or below, at random."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for p in learner.model.parameters():
+        for p in (p for module in learner.modules().values() for p in module.parameters()):
             toward = torch.where(torch.rand(p.shape, generator=generator) < 0.5, -math.inf, math.inf)
             p.copy_(torch.nextafter(p, toward.to(p)))
 
@@ -77,7 +77,7 @@ def check(chosen: list[Case], options: argparse.Namespace, device: torch.device)
             apart = compiled[i] - eager[i]
             entry[f"compiled_max_{updates}"] = float(apart.abs().max())
             entry[f"compiled_relative_{updates}"] = float(apart.norm() / moved)
-            entry[f"nudged_relative_{updates}"] = float((nudged[i] - eager[i]).norm() / moved)
+        entry["nudged_relative_100"] = float((nudged[2] - eager[2]).norm() / moved)
         entry["within"] = all(entry[f"compiled_relative_{n}"] <= bound for n, bound in TOLERANCE.items())
         print({k: v for k, v in entry.items() if k != "kind"}, flush=True)
         yield case.name, entry
@@ -287,7 +287,7 @@ def _check_text(entries: list[Entry]) -> str:
         "largest difference of a parameter / the norm of the difference over the distance moved; the tolerance is "
         f"{TOLERANCE[1]:g} after one update and {TOLERANCE[100]:g} after 100. Rounding grows, because training is "
         "chaotic: how far eager updates go from themselves when every parameter starts at the next number above or "
-        "below stands beside it."
+        "below stands beside it where it was measured."
         f"\n\n{table(header, rows)}"
     )
 

@@ -192,16 +192,20 @@ def sections(entries: dict[str, Entry]) -> Sections:
         rows = [
             [f"{e['algo'].upper()} {e['env']}", e["machine"], settings(e), e["seed"],
              f"{e['steps']:,}", f"{e['updates']:,}", f"{e['steady']:.1f}", f"{e['update_share']:.0%}",
-             f"{e['return']:.0f} ± {e['return_std']:.0f}"]
+             final(e)]
             for e in runs
         ]  # fmt: skip
         header = ["", "machine", "settings", "seed", "steps", "updates", "steps/s", "time in updates",
-                  "return (over episodes)"]  # fmt: skip
+                  "return"]  # fmt: skip
         parts += [table(header, rows), ""]
     if not pairs and not runs:
         return {}
     found = {("performance", "training"): "\n".join([*parts, report.origins([*pairs, *runs])])}
     return found | ({("results", "single-runs"): returns_text(runs)} if runs else {})
+
+
+def final(entry: Entry) -> str:
+    return f"{entry['return']:.0f} ± {entry['return_std']:.0f} over {entry['episodes']} episodes"
 
 
 def returns_text(runs: list[Entry]) -> str:
@@ -211,9 +215,8 @@ def returns_text(runs: list[Entry]) -> str:
     for e in runs:
         means = {step: f"{mean:.0f}" for step, mean, _ in e["curve"]}
         on_the_way = [means.get(point, "–") for point in points]
-        last = f"{e['return']:.0f} ± {e['return_std']:.0f}"
-        rows.append([f"{e['algo'].upper()} {e['env']}", settings(e), e["seed"], *on_the_way, last])
-    header = ["", "settings", "seed", *(f"{point / 1000:g}k" for point in points), "last (over episodes)"]
+        rows.append([f"{e['algo'].upper()} {e['env']}", settings(e), e["seed"], *on_the_way, final(e)])
+    header = ["", "settings", "seed", *(f"{point / 1000:g}k" for point in points), "last"]
     written = "Written by `python -m benchmarks.training`; evaluation episodes are the same for every run."
     return f"## Single runs\n\n{written}\n\n{table(header, rows)}\n\n{report.origins(runs)}"
 

@@ -61,7 +61,7 @@ def test_the_three_losses_are_those_of_the_paper_before_any_step() -> None:
 def test_each_loss_reaches_only_its_owner(name: str) -> None:
     learner, batch = build(IQL), random_batch()
     losses = {"critics": learner.critic_loss, "value": learner.value_loss, "actor": learner.actor_loss}
-    loss, _ = losses[name](batch, learner.outputs(batch))
+    loss, _ = losses[name](learner.outputs(batch))
     parameters = [p for p in learner.model.parameters() if p.requires_grad]
     owned = {id(p) for p in learner.optimizers[name].parameters}
     for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True)):

@@ -106,6 +106,23 @@ def test_an_update_moves_what_it_owns_and_nothing_else(learner: Any, monkeypatch
     assert trainable == moved_ever
 
 
+@pytest.mark.parametrize("stepped", [("critics",), ("critics", "actor")])
+def test_a_target_follows_whoever_steps_its_source(stepped: tuple[str, ...]) -> None:
+    """One optimiser, none of this update, or several: the target goes all the way to what is there afterwards."""
+    learner, batch = build(algorithms.TD3), batch_for(algorithms.TD3)
+    model, noise = learner.model, torch.zeros_like(batch.actions)
+    both, copied = nn.ModuleList([model.critics, model.actor]), nn.ModuleList()
+    copied.extend(copy.deepcopy(both).requires_grad_(False))
+    losses = {"critics": learner.critic_loss, "actor": learner.actor_loss}
+    targets = {model.target_critics: model.critics, model.target_actor: model.actor, copied: both}
+    with torch.no_grad():
+        model.target_actor.net.head.bias.add_(1.0)
+    learner.minimize((batch, noise), {name: losses[name] for name in stepped}, targets, tau=1.0)
+    for target, source in targets.items():
+        for t, s in zip(target.parameters(), source.parameters()):
+            assert torch.equal(t, s)
+
+
 def test_terms_are_finite_scalars_with_the_promised_names(learner: Any) -> None:
     result = learner.update(batch_for(learner)._asdict(), global_step=0)
     assert result.num_gradient_steps == 1

@@ -20,6 +20,7 @@ from rl_training.models import (
     MLPTD3Model,
     MLPTQCModel,
     TanhGaussianActor,
+    mlp,
 )
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import log_tanh_slope
@@ -76,6 +77,30 @@ def test_the_first_members_can_be_asked_alone(ensemble: EnsembleMLP) -> None:
 def test_named_members_can_be_asked_in_any_order(ensemble: EnsembleMLP) -> None:
     x = torch.randn(7, 5, dtype=torch.float64)
     torch.testing.assert_close(ensemble(x, members=torch.tensor([3, 1])), ensemble(x)[[3, 1]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_few_outputs_as_a_compiled_sum_are_the_product(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only a GPU is given when compiled, forced here and traced without a compiler."""
+    network = EnsembleMLP(3, 5, (7,), 6).to(dtype)
+    x = torch.randn(4, 5, dtype=dtype, requires_grad=True)
+    asked = []
+
+    def always(x: torch.Tensor, weight: torch.Tensor) -> bool:
+        asked.append(weight.shape)
+        return True
+
+    monkeypatch.setattr(mlp, "_better_as_sum", always)
+    members = torch.tensor([2, 0])
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
+    for options in ({}, {"frozen": True}, {"members": 2}, {"members": members}):
+        eager, traced = network(x, **options), compiled(x, **options)
+        torch.testing.assert_close(traced, eager)
+        wanted = [x] if "frozen" in options else [x, *network.parameters()]
+        expected = torch.autograd.grad(eager.sum(), wanted)
+        for ours, theirs in zip(torch.autograd.grad(traced.sum(), wanted), expected):
+            torch.testing.assert_close(ours, theirs)
+    assert asked
 
 
 def test_a_single_network_is_an_ensemble_of_one_without_its_axis() -> None:

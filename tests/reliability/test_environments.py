@@ -17,7 +17,10 @@ import rl_training
 from rl_training.errors import EnvironmentFailure
 from rl_training.experiment.checkpointing import latest_valid, read_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.envs import TRAINING, EnvPool, episode_seed
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.envs import TRAINING, EnvPool, episode_seed, spaces_of
+from rl_training.runtime.evaluation import Evaluator
+from rl_training.runtime.launch import build_learner
 from tests.reliability.faulty_worlds import FAULTY, IMPORTABLE
 from tests.runs import ONLINE, interrupted, resume, run_record, tiny, train
 
@@ -87,6 +90,43 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     last = ended.stderr.splitlines()[-1]
     assert "its process ended with exit code 1 before its first answer; " in last
     assert 'needs `if __name__ == "__main__":` around its training call' in last
+
+
+def test_an_evaluation_that_failed_can_be_tried_again(tmp_path: Path) -> None:
+    """What other processes still had to answer is not taken for the answer to something else."""
+    config = config_of("sac", tmp_path, env_kwargs={"at": 3, "how": "raise"}, env_processes=True).replace(
+        env_id=IMPORTABLE, allow_import=True
+    )
+    spaces = spaces_of(config)
+    sections = get_algorithm_spec("sac").sections
+    policy = build_learner(sections, sections.resolve(config.algo_kwargs), config, spaces).model.policy
+    evaluator = Evaluator(config, spaces)
+    for _ in range(2):
+        with pytest.raises(EnvironmentFailure, match=r"^environment 0 failed .* step 3\): ChildError"):
+            evaluator.run(policy, 2)
+
+
+def test_a_complete_run_starts_no_processes_to_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, make = [], Evaluator.open
+
+    def noted(self: Evaluator, episodes: int) -> EnvPool:
+        opened.append(episodes)
+        return make(self, episodes)
+
+    monkeypatch.setattr(Evaluator, "open", noted)
+    result = train(tiny("bc", tmp_path, env_processes=True))
+    assert opened
+    opened.clear()
+    resume(result.run_dir)
+    assert not opened
+
+
+def test_as_many_actions_as_environments(tmp_path: Path) -> None:
+    pool = EnvPool(config_of("td3", tmp_path, num_envs=2))
+    actions = pool.reset(0)[None, :1]
+    pool.reset(1)
+    with pytest.raises(ValueError, match="longer than"):
+        pool.step(actions)
 
 
 def test_the_second_of_two_is_the_one_named(tmp_path: Path) -> None:

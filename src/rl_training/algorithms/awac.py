@@ -6,7 +6,7 @@ a~ ~ pi. `weighting: exp` takes min(exp(A / lambda), `max_advantage_weight`), as
 softmax(A / lambda) over the batch times B, as the authors' code, and needs no cap.
 Departures: the policy is our tanh-Gaussian with a state-dependent log-std in [-5, 2] (the authors squash the mean
 only), data actions clipped to ±(1 - 1e-6); no weight decay; PyTorch's initialisation.
-Axes: critics `[2, B]`, K = 2 actions per state (data, policy) as `[2, 2, B]`, weights `[B]`.
+Axes: critics `[2, B]`, weights `[B]`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, TargetConfig, Terms
-from rl_training.algorithms.losses import clipped_exponential, cloning_terms, critic_terms, td_target
+from rl_training.algorithms.losses import (
+    CloningOutputs,
+    clipped_exponential,
+    cloning_terms,
+    critic_terms,
+    td_target,
+)
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, squashed_log_prob
@@ -68,27 +74,40 @@ class AWAC(Learner):
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
         noise = self.normal(2, *batch.actions.shape)  # for a' and for a~
         return self.minimize(
-            (batch, noise),
+            (self.outputs(batch, noise),),
             {"critics": self.critic_loss, "actor": self.actor_loss},
             {self.model.target_critics: self.model.critics},
             tau=self.config.tau,
         )
 
-    def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
-        with torch.no_grad():
-            next_actions = self.model.actor.sample(batch.next_obs, noise[0])
-            value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
-            target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
-        terms = critic_terms(self.model.critics(batch.obs, batch.actions), target)
-        return terms["critic_loss"], terms
+    def outputs(self, batch: TransitionBatch, noise: Tensor) -> CloningOutputs:
+        """Every network once, side by side: the losses are arithmetic on what they return."""
+        q, policy, target = self.evaluate((batch, noise), self.q_values, self.policy, self.target)
+        return CloningOutputs(q, target, *policy)
 
-    def actor_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+    def q_values(self, batch: TransitionBatch, noise: Tensor) -> Tensor:
+        q: Tensor = self.model.critics(batch.obs, batch.actions)
+        return q
+
+    @torch.no_grad()
+    def target(self, batch: TransitionBatch, noise: Tensor) -> Tensor:
+        next_actions = self.model.actor.sample(batch.next_obs, noise[0])
+        value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
+        return td_target(batch.rewards, batch.dones, value, self.config.gamma)
+
+    def policy(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """log pi(a|s) of the data's actions and min Q(s, a~)."""
         mean, log_std = self.model.actor(batch.obs)
         with torch.no_grad():
-            policy_actions = torch.tanh(mean + log_std.exp() * noise[1])
-            candidates = torch.stack([batch.actions, policy_actions])  # [2, B, A]
-            q = self.model.critics.over_actions(batch.obs, candidates).amin(0)  # [2, B]
-            advantages = q[0] - q[1]
-            weights = advantage_weights(advantages, self.config)
-        terms = cloning_terms(squashed_log_prob(mean, log_std, batch.actions), advantages, weights)
+            actions = torch.tanh(mean + log_std.exp() * noise[1])
+            q = self.model.critics(batch.obs, actions).amin(0)  # [B]
+        return squashed_log_prob(mean, log_std, batch.actions), q
+
+    def critic_loss(self, outputs: CloningOutputs) -> tuple[Tensor, Terms]:
+        terms = critic_terms(outputs.q, outputs.target)
+        return terms["critic_loss"], terms
+
+    def actor_loss(self, outputs: CloningOutputs) -> tuple[Tensor, Terms]:
+        advantages = outputs.q.detach().amin(0) - outputs.policy_q
+        terms = cloning_terms(outputs.logprobs, advantages, advantage_weights(advantages, self.config))
         return terms["actor_loss"], terms

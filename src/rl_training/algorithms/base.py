@@ -2,8 +2,8 @@
 
 House rule: all losses of one update are formed from the parameters before that update; then every optimiser
 steps, then the targets follow. (The authors' EDAC and CORL's IQL do the same; where an author steps the critic
-first, the actor here sees critics one step older.) So the losses of one update do not depend on each other, and a
-GPU may compute them side by side.
+first, the actor here sees critics one step older.) So the losses of one update do not depend on each other, nor do
+the steps after them, and a GPU may compute them side by side.
 
 Losses are pure: tensors in, a scalar and named terms out. Randomness is drawn before them by `gradient_step`, so
 the same function runs eagerly, compiled, captured, or in a test with known noise.
@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.optim import Adam, Follow, Group, apply_fused, apply_lists
+from rl_training.algorithms.optim import Adam, Follow, Group, apply_fused, apply_lists, follow
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model as ModelBase
@@ -63,8 +63,8 @@ class UpdateResult:
 class Execution:
     """How `minimize` runs its parts; the mathematics does not know.
 
-    `transform` may compile a function; `apply` steps an optimiser; with `branches`, losses of one update run on
-    streams of their own, which a CUDA graph turns into parallel branches.
+    `transform` may compile a function; `apply` steps an optimiser and moves what follows it; with `branches`, what
+    does not depend on each other runs on streams of its own, which a CUDA graph turns into parallel branches.
     """
 
     transform: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
@@ -75,7 +75,7 @@ class Execution:
     def parallel(self, jobs: Sequence[Callable[[], Result]]) -> list[Result]:
         """Results of jobs that do not depend on each other: the first runs here, the others on branches."""
         contexts: list[AbstractContextManager[Any]] = [nullcontext() for _ in jobs]
-        branches = self.branches[: len(jobs) - 1]
+        branches = self.branches[: max(0, len(jobs) - 1)]
         for i, branch in enumerate(branches, start=1):
             branch.wait_stream(torch.cuda.current_stream(branch.device))
             contexts[i] = torch.cuda.stream(branch)
@@ -121,7 +121,7 @@ class Learner:
         self._one = torch.ones((), device=self.device)
         self._terms: Terms = {}
         self._found: dict[nn.Module, list[Tensor]] = {}
-        self._owners: dict[nn.Module, str] = {}
+        self._owners: dict[nn.Module, str | None] = {}
 
     # What a subclass provides.
 
@@ -216,7 +216,7 @@ class Learner:
             return batch
         return batch._replace(obs=normalizer(batch.obs), next_obs=normalizer(batch.next_obs))
 
-    def evaluate(self, inputs: tuple[Any, ...], *functions: Callable[..., Tensor]) -> list[Tensor]:
+    def evaluate(self, inputs: tuple[Any, ...], *functions: Callable[..., Any]) -> list[Any]:
         """What several losses share, each a function of `inputs`, computed side by side."""
         return self.execution.parallel(
             [partial(self.execution.prepared(function), *inputs) for function in functions]
@@ -238,9 +238,12 @@ class Learner:
         gradients = self.execution.parallel(
             [partial(self._gradients, name, loss, inputs) for name, loss in objectives.items()]
         )
-        follows: dict[str, list[Follow]] = {name: [] for name in objectives}
+        follows: dict[str | None, list[Follow]] = {name: [] for name in (*objectives, None)}
         for target, source in (targets or {}).items():
-            follows[self._owner(source)].append((self._parameters(target), self._parameters(source), tau))
+            owner = self._owner(source)
+            follows[owner if owner in objectives else None].append(
+                (self._parameters(target), self._parameters(source), tau)
+            )
         with torch.no_grad():
             self.execution.parallel(
                 [
@@ -248,6 +251,7 @@ class Learner:
                     for name, (found, _) in zip(objectives, gradients)
                 ]
             )
+            follow(follows[None])
         return {key: term.detach() for _, terms in gradients for key, term in terms.items()}
 
     def _parameters(self, module: nn.Module) -> list[Tensor]:
@@ -256,13 +260,12 @@ class Learner:
             self._found[module] = list(module.parameters())
         return self._found[module]
 
-    def _owner(self, module: nn.Module) -> str:
-        """The name of the optimiser that steps `module`, found once."""
+    def _owner(self, module: nn.Module) -> str | None:
+        """The one optimiser that steps `module`, found once; None where there is none or more than one."""
         if module not in self._owners:
-            first = self._parameters(module)[0]
-            self._owners[module] = next(
-                name for name, optimizer in self.optimizers.items() if any(p is first for p in optimizer.parameters)
-            )
+            parts = {id(p) for p in self._parameters(module)}
+            names = [n for n, o in self.optimizers.items() if any(id(p) in parts for p in o.parameters)]
+            self._owners[module] = names[0] if len(names) == 1 else None
         return self._owners[module]
 
     def _gradients(self, name: str, loss: Loss, inputs: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Terms]:

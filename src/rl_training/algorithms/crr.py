@@ -7,7 +7,7 @@ target is the minimum of the target critics at an action of the target policy.
 Departures: two scalar critics with soft targets (the authors: one distributional critic, hard copies every 100
 updates; d3rlpy's reproduction uses soft ones); log-std in [-5, 2], data actions clipped to ±(1 - 1e-6); acting is
 by the policy's mode, without the critic-weighted resampling of the paper.
-Axes: critics `[2, B]`, K = 1 + m actions per state (data, then samples) as `[2, K, B]`, weights `[B]`.
+Axes: critics `[2, B]`, at m actions per state `[2, m, B]`, weights `[B]`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Learner, TargetConfig, Terms
-from rl_training.algorithms.losses import clipped_exponential, cloning_terms, critic_terms, td_target
+from rl_training.algorithms.losses import (
+    CloningOutputs,
+    clipped_exponential,
+    cloning_terms,
+    critic_terms,
+    td_target,
+)
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.mlp_sac import MLPSACModel
@@ -80,27 +86,40 @@ class CRR(Learner):
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
         noise = self.normal(1 + self.config.n_action_samples, *batch.actions.shape)  # for a', then for a_j
         return self.minimize(
-            (batch, noise),
+            (self.outputs(batch, noise),),
             {"critics": self.critic_loss, "actor": self.actor_loss},
             {self.model.target_critics: self.model.critics, self.target_actor: self.model.actor},
             tau=self.config.tau,
         )
 
-    def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
-        with torch.no_grad():
-            next_actions = self.target_actor.sample(batch.next_obs, noise[0])
-            value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
-            target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
-        terms = critic_terms(self.model.critics(batch.obs, batch.actions), target)
-        return terms["critic_loss"], terms
+    def outputs(self, batch: TransitionBatch, noise: Tensor) -> CloningOutputs:
+        """Every network once, side by side: the losses are arithmetic on what they return."""
+        q, policy, target = self.evaluate((batch, noise), self.q_values, self.policy, self.target)
+        return CloningOutputs(q, target, *policy)
 
-    def actor_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+    def q_values(self, batch: TransitionBatch, noise: Tensor) -> Tensor:
+        q: Tensor = self.model.critics(batch.obs, batch.actions)
+        return q
+
+    @torch.no_grad()
+    def target(self, batch: TransitionBatch, noise: Tensor) -> Tensor:
+        next_actions = self.target_actor.sample(batch.next_obs, noise[0])
+        value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
+        return td_target(batch.rewards, batch.dones, value, self.config.gamma)
+
+    def policy(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """log pi(a|s) of the data's actions and the mean Q(s, a_j), `[m, B]`."""
         mean, log_std = self.model.actor(batch.obs)
         with torch.no_grad():
             samples = torch.tanh(mean + log_std.exp() * noise[1:])  # [m, B, A]
-            candidates = torch.cat([batch.actions[None], samples])  # [1 + m, B, A]
-            q = self.model.critics.over_actions(batch.obs, candidates).mean(0)  # [1 + m, B]
-            advantages = advantage(q[0], q[1:], self.config.advantage_type)
-            weights = advantage_weights(advantages, self.config)
-        terms = cloning_terms(squashed_log_prob(mean, log_std, batch.actions), advantages, weights)
+            q = self.model.critics.over_actions(batch.obs, samples).mean(0)  # [m, B]
+        return squashed_log_prob(mean, log_std, batch.actions), q
+
+    def critic_loss(self, outputs: CloningOutputs) -> tuple[Tensor, Terms]:
+        terms = critic_terms(outputs.q, outputs.target)
+        return terms["critic_loss"], terms
+
+    def actor_loss(self, outputs: CloningOutputs) -> tuple[Tensor, Terms]:
+        advantages = advantage(outputs.q.detach().mean(0), outputs.policy_q, self.config.advantage_type)
+        terms = cloning_terms(outputs.logprobs, advantages, advantage_weights(advantages, self.config))
         return terms["actor_loss"], terms

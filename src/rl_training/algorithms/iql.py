@@ -64,13 +64,13 @@ def iql_loss(batch: Mapping[str, Any]) -> Terms:
 
 
 class Outputs(NamedTuple):
-    """What the networks say of one batch; `best` and `next_values` are constants."""
+    """What the networks say of one batch; `best` and `target` are constants."""
 
     q: Tensor  # Q(s, a), [2, B]
     values: Tensor  # V(s), [B]
     logprobs: Tensor  # log pi(a|s), [B]
     best: Tensor  # min Qbar(s, a), [B]
-    next_values: Tensor  # V(s'), [B]
+    target: Tensor  # r + gamma V(s'), [B]
 
 
 class IQL(Learner):
@@ -91,7 +91,7 @@ class IQL(Learner):
 
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
         return self.minimize(
-            (batch, self.outputs(batch)),
+            (self.outputs(batch),),
             {"critics": self.critic_loss, "value": self.value_loss, "actor": self.actor_loss},
             {self.model.target_critics: self.model.critics},
             tau=self.config.tau,
@@ -99,7 +99,7 @@ class IQL(Learner):
 
     def outputs(self, batch: TransitionBatch) -> Outputs:
         """Every network once, side by side: the losses are arithmetic on what they return."""
-        functions = self.q_values, self.values, self.log_probs, self.target_minimum, self.next_values
+        functions = self.q_values, self.values, self.log_probs, self.target_minimum, self.target
         return Outputs(*self.evaluate((batch,), *functions))
 
     def q_values(self, batch: TransitionBatch) -> Tensor:
@@ -118,20 +118,19 @@ class IQL(Learner):
         q: Tensor = self.model.target_critics(batch.obs, batch.actions).amin(0)
         return q
 
-    def next_values(self, batch: TransitionBatch) -> Tensor:
-        value: Tensor = self.model.value(batch.next_obs, frozen=True)
-        return value
+    @torch.no_grad()
+    def target(self, batch: TransitionBatch) -> Tensor:
+        return td_target(batch.rewards, batch.dones, self.model.value(batch.next_obs), self.config.gamma)
 
-    def critic_loss(self, batch: TransitionBatch, outputs: Outputs) -> tuple[Tensor, Terms]:
-        target = td_target(batch.rewards, batch.dones, outputs.next_values, self.config.gamma)
-        terms = critic_terms(outputs.q, target)
+    def critic_loss(self, outputs: Outputs) -> tuple[Tensor, Terms]:
+        terms = critic_terms(outputs.q, outputs.target)
         return terms["critic_loss"], terms
 
-    def value_loss(self, batch: TransitionBatch, outputs: Outputs) -> tuple[Tensor, Terms]:
+    def value_loss(self, outputs: Outputs) -> tuple[Tensor, Terms]:
         terms = value_terms(outputs.best - outputs.values, self.config.expectile)
         return terms["value_loss"], terms
 
-    def actor_loss(self, batch: TransitionBatch, outputs: Outputs) -> tuple[Tensor, Terms]:
+    def actor_loss(self, outputs: Outputs) -> tuple[Tensor, Terms]:
         advantages = outputs.best - outputs.values.detach()
         terms = actor_terms(outputs.logprobs, advantages, self.config.beta, self.config.max_weight)
         return terms["actor_loss"], terms

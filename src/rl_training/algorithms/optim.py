@@ -58,6 +58,12 @@ class Adam:
 Follow = tuple[list[Tensor], list[Tensor], float]
 
 
+def follow(follows: list[Follow]) -> None:
+    """Move targets their share of the way."""
+    for targets, sources, tau in follows:
+        torch._foreach_lerp_(targets, sources, tau)
+
+
 def apply_fused(group: Group, follows: list[Follow]) -> None:
     """Step a group with torch's fused kernel, then move the targets that follow it."""
     parameters, gradients, exp_avg, exp_avg_sq, step, learning_rate = group
@@ -77,8 +83,7 @@ def apply_fused(group: Group, follows: list[Follow]) -> None:
         amsgrad=False,
         maximize=False,
     )
-    for targets, sources, tau in follows:
-        torch._foreach_lerp_(targets, sources, tau)
+    follow(follows)
 
 
 def apply_lists(group: Group, follows: list[Follow]) -> None:
@@ -96,5 +101,4 @@ def apply_lists(group: Group, follows: list[Follow]) -> None:
     change = torch._foreach_div(exp_avg, denominator)
     torch._foreach_mul_(change, step_size)
     torch._foreach_sub_(parameters, change)
-    for targets, sources, tau in follows:
-        torch._foreach_lerp_(targets, sources, tau)
+    follow(follows)

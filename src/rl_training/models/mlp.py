@@ -69,10 +69,8 @@ class EnsembleLinear(nn.Module):
 
     def forward(self, x: Tensor, select: Select) -> Tensor:
         weight, bias = select(self.weight), select(self.bias)
-        if weight.shape[-1] == 1:
+        if weight.shape[-1] == 1 or (torch.compiler.is_compiling() and _better_as_sum(x, weight)):
             # A product with one column is a weighted sum, which fuses with the activation before it.
-            return (x * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
-        if torch.compiler.is_compiling() and _better_as_sum(x, weight):
             return (x.unsqueeze(-1) * weight.unsqueeze(1)).sum(-2) + bias
         # Not baddbmm: it copies the bias first, while a separate sum fuses with the activation after it.
         return torch.bmm(x, weight).add_(bias)

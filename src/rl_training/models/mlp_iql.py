@@ -63,8 +63,8 @@ class ValueNetwork(nn.Module):
         super().__init__()
         self.net = MLP(obs_dim, hidden_sizes, 1, init=init)
 
-    def forward(self, obs: Tensor, frozen: bool = False) -> Tensor:
-        value: Tensor = self.net(obs, frozen)
+    def forward(self, obs: Tensor) -> Tensor:
+        value: Tensor = self.net(obs)
         return value.squeeze(-1)
 
 

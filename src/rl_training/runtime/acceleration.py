@@ -105,6 +105,7 @@ class Updater:
             warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
             learner.execution.branches = tuple(_stream(learner.device) for _ in range(_BRANCHES))
         self._recording = self.mode != "eager" and on_gpu
+        self._side = _stream(learner.device) if self._recording else None
         # Rows of a source in host memory are copied here before each update, so that a graph finds them.
         self._staged: Tensor | None = None
         if source.device != learner.device:
@@ -175,7 +176,8 @@ class Updater:
         saved = [tensor.clone() for tensor in tensors]
         random_state = learner.generator.get_state()
         rates = torch.tensor([self._rates(learner.updates + i) for i in range(len(phases))], device=learner.device)
-        side = _stream(learner.device)
+        side = self._side
+        assert side is not None
         side.wait_stream(torch.cuda.current_stream(learner.device))
         with torch.cuda.stream(side):
             for phase in {*phases}:

@@ -58,12 +58,13 @@ def _serve(connection: Connection, config: TrainConfig) -> None:
             command, argument = connection.recv()
         except EOFError:
             return
+        if command == "close":
+            if env is not None:
+                env.close()
+            return
         try:
             if env is None:
                 env = LocalEnv(config)
-            if command == "close":
-                env.close()
-                return
             if command == "reset":
                 connection.send(("ok", env.reset(argument)))
             else:
@@ -131,9 +132,10 @@ class ProcessEnv:
         return f"its process ended with exit code {code}{hint}"
 
     def close(self) -> None:
-        with contextlib.suppress(BrokenPipeError, OSError):
-            self._connection.send(("close", None))
-        self._process.join(1.0)
+        if self._started:  # one that never answered has nothing to put away
+            with contextlib.suppress(BrokenPipeError, OSError):
+                self._connection.send(("close", None))
+            self._process.join(1.0)
         if self._process.is_alive():
             self._process.kill()
             self._process.join(1.0)

@@ -1,8 +1,8 @@
 """Environments: making them, reading their spaces, and stepping several that fail loudly.
 
-Resetting is ours, not a wrapper's: a finished environment is reset with a seed of its own, derived from the run's
-seed, its index and the number of its episode. So an unfinished episode is known by its seed and its actions, and
-a resumed run can replay it.
+Resetting is ours, not a wrapper's: each episode has a seed of its own, derived from the run's seed and the
+episode's place: its environment's index and its number there. So an unfinished episode is known by its seed and its
+actions, and a resumed run can replay it.
 """
 
 from __future__ import annotations
@@ -166,11 +166,10 @@ class EnvPool:
         self._before: list[tuple[int, float]] = []
         self.episodes = [Episode(-1, 0, []) for _ in self.envs]
 
-    def reset(self, index: int, seed: int | None = None) -> NDArray[np.float32]:
-        """Start the next episode of one environment, with a seed of its own unless it is given one."""
-        number = self.episodes[index].number + 1
-        if seed is None:
-            seed = episode_seed(self.seed, self.purpose, index, number)
+    def reset(self, index: int, place: tuple[int, int] | None = None) -> NDArray[np.float32]:
+        """Start the next episode of one environment, or, whoever plays it, the episode of another `place`."""
+        column, number = place or (index, self.episodes[index].number + 1)
+        seed = episode_seed(self.seed, self.purpose, column, number)
         self.episodes[index] = Episode(number, seed, [])
         with _blame(index, self.episodes[index]):
             obs: NDArray[np.float32] = self.envs[index].reset(seed)
@@ -183,7 +182,7 @@ class EnvPool:
         """
         chosen = range(len(self.envs)) if indices is None else indices
         self._before = [(len(episode.actions), episode.total) for episode in self.episodes]
-        for action, index in zip(actions, chosen):
+        for action, index in zip(actions, chosen, strict=True):
             self.episodes[index].actions.append(action)
             with _blame(index, self.episodes[index]):
                 self.envs[index].send(action)

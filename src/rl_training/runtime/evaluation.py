@@ -12,18 +12,13 @@ from rl_training.data.scores import normalized_score
 from rl_training.errors import DivergedError
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.policies import Policy
-from rl_training.runtime.envs import EVALUATION, EnvPool, episode_seed
+from rl_training.runtime.envs import EVALUATION, EnvPool
 from rl_training.spaces import SpaceSpec
 
-# Evaluation seeds are the same for every run, so that runs are compared on the same episodes.
-_SEED, _SEED_COLUMNS = 20_240_229, 8
+# Evaluation seeds are the same for every run, so that runs are compared on the same episodes. An episode's place
+# decides its seed, so the columns stay as they are, however many environments share the work.
+_SEED, _COLUMNS = 20_240_229, 8
 _SIDE_BY_SIDE = 10
-
-
-def evaluation_seed(episode: int) -> int:
-    """The seed of an evaluation episode, however many environments share the work."""
-    number, column = divmod(episode, _SEED_COLUMNS)
-    return episode_seed(_SEED, EVALUATION, column, number)
 
 
 class Evaluator:
@@ -35,16 +30,21 @@ class Evaluator:
         self._pool: EnvPool | None = None
 
     def open(self, episodes: int) -> EnvPool:
-        """Make the environments for `episodes` episodes, if they are not there yet."""
-        if self._pool is None:
-            count = min(episodes, _SIDE_BY_SIDE)
+        """Make the environments for `episodes` episodes, if there are not as many yet."""
+        count = min(episodes, _SIDE_BY_SIDE)
+        if self._pool is None or len(self._pool.envs) < count:
+            self.close()
             config = self.config.replace(num_envs=count, seed=_SEED)
             self._pool = EnvPool(config, purpose=EVALUATION)
         return self._pool
 
     def run(self, policy: Policy, episodes: int) -> dict[str, float]:
         """`eval_return_mean` and its companions over exactly `episodes` episodes."""
-        returns, lengths = _play(self.open(episodes), policy, self.spaces, episodes)
+        try:
+            returns, lengths = _play(self.open(episodes), policy, self.spaces, episodes)
+        except BaseException:
+            self.close()  # others may have answers on their way that nobody will read
+            raise
         result = {
             "eval_return_mean": float(returns.mean()),
             "eval_return_std": float(returns.std()),
@@ -59,8 +59,9 @@ class Evaluator:
         return result
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
 
 
 def _play(
@@ -76,7 +77,7 @@ def _play(
     playing = {i: i for i in range(min(width, episodes))}  # environment -> episode
     obs = np.zeros((width, spaces.obs_dim), dtype=np.float32)
     for i, episode in playing.items():
-        obs[i] = pool.reset(i, evaluation_seed(episode))
+        obs[i] = pool.reset(i, _place(episode))
     while playing:
         _require_finite(obs)
         active = sorted(playing)
@@ -97,8 +98,14 @@ def _play(
                 lengths[episode] = len(pool.episodes[i].actions)
                 if episode + width < episodes:
                     playing[i] = episode + width
-                    obs[i] = pool.reset(i, evaluation_seed(playing[i]))
+                    obs[i] = pool.reset(i, _place(playing[i]))
     return returns, lengths
+
+
+def _place(episode: int) -> tuple[int, int]:
+    """Column and number of an evaluation episode."""
+    number, column = divmod(episode, _COLUMNS)
+    return column, number
 
 
 def _require_finite(obs: NDArray[np.float32]) -> None:
