@@ -17,17 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Learner, TargetConfig, Terms
-from rl_training.algorithms.losses import (
-    CloningOutputs,
-    clipped_exponential,
-    cloning_terms,
-    critic_terms,
-    td_target,
-)
+from rl_training.algorithms.base import TargetConfig, Terms
+from rl_training.algorithms.cloning import Outputs, WeightedCloner, cloning_loss
+from rl_training.algorithms.losses import clipped_exponential, cloning_terms, td_target
 from rl_training.data.transitions import TransitionBatch
-from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, squashed_log_prob
+from rl_training.models.policies import squashed_log_prob
 from rl_training.settings import PositiveFloat
 
 
@@ -48,28 +42,15 @@ def advantage_weights(advantages: Tensor, config: AWACConfig) -> Tensor:
 
 
 def awac_loss(batch: Mapping[str, Any]) -> Terms:
-    """Every term from precomputed tensors: `q1_values q2_values target_q_values behavior_logprobs advantages
-    advantage_weights`."""
-    q = torch.stack([batch["q1_values"], batch["q2_values"]])
-    return critic_terms(q, batch["target_q_values"]) | cloning_terms(
-        batch["behavior_logprobs"], batch["advantages"], batch["advantage_weights"]
-    )
+    """Every term from precomputed tensors, see `cloning_loss`."""
+    return cloning_loss(batch)
 
 
-class AWAC(Learner):
+class AWAC(WeightedCloner):
     """Advantage-weighted actor-critic on an `MLPSACModel`."""
 
     name = "awac"
     Config = AWACConfig
-    Model = MLPSACModel
-
-    def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
-        super().__init__(model=model, **hyperparameters)
-        self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
-
-    @classmethod
-    def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
 
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
         noise = self.normal(2, *batch.actions.shape)  # for a' and for a~
@@ -80,15 +61,6 @@ class AWAC(Learner):
             tau=self.config.tau,
         )
 
-    def outputs(self, batch: TransitionBatch, noise: Tensor) -> CloningOutputs:
-        """Every network once, side by side: the losses are arithmetic on what they return."""
-        q, policy, target = self.evaluate((batch, noise), self.q_values, self.policy, self.target)
-        return CloningOutputs(q, target, *policy)
-
-    def q_values(self, batch: TransitionBatch, noise: Tensor) -> Tensor:
-        q: Tensor = self.model.critics(batch.obs, batch.actions)
-        return q
-
     @torch.no_grad()
     def target(self, batch: TransitionBatch, noise: Tensor) -> Tensor:
         next_actions = self.model.actor.sample(batch.next_obs, noise[0])
@@ -96,18 +68,14 @@ class AWAC(Learner):
         return td_target(batch.rewards, batch.dones, value, self.config.gamma)
 
     def policy(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """log pi(a|s) of the data's actions and min Q(s, a~)."""
+        """log pi(a|s) of the data's actions and min Q(s, a~), each `[B]`."""
         mean, log_std = self.model.actor(batch.obs)
         with torch.no_grad():
             actions = torch.tanh(mean + log_std.exp() * noise[1])
-            q = self.model.critics(batch.obs, actions).amin(0)  # [B]
+            q = self.model.critics(batch.obs, actions).amin(0)
         return squashed_log_prob(mean, log_std, batch.actions), q
 
-    def critic_loss(self, outputs: CloningOutputs) -> tuple[Tensor, Terms]:
-        terms = critic_terms(outputs.q, outputs.target)
-        return terms["critic_loss"], terms
-
-    def actor_loss(self, outputs: CloningOutputs) -> tuple[Tensor, Terms]:
+    def actor_loss(self, outputs: Outputs) -> tuple[Tensor, Terms]:
         advantages = outputs.q.detach().amin(0) - outputs.policy_q
         terms = cloning_terms(outputs.logprobs, advantages, advantage_weights(advantages, self.config))
         return terms["actor_loss"], terms

@@ -18,18 +18,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Learner, TargetConfig, Terms
-from rl_training.algorithms.losses import (
-    CloningOutputs,
-    clipped_exponential,
-    cloning_terms,
-    critic_terms,
-    td_target,
-)
+from rl_training.algorithms.base import TargetConfig, Terms
+from rl_training.algorithms.cloning import Outputs, WeightedCloner, cloning_loss
+from rl_training.algorithms.losses import clipped_exponential, cloning_terms, td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, squashed_log_prob
+from rl_training.models.policies import squashed_log_prob
 from rl_training.settings import PositiveFloat, PositiveInt
 
 
@@ -56,29 +51,19 @@ def advantage_weights(advantages: Tensor, config: CRRConfig) -> Tensor:
 
 
 def crr_loss(batch: Mapping[str, Any]) -> Terms:
-    """Every term from precomputed tensors: `q1_values q2_values target_q_values behavior_logprobs advantages
-    advantage_weights`."""
-    q = torch.stack([batch["q1_values"], batch["q2_values"]])
-    return critic_terms(q, batch["target_q_values"]) | cloning_terms(
-        batch["behavior_logprobs"], batch["advantages"], batch["advantage_weights"]
-    )
+    """Every term from precomputed tensors, see `cloning_loss`."""
+    return cloning_loss(batch)
 
 
-class CRR(Learner):
+class CRR(WeightedCloner):
     """Critic-regularised regression on an `MLPSACModel`; the target policy is the learner's own."""
 
     name = "crr"
     Config = CRRConfig
-    Model = MLPSACModel
 
     def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
         self.target_actor = frozen_copy(model.actor)
-        self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
-
-    @classmethod
-    def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
 
     def modules(self) -> dict[str, nn.Module]:
         return {"model": self.model, "target_actor": self.target_actor}
@@ -92,15 +77,6 @@ class CRR(Learner):
             tau=self.config.tau,
         )
 
-    def outputs(self, batch: TransitionBatch, noise: Tensor) -> CloningOutputs:
-        """Every network once, side by side: the losses are arithmetic on what they return."""
-        q, policy, target = self.evaluate((batch, noise), self.q_values, self.policy, self.target)
-        return CloningOutputs(q, target, *policy)
-
-    def q_values(self, batch: TransitionBatch, noise: Tensor) -> Tensor:
-        q: Tensor = self.model.critics(batch.obs, batch.actions)
-        return q
-
     @torch.no_grad()
     def target(self, batch: TransitionBatch, noise: Tensor) -> Tensor:
         next_actions = self.target_actor.sample(batch.next_obs, noise[0])
@@ -108,18 +84,14 @@ class CRR(Learner):
         return td_target(batch.rewards, batch.dones, value, self.config.gamma)
 
     def policy(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """log pi(a|s) of the data's actions and the mean Q(s, a_j), `[m, B]`."""
+        """log pi(a|s) of the data's actions, `[B]`, and the mean Q(s, a_j), `[m, B]`."""
         mean, log_std = self.model.actor(batch.obs)
         with torch.no_grad():
             samples = torch.tanh(mean + log_std.exp() * noise[1:])  # [m, B, A]
-            q = self.model.critics.over_actions(batch.obs, samples).mean(0)  # [m, B]
+            q = self.model.critics.over_actions(batch.obs, samples).mean(0)
         return squashed_log_prob(mean, log_std, batch.actions), q
 
-    def critic_loss(self, outputs: CloningOutputs) -> tuple[Tensor, Terms]:
-        terms = critic_terms(outputs.q, outputs.target)
-        return terms["critic_loss"], terms
-
-    def actor_loss(self, outputs: CloningOutputs) -> tuple[Tensor, Terms]:
+    def actor_loss(self, outputs: Outputs) -> tuple[Tensor, Terms]:
         advantages = advantage(outputs.q.detach().mean(0), outputs.policy_q, self.config.advantage_type)
         terms = cloning_terms(outputs.logprobs, advantages, advantage_weights(advantages, self.config))
         return terms["actor_loss"], terms

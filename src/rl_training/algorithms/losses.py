@@ -5,8 +5,6 @@ Axes: N critics, B batch, A action dimensions, M quantiles, K pooled atoms. Ense
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -122,15 +120,6 @@ def huber_loss(q: Tensor, target: Tensor) -> Tensor:
 def clipped_exponential(scaled_advantages: Tensor, max_weight: float) -> Tensor:
     """min(exp(x), w): the cap is on the weight, so an overflowing exp is harmless."""
     return scaled_advantages.exp().clamp(max=max_weight)
-
-
-class CloningOutputs(NamedTuple):
-    """What the networks of AWAC and CRR say of one batch; `q` and `logprobs` carry gradients."""
-
-    q: Tensor  # both critics at the data's actions, [2, B]
-    target: Tensor  # what they regress on, [B]
-    logprobs: Tensor  # log pi(a|s) of the data's actions, [B]
-    policy_q: Tensor  # the critics' one opinion of the policy's own actions, [B] or [m, B]
 
 
 def cloning_terms(logprobs: Tensor, advantages: Tensor, weights: Tensor) -> dict[str, Tensor]:
