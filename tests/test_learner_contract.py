@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 import rl_training.algorithms as algorithms
 from rl_training.algorithms import Learner
+from rl_training.algorithms.base import Execution
+from rl_training.algorithms.optim import apply_lists
 from rl_training.data.transitions import TransitionBatch
 from tests.helpers import ACTIONS, CHOICES, OBS, all_learners, build, random_batch, snapshot
 
@@ -104,6 +106,18 @@ def test_an_update_moves_what_it_owns_and_nothing_else(learner: Any, monkeypatch
     assert len(owned) == len(moved_ever), "a parameter has two optimisers"
     trainable = {id(p) for m in learner.modules().values() for p in m.parameters() if p.requires_grad}
     assert trainable == moved_ever
+
+
+def test_both_ways_to_step_agree(learner_class: type[Learner]) -> None:
+    """Torch's fused kernel of a CPU and the list operations of a GPU, whatever the layout of the gradients."""
+    learners = [build(learner_class) for _ in range(2)]
+    learners[1].execution = Execution(apply=apply_lists)
+    for learner in learners:
+        learner.seed(0)
+        update(learner, UPDATES)
+    first, second = (tensors(learner) for learner in learners)
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], rtol=1e-3, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("stepped", [("critics",), ("critics", "actor")])

@@ -70,7 +70,7 @@ def apply_fused(group: Group, follows: list[Follow]) -> None:
     step.add_(1.0)
     torch._fused_adam_(
         parameters,
-        list(gradients),
+        [g.contiguous() for g in gradients],  # the kernel reads memory in order, whatever the strides say
         exp_avg,
         exp_avg_sq,
         [],
