@@ -1,6 +1,7 @@
 """What AWAC and CRR share: an actor that clones the data with weights, beside critics that value data and policy.
 
-They differ in the policy the target draws from, in how the critics' opinions become one, and in the weights.
+The critics regress on the minimum of their targets at an action of `target_actor`. What differs is that policy, how
+the critics' opinions of the policy's actions become one, and the weights.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Terms
-from rl_training.algorithms.losses import cloning_terms, critic_terms
+from rl_training.algorithms.losses import cloning_terms, critic_terms, td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS
@@ -43,6 +44,7 @@ class WeightedCloner(Learner):
 
     def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
+        self.target_actor = model.actor
         self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
 
     @classmethod
@@ -58,12 +60,14 @@ class WeightedCloner(Learner):
         return q
 
     def policy(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """`logprobs` and `policy_q`."""
+        """`logprobs` and `policy_q`; the first row of `noise` is the target's."""
         raise NotImplementedError
 
+    @torch.no_grad()
     def target(self, batch: TransitionBatch, noise: Tensor) -> Tensor:
-        """What the critics regress on, without gradient."""
-        raise NotImplementedError
+        next_actions = self.target_actor.sample(batch.next_obs, noise[0])
+        value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
+        return td_target(batch.rewards, batch.dones, value, self.config.gamma)
 
     def critic_loss(self, outputs: Outputs) -> tuple[Tensor, Terms]:
         terms = critic_terms(outputs.q, outputs.target)

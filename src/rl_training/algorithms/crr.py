@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import TargetConfig, Terms
 from rl_training.algorithms.cloning import Outputs, WeightedCloner, cloning_loss
-from rl_training.algorithms.losses import clipped_exponential, cloning_terms, td_target
+from rl_training.algorithms.losses import clipped_exponential, cloning_terms
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.models.policies import squashed_log_prob
+from rl_training.models.policies import squashed_action, squashed_log_prob
 from rl_training.settings import PositiveFloat, PositiveInt
 
 
@@ -77,17 +77,11 @@ class CRR(WeightedCloner):
             tau=self.config.tau,
         )
 
-    @torch.no_grad()
-    def target(self, batch: TransitionBatch, noise: Tensor) -> Tensor:
-        next_actions = self.target_actor.sample(batch.next_obs, noise[0])
-        value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
-        return td_target(batch.rewards, batch.dones, value, self.config.gamma)
-
     def policy(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
         """log pi(a|s) of the data's actions, `[B]`, and the mean Q(s, a_j), `[m, B]`."""
         mean, log_std = self.model.actor(batch.obs)
         with torch.no_grad():
-            samples = torch.tanh(mean + log_std.exp() * noise[1:])  # [m, B, A]
+            samples = squashed_action(mean, log_std, noise[1:])  # [m, B, A]
             q = self.model.critics.over_actions(batch.obs, samples).mean(0)
         return squashed_log_prob(mean, log_std, batch.actions), q
 

@@ -80,7 +80,7 @@ class TanhGaussianActor(nn.Module):
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         mean, log_std = self(obs)
-        return torch.tanh(mean + log_std.exp() * noise)
+        return squashed_action(mean, log_std, noise)
 
     def sample_with_logprob(self, obs: Tensor, noise: Tensor) -> ActionSample:
         """Reparameterised: gradients flow through the action and its log-probability."""
@@ -93,8 +93,13 @@ class TanhGaussianActor(nn.Module):
         return squashed_log_prob(mean, log_std, actions)
 
 
+def squashed_action(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
+    """tanh(mean + std noise); leading axes of `noise` are draws per state."""
+    return torch.tanh(mean + log_std.exp() * noise)
+
+
 def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> ActionSample:
-    """tanh(mean + std noise) and its log-probability; leading axes of `noise` are draws per state."""
+    """The same action and its log-probability."""
     pre_tanh = mean + log_std.exp() * noise
     log_normal = -0.5 * (noise * noise + LOG_2PI) - log_std
     return ActionSample(torch.tanh(pre_tanh), (log_normal - log_tanh_slope(pre_tanh)).sum(-1))

@@ -100,12 +100,13 @@ class Updater:
             )
             # torch advises TF32 at each compilation; here it is a switch of the configuration.
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+        # Where minibatches are drawn; without it nothing is recorded.
+        self._side: torch.cuda.Stream | None = None
         if self.mode != "eager" and on_gpu:
+            self._side = _stream(learner.device)
             # Gradients are returned by autograd.grad, never accumulated: the stream of a node that would is moot.
             warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
             learner.execution.branches = tuple(_stream(learner.device) for _ in range(_BRANCHES))
-        self._recording = self.mode != "eager" and on_gpu
-        self._side = _stream(learner.device) if self._recording else None
         # Rows of a source in host memory are copied here before each update, so that a graph finds them.
         self._staged: Tensor | None = None
         if source.device != learner.device:
@@ -114,16 +115,16 @@ class Updater:
     def run(self, count: int) -> None:
         """`count` updates; nothing is read back from the device."""
         while count > 0:
-            size = _BLOCK if self._recording and self._staged is None and count >= _BLOCK else 1
+            size = _BLOCK if self._side is not None and self._staged is None and count >= _BLOCK else 1
             phases = self._upcoming(size)
             rates = [self._rates(self.learner.updates + i) for i in range(size)]
             if self._staged is not None:
                 self._staged.copy_(self.source.sample_rows(self.batch_size), non_blocking=True)
-            if not self._recording:
+            if self._side is None:
                 self._set_rates(rates[0])
                 terms = self.learner.gradient_step(self._batch(), phases[0])
             else:
-                terms = self._replay(phases, rates)
+                terms = self._replay(phases, rates, self._side)
             self.learner.finish_steps(terms, size)
             count -= size
 
@@ -155,16 +156,16 @@ class Updater:
         rows = self.source.sample_rows(self.batch_size) if self._staged is None else self._staged
         return self.learner.normalized(self.source.layout.unpack(rows))
 
-    def _replay(self, phases: tuple[Hashable, ...], rates: list[list[float]]) -> Terms:
+    def _replay(self, phases: tuple[Hashable, ...], rates: list[list[float]], side: torch.cuda.Stream) -> Terms:
         if phases not in self._graphs:
-            self._graphs[phases] = self._record(phases)
+            self._graphs[phases] = self._record(phases, side)
         graph, terms, inputs = self._graphs[phases]
         if self.schedule is not None:
             inputs.copy_(torch.tensor(rates), non_blocking=True)
         graph.replay()
         return terms
 
-    def _record(self, phases: tuple[Hashable, ...]) -> _Recorded:
+    def _record(self, phases: tuple[Hashable, ...], side: torch.cuda.Stream) -> _Recorded:
         """Warm up and record updates without leaving a trace in networks, optimisers or random numbers.
 
         Minibatches do not depend on the updates before them, so they are drawn on a branch of their own, beside
@@ -176,8 +177,6 @@ class Updater:
         saved = [tensor.clone() for tensor in tensors]
         random_state = learner.generator.get_state()
         rates = torch.tensor([self._rates(learner.updates + i) for i in range(len(phases))], device=learner.device)
-        side = self._side
-        assert side is not None
         side.wait_stream(torch.cuda.current_stream(learner.device))
         with torch.cuda.stream(side):
             for phase in {*phases}:

@@ -29,6 +29,11 @@ class Evaluator:
         self.spaces = spaces
         self._pool: EnvPool | None = None
 
+    def start(self) -> None:
+        """Start environments that are processes: they take seconds, which training can use."""
+        if self.config.env_processes and self.config.eval_episodes:
+            self.open(self.config.eval_episodes)
+
     def open(self, episodes: int) -> EnvPool:
         """Make the environments for `episodes` episodes, if there are not as many yet."""
         count = min(episodes, _SIDE_BY_SIDE)

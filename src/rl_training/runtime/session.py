@@ -137,9 +137,8 @@ class Session:
             except ValueError as error:
                 raise ConfigError(f"callbacks: the state_dict of {name} must be plain data: {error}") from None
         self.begun = True
-        to_come = self.running and self.evaluated_at != self.clock.ticks and self.config.eval_episodes > 0
-        if self._evaluator is not None and self.config.env_processes and to_come:
-            self._evaluator.open(self.config.eval_episodes)  # processes take seconds to start: beside the training
+        if self._evaluator is not None and self.running and self.evaluated_at != self.clock.ticks:
+            self._evaluator.start()
         for callback in self.callbacks:
             callback.on_training_start(self)
 
