@@ -25,6 +25,7 @@ from benchmarks import cases, report
 from benchmarks.report import Entry, Results, Sections, table
 from benchmarks.runs import Job, algorithm_changes, configure, dataset_settings, perform_all
 from rl_training.experiment.registry import resolve
+from rl_training.runtime.online import OnlineConfig
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def make_job(
     )
     library = more.pop("library", "rl_training")
     prior = {"prior": options.prior.stem} if algo == "rlpd" else {}
-    rhythm = resolve(config)["online"].gradient_updates_per_step
+    rhythm = resolve(config)[OnlineConfig].gradient_updates_per_step
     # The thresholds must be reached on every device; curves and races are of one run each.
     place = f"/{config.device}" if kind == "threshold" and config.device != "cpu" else ""
     return Job(

@@ -27,11 +27,12 @@ from benchmarks.timing import Stopwatch
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import read_columns
 from rl_training.data.scores import NOT_COMPARABLE, normalized_score
+from rl_training.environments.making import spaces_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.envs import spaces_of
-from rl_training.runtime.launch import choose_device, set_quiet
+from rl_training.runtime.building import choose_device
+from rl_training.runtime.run import Launch
 from rl_training.spaces import SpaceSpec
 
 ENVIRONMENTS = {"pendulum": "Pendulum-v1", "hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5"}
@@ -155,9 +156,10 @@ def time_edac(options: argparse.Namespace) -> Entry:
     )
     device = str(choose_device(config.device))
     watch, stopwatch = Watch(None), Stopwatch()
-    set_quiet(True)
     with tempfile.TemporaryDirectory() as folder, stopwatch.around(Updater, "run", "updates", skip=1):
-        result = get_algorithm_spec("edac").train(config.replace(output_dir=folder), callbacks=[watch])
+        result = get_algorithm_spec("edac").train(
+            config.replace(output_dir=folder), callbacks=[watch], launch=Launch(quiet=True)
+        )
         whole = time.perf_counter() - stopwatch.since["updates"]
     learner = stopwatch.seconds["updates"]
     print(f"{whole:.1f} s in all, {learner:.1f} s of updates: ratio {whole / learner:.3f}")

@@ -31,8 +31,9 @@ from rl_training.experiment.checkpointing import RowsToSave, write_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import online, session
+from rl_training.runtime.building import choose_device
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.launch import choose_device, set_quiet
+from rl_training.runtime.run import Launch
 
 LIMIT = 0.03
 # The parts, and where each is called from.
@@ -74,13 +75,12 @@ def shares(options: argparse.Namespace) -> Entry:
         checkpoint_interval=defaults["checkpoint_interval"].default,
         algo_kwargs={"learning_starts": 500},
     )
-    set_quiet(True)
     stopwatch = Stopwatch()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder, ExitStack() as stack:
         for name, (owner, attribute) in PARTS.items():
             stack.enter_context(stopwatch.around(owner, attribute, name))
         started = time.perf_counter()
-        get_algorithm_spec("sac").train(config.replace(output_dir=folder))
+        get_algorithm_spec("sac").train(config.replace(output_dir=folder), launch=Launch(quiet=True))
         whole = time.perf_counter() - started
     # A checkpoint is checked before it is written: that call stands inside the other's time.
     found = {

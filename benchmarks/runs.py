@@ -19,12 +19,14 @@ import torch
 from benchmarks import report
 from benchmarks.report import Entry
 from rl_training.data.loading import load_dataset
+from rl_training.environments.making import spaces_of
+from rl_training.environments.playing import Evaluator
 from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
 from rl_training.experiment.registry import get_algorithm_spec, resolve
+from rl_training.runtime.building import choose_device
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.envs import spaces_of
-from rl_training.runtime.evaluation import Evaluator
-from rl_training.runtime.launch import choose_device, set_quiet
+from rl_training.runtime.controls import ControlConfig
+from rl_training.runtime.run import Launch
 from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import evaluate_checkpoint
 
@@ -68,8 +70,7 @@ def train_ours(job: Job) -> Entry:
     with tempfile.TemporaryDirectory() as folder:
         config = config.replace(output_dir=folder)
         watch = Watch(job.deadline)
-        set_quiet(True)
-        result = get_algorithm_spec(config.algo).train(config, callbacks=[watch])
+        result = get_algorithm_spec(config.algo).train(config, callbacks=[watch], launch=Launch(quiet=True))
         seconds = time.perf_counter() - watch.started
         judged = result.run_dir / "best" if job.best else result.checkpoint_path
         final = evaluate_checkpoint(judged, job.episodes)
@@ -117,7 +118,7 @@ def train_sb3(job: Job) -> Entry:
     config = TrainConfig(**job.config)
     agent = sb3_agent(config, gym.make(config.env_id or "", **config.env_kwargs))
     evaluator = Evaluator(config, spaces_of(config))
-    interval = resolve(config)["controls"].eval_interval
+    interval = resolve(config)[ControlConfig].eval_interval
     policy: Any = SB3Policy(agent)
     curve: list[tuple[int, float, float]] = []
     started = time.perf_counter()

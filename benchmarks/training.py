@@ -26,7 +26,9 @@ from benchmarks.timing import Stopwatch, wait
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, resolve
 from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.launch import choose_device, set_quiet
+from rl_training.runtime.building import choose_device
+from rl_training.runtime.online import OnlineConfig
+from rl_training.runtime.run import Launch
 from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import evaluate_checkpoint
 
@@ -80,7 +82,7 @@ class Pace(Watch):
 
 
 def settled(config: TrainConfig) -> int:
-    return int(resolve(config)["online"].learning_starts) + _SETTLE
+    return int(resolve(config)[OnlineConfig].learning_starts) + _SETTLE
 
 
 def ours(config: TrainConfig) -> tuple[float, float]:
@@ -88,7 +90,8 @@ def ours(config: TrainConfig) -> tuple[float, float]:
     pace = Pace(settled(config))
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        get_algorithm_spec(config.algo).train(config.replace(output_dir=folder), callbacks=[pace])
+        train = get_algorithm_spec(config.algo).train
+        train(config.replace(output_dir=folder), callbacks=[pace], launch=Launch(quiet=True))
         wait()
         return pace.rate, config.total_timesteps / (time.perf_counter() - started)
 
@@ -144,7 +147,8 @@ def single(config: TrainConfig, options: argparse.Namespace) -> Entry:
     pace, stopwatch = Pace(settled(config), deadline), Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
         with stopwatch.around(Updater, "run", "updates", skip=settled(config) // config.num_envs):
-            result = get_algorithm_spec(config.algo).train(config.replace(output_dir=folder), callbacks=[pace])
+            train = get_algorithm_spec(config.algo).train
+            result = train(config.replace(output_dir=folder), callbacks=[pace], launch=Launch(quiet=True))
             share = stopwatch.share("updates")
         whole = time.perf_counter() - pace.started
         final = evaluate_checkpoint(result.checkpoint_path, options.episodes)
@@ -248,7 +252,6 @@ def main() -> None:
         **fields,
     )
     device = str(choose_device(config.device))
-    set_quiet(True)
     stamp = report.stamp(device) | {
         "algo": options.algo,
         "env": options.env,

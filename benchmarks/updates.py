@@ -25,7 +25,7 @@ from benchmarks import cases, depth, peers, report
 from benchmarks.report import Entry, Results, Sections, number, table
 from benchmarks.timing import Runs, alternate
 from rl_training.runtime.acceleration import choose, set_precision
-from rl_training.runtime.launch import choose_device
+from rl_training.runtime.building import choose_device, prepare_process
 
 # A ratio that varies by more than this between blocks was disturbed by something else on the machine.
 _NOISY = 1.5
@@ -142,6 +142,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
 def main() -> None:
     options = arguments()
     device = choose_device(options.device)
+    prepare_process(device)
     if options.threads:
         torch.set_num_threads(options.threads)
     set_precision(options.tf32)

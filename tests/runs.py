@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from torch import Tensor
 from rl_training.experiment.checkpointing import Checkpoint, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.runtime import launch
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.run import Launch
 from rl_training.runtime.session import Session, TrainResult
 from rl_training.runtime.workflows import resume_training
 from tests import worlds  # noqa: F401 - registers the environments
@@ -67,23 +66,15 @@ def tiny(algo: str, folder: Path, *, kwargs: dict[str, Any] | None = None, **fie
     return TrainConfig(algo=algo, algo_kwargs=owned(algo, TINY) | (kwargs or {}), **defaults | fields)
 
 
-@contextmanager
-def quietly() -> Iterator[None]:
-    launch.set_quiet(True)
-    try:
-        yield
-    finally:
-        launch.set_quiet(False)
+QUIET = Launch(quiet=True)
 
 
 def train(config: TrainConfig, callbacks: Sequence[Callback] = (), **options: Any) -> TrainResult:
-    with quietly():
-        return get_algorithm_spec(config.algo).train(config, callbacks=list(callbacks), **options)
+    return get_algorithm_spec(config.algo).train(config, callbacks=list(callbacks), **{"launch": QUIET} | options)
 
 
 def resume(path: Path, callbacks: Sequence[Callback] = (), **options: Any) -> TrainResult:
-    with quietly():
-        return resume_training(path, callbacks=list(callbacks), **options)
+    return resume_training(path, callbacks=list(callbacks), quiet=True, **options)
 
 
 class Killed(Exception):

@@ -103,8 +103,9 @@ def test_the_order_of_calls_through_both_phases(tmp_path: Path) -> None:
         ("step", 4),
         ("step", 5),
         ("end", 5),
+        ("checkpoint", 5),  # saved before it is judged
         ("evaluation", 5),
-        ("checkpoint", 5),
+        ("checkpoint", 5),  # and again, with what it scored
     ]
 
 
@@ -191,7 +192,7 @@ def test_a_callback_that_fails_ends_the_run_and_the_run_can_be_resumed(tmp_path:
         train(config, [Faulty()])
     [run] = tmp_path.iterdir()
     assert run_record(run)["status"] == "failed"
-    assert differences(train(config), resume(run)) == []
+    assert differences(train(config), resume(run)) == ["checkpoints"]  # the one saved when it failed is there too
 
 
 def test_watching_changes_nothing(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoin
 from rl_training.experiment.config import load_config
 from rl_training.runtime.session import TrainResult
 from rl_training.runtime.workflows import evaluate_checkpoint, load_policy, predict_checkpoint
-from tests.runs import ALL, differences, fingerprint, logged, quietly, resume, run_record, tiny, train
+from tests.runs import ALL, differences, fingerprint, logged, resume, run_record, tiny, train
 from tests.test_offline_runtime import identity_data
 
 
@@ -311,7 +311,6 @@ def test_a_deterministic_policy_does_not_start_a_stochastic_one(tmp_path: Path) 
 
 
 def test_own_arrays_then_online(tmp_path: Path) -> None:
-    with quietly():
-        offline = train(tiny("awac", tmp_path, env_id=None, total_timesteps=5), dataset=identity_data())
-        online = train(tiny("sac", tmp_path, env_id="Identity-v0", init_from=offline.checkpoint_path))
+    offline = train(tiny("awac", tmp_path, env_id=None, total_timesteps=5), dataset=identity_data())
+    online = train(tiny("sac", tmp_path, env_id="Identity-v0", init_from=offline.checkpoint_path))
     assert online.metrics["global_step"] == 60

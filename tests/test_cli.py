@@ -18,8 +18,8 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from rl_training import cli
+from rl_training.console import doctor
 from rl_training.experiment.registry import list_algorithm_specs
-from rl_training.runtime import doctor
 from tests.dataset_files import episodes, save_npz
 
 TINY = """\

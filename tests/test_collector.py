@@ -11,15 +11,17 @@ import torch
 
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout, TransitionBatch
+from rl_training.environments.making import spaces_of
+from rl_training.environments.pool import EnvPool
 from rl_training.errors import DivergedError, EnvironmentFailure
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.building import build_learner
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.envs import TRAINING, EnvPool, episode_seed, spaces_of
-from rl_training.runtime.launch import build_learner
+from rl_training.seeding import TRAINING, episode_seed
 from rl_training.spaces import SpaceSpec
-from tests.runs import quietly, replay_rows, resume, run_record, tiny, train
+from tests.runs import replay_rows, resume, run_record, tiny, train
 from tests.worlds import SCRIPTED
 
 SEED = 3
@@ -239,19 +241,16 @@ def test_an_episode_that_does_not_replay_is_reset_and_reported(tmp_path: Path) -
     collector.start()
     for _ in range(5):
         collector.step()
-    tensors, record = collector.state_dict()
+    obs, running = collector.obs.copy(), collector.envs.episodes
     changed = collector_of(scripted("sac", tmp_path, {(0, 0): episode(2, 99, "truncated")}))
-    assert changed.load_state_dict(tensors, record) == [
-        "environment 0 did not replay its episode exactly and was reset"
-    ]
+    assert changed.take_up(obs, running) == ["environment 0 did not replay its episode exactly and was reset"]
     assert changed.envs.episodes[0].number == 1
     assert changed.obs[0, 1] == 0
 
 
 def test_random_actions_before_learning_starts_are_uniform_in_every_dimension(tmp_path: Path) -> None:
     config = tiny("sac", tmp_path, env_id="Pendulum-v1", num_envs=2)
-    with quietly():
-        collector = collector_of(config, capacity=4_000)
+    collector = collector_of(config, capacity=4_000)
     collector.start()
     draws = np.concatenate([collector._actions() for _ in range(1_000)])
     histogram = np.histogram(draws, bins=10, range=(-1, 1))[0]

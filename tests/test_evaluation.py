@@ -10,17 +10,20 @@ import numpy as np
 import pytest
 import torch
 
+from rl_training.environments.making import spaces_of
+from rl_training.environments.playing import Evaluator
 from rl_training.errors import DivergedError
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.policies import Policy
+from rl_training.runtime import state
+from rl_training.runtime.building import build_learner
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.envs import EVALUATION, episode_seed, spaces_of
-from rl_training.runtime.evaluation import _SEED, Evaluator
-from rl_training.runtime.launch import build_learner
 from rl_training.runtime.session import Session
+from rl_training.seeding import EVALUATION, episode_seed
+from rl_training.seeding import EVALUATION_SEED as _SEED
 from tests.runs import digest, logged, tiny, train
 from tests.worlds import SCRIPTED
 
@@ -125,11 +128,11 @@ def test_a_non_finite_observation_is_an_error(tmp_path: Path) -> None:
 
 def everything(session: Session) -> dict[str, Any]:
     """All of a run that evaluation must not touch."""
-    state = session.learner.state_dict()
-    saved = session.regime.save()
+    learner = session.learner.state_dict()
+    saved = state.Saved() if session.collector is None else state.save_collector(session.collector)
     return {
         "tensors": {
-            name: digest(tensor) for group in ("networks", "optimizers") for name, tensor in state[group].items()
+            name: digest(tensor) for group in ("networks", "optimizers") for name, tensor in learner[group].items()
         },
         "updates": digest(session.learner.generator.get_state()),
         "collector": {name: digest(t) for group in saved.tensors.values() for name, t in group.items()},

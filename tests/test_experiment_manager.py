@@ -11,7 +11,7 @@ from rl_training.experiment.config import packaged_configs
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
-from tests.runs import ALL, quietly, resume, run_record, tiny, trainer_state
+from tests.runs import ALL, resume, run_record, tiny, trainer_state
 
 
 def test_every_spec_is_there() -> None:
@@ -29,8 +29,7 @@ def test_every_spec_runs_from_a_file(algo: str, tmp_path: Path) -> None:
     config = tiny(algo, tmp_path / "runs", total_timesteps=25)
     file = tmp_path / "config.yaml"
     file.write_text(dump_yaml(config.to_dict()))
-    with quietly():
-        result = ExperimentManager().train(file, overrides=["seed=7"], run_suffix="from file")
+    result = ExperimentManager().train(file, overrides=["seed=7"], run_suffix="from file")
     assert result.run_dir.name.endswith("__from-file")
     record = run_record(result.run_dir)
     assert (record["algo"], record["seed"], record["status"]) == (algo, 7, "finished")
@@ -44,8 +43,7 @@ def test_every_spec_runs_from_a_file(algo: str, tmp_path: Path) -> None:
 
 def test_overrides_apply_to_a_config_too(tmp_path: Path) -> None:
     config = tiny("sac", tmp_path, total_timesteps=25, eval_episodes=0)
-    with quietly():
-        result = ExperimentManager().train(config, overrides=["total_timesteps=5", "algo_kwargs.gamma=0.5"])
+    result = ExperimentManager().train(config, overrides=["total_timesteps=5", "algo_kwargs.gamma=0.5"])
     assert result.metrics["global_step"] == 5
     written = parse_yaml((result.run_dir / "config.yaml").read_text(), "").value
     assert isinstance(written, dict)
@@ -56,19 +54,17 @@ def test_overrides_apply_to_a_config_too(tmp_path: Path) -> None:
 
 def test_evaluate_and_resume(tmp_path: Path) -> None:
     manager = ExperimentManager()
-    with quietly():
-        result = manager.train(tiny("sac", tmp_path, total_timesteps=25))
-        assert manager.evaluate(result.run_dir)["eval_return_mean"] == result.metrics["eval_return_mean"]
-        assert manager.evaluate(result.run_dir, 3)["eval_episodes"] == 3
-        further = manager.resume(result.run_dir, changes={"total_timesteps": 30})
+    result = manager.train(tiny("sac", tmp_path, total_timesteps=25))
+    assert manager.evaluate(result.run_dir)["eval_return_mean"] == result.metrics["eval_return_mean"]
+    assert manager.evaluate(result.run_dir, 3)["eval_episodes"] == 3
+    further = manager.resume(result.run_dir, changes={"total_timesteps": 30})
     assert further.run_dir == result.run_dir
     assert trainer_state(further.checkpoint_path)["clock"]["global_step"] == 30
 
 
 def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
     config = tiny("bc", tmp_path, total_timesteps=3, eval_episodes=0)
-    with quietly():
-        folders = {ExperimentManager().train(config).run_dir for _ in range(3)}
+    folders = {ExperimentManager().train(config).run_dir for _ in range(3)}
     assert len(folders) == 3
 
 
@@ -100,7 +96,6 @@ def test_a_wrong_file_writes_nothing(
 @pytest.mark.skipif("redq/pendulum" not in packaged_configs(), reason="needs the packaged starter")
 def test_a_packaged_config_by_name(tmp_path: Path) -> None:
     overrides = [f"output_dir={tmp_path}", "total_timesteps=5", "eval_episodes=1", "algo_kwargs.hidden_sizes=[8]"]
-    with quietly():
-        result = ExperimentManager().train("redq/pendulum", overrides=overrides)
+    result = ExperimentManager().train("redq/pendulum", overrides=overrides)
     assert result.metrics["global_step"] == 5
     assert resume(result.run_dir).metrics == result.metrics

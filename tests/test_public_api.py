@@ -14,9 +14,10 @@ from rl_training import REDQ, SAC, TD3BC, ManagedAlgorithm, TrainConfig
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.online import OnlineConfig
 from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import predict_checkpoint
-from tests.runs import ALL, OFFLINE, TINY, differences, owned, quietly, tiny, train
+from tests.runs import ALL, OFFLINE, TINY, differences, owned, tiny, train
 from tests.test_offline_runtime import identity_data
 
 MANAGED: dict[str, type[ManagedAlgorithm]] = {
@@ -65,8 +66,7 @@ def test_learn_evaluate_predict_load_resume(algo: str, tmp_path: Path, monkeypat
     assert all(space.contains(action) for action in (*batch, *sampled, single))
     assert np.allclose(single, batch[0], atol=1e-6)
 
-    with quietly():
-        further = loaded.resume(total_timesteps=60)
+    further = loaded.resume(total_timesteps=60)
     assert further.run_dir == result.run_dir
     assert further.metrics["global_step"] == 60
     assert loaded.config.total_timesteps == 60
@@ -119,7 +119,7 @@ def test_defaults_are_the_registry_s(tmp_path: Path) -> None:
     assert model.config.algo_kwargs == {"learning_rate": 1e-3}
     assert model.config.output_dir == "runs"
     resolved = get_algorithm_spec("redq").sections.resolve(model.config.algo_kwargs)
-    assert resolved["online"].gradient_updates_per_step == 20
+    assert resolved[OnlineConfig].gradient_updates_per_step == 20
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,7 @@ def test_a_callback_needs_no_list(tmp_path: Path) -> None:
     model, steps = SAC(tiny("sac", tmp_path, eval_episodes=0)), Steps()
     model.learn(5, callbacks=steps, progress_bar=False)
     assert steps.seen == 5
-    with quietly():
-        model.resume(7, callbacks=steps)
+    model.resume(7, callbacks=steps)
     assert steps.seen == 7
 
 

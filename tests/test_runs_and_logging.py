@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from rl_training.console.progress import Progress
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig, load_config
-from rl_training.experiment.logging import CsvSink, MetricsLog, Progress, TensorBoardSink
+from rl_training.experiment.logging import CsvSink, MetricsLog, TensorBoardSink
 from rl_training.experiment.runs import RunDirectory, read_run_record
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rl_training.environments.making import read_spaces
 from rl_training.errors import ConfigError
-from rl_training.runtime.envs import read_spaces
 from rl_training.spaces import SpaceSpec
 
 DTYPES = ["float32", "float64", "float16"]

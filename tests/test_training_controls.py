@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Cadence, Callback, EarlyStoppingCallback, EvaluationCallback
+from rl_training.runtime.clock import Clock
 from rl_training.runtime.controls import ControlConfig, EarlyStopping, build_control_callbacks
 from rl_training.runtime.offline import BudgetConfig, updates_per_epoch
 from rl_training.runtime.online import OnlineConfig
@@ -82,7 +83,7 @@ def test_rlpd_counts_updates_while_it_pretrains_and_then_steps(tmp_path: Path) -
     train(scripted("rlpd", tmp_path, kwargs, total_timesteps=45, checkpoint_interval=25), [watch])
     pretraining = [("pretrain", 20), ("pretrain", 40)]
     assert watch.evaluations == [*pretraining, ("online", 20), ("online", 40), ("online", 45)]
-    assert watch.checkpoints == [25, 50, 50 + 25, 50 + 45]
+    assert watch.checkpoints == [25, 50, 50 + 25, 50 + 45, 50 + 45]  # the last one again, with what it scored
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_checkpoints_count_environment_steps(num_envs: int, tmp_path: Path) -> N
     watch = Watch()
     train(scripted("sac", tmp_path, num_envs=num_envs, total_timesteps=60, checkpoint_interval=25), [watch])
     first, second = (-(-step // num_envs) * num_envs for step in (25, 50))
-    assert watch.checkpoints == [first, second, 60]
+    assert watch.checkpoints == [first, second, 60, 60]  # the last one again, with what it scored
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 3, 4])
@@ -128,10 +129,9 @@ def test_patience(algo: str, tmp_path: Path) -> None:
     assert state["should_stop"] is True
     assert "no improvement" in state["stop_reason"]
     assert "2 evaluations" in state["stop_reason"]
-    expected = {"phase": "pretrain", "global_step": 0, "pretrain_updates": 30}
-    if algo != "rlpd":
-        expected = {"phase": "online" if algo == "sac" else "offline", "global_step": 30, "pretrain_updates": 0}
-    assert state["clock"] == expected
+    # What RLPD scores before its first environment step does not count.
+    phase, pretrained = ("offline" if algo == "bc" else "online"), (30 if algo == "rlpd" else 0)
+    assert state["clock"] == {"phase": phase, "global_step": 30, "pretrain_updates": pretrained}
     assert run_record(result.run_dir)["status"] == "stopped"
 
 
@@ -139,7 +139,7 @@ def test_patience_in_rlpd_s_online_phase(tmp_path: Path) -> None:
     kwargs = {"eval_interval": 10, "early_stopping": {"patience": 4}, "offline_pretrain_updates": 30}
     state = trainer_state(train(scripted("rlpd", tmp_path, kwargs)).checkpoint_path)
     assert state["should_stop"]
-    assert state["clock"] == {"phase": "online", "global_step": 20, "pretrain_updates": 30}
+    assert state["clock"] == {"phase": "online", "global_step": 50, "pretrain_updates": 30}
 
 
 @pytest.mark.parametrize("algo", LOOPS)
@@ -168,7 +168,7 @@ def test_a_stopped_run_stays_stopped_until_its_budget_is_raised(
     assert further.metrics["update_count"] > stopped.metrics["update_count"]
     # Patience was spent, so the next evaluation without improvement stops it again.
     state = trainer_state(further.checkpoint_path)
-    assert state["clock"]["global_step"] + state["clock"]["pretrain_updates"] == (30 + 40 if algo == "rlpd" else 60)
+    assert state["clock"]["global_step"] + state["clock"]["pretrain_updates"] == (30 + 60 if algo == "rlpd" else 60)
 
 
 def test_patience_starts_anew_with_a_raised_budget(tmp_path: Path) -> None:
@@ -225,7 +225,9 @@ def test_improvement_must_exceed_the_minimum() -> None:
         pass
 
     class Fake:
-        def stop(self, reason: str) -> None:
+        clock = Clock()
+
+        def stop(self, reason: str, *, final: bool) -> None:
             raise Stopped(reason)
 
     def feed(returns: list[float], **options: Any) -> int:

@@ -12,17 +12,17 @@ import numpy as np
 import typer
 
 from rl_training.console.datasets import datasets
+from rl_training.console.doctor import examine
 from rl_training.console.errors import OneLineGroup
 from rl_training.console.observations import parse_observations
-from rl_training.console.output import mode, note, show_table, warn
+from rl_training.console.output import flags, note, show_table, warn
 from rl_training.console.results import evaluation_rows, show_result
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.config import LoadedConfig, load_config, packaged_configs
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import list_algorithm_specs
-from rl_training.runtime.doctor import examine
-from rl_training.runtime.launch import given_as, set_quiet
+from rl_training.runtime.run import Launch
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint, resume_training
 
 main = typer.Typer(
@@ -46,8 +46,7 @@ def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print results and warnings only.")] = False,
 ) -> None:
-    mode.debug, mode.quiet = debug, quiet
-    set_quiet(quiet)
+    flags.debug, flags.quiet = debug, quiet
 
 
 @main.command()
@@ -63,21 +62,22 @@ def train(
     """Train from a configuration, in a new run folder."""
     loaded = load_config(config, overrides or ())
     given = {"seed": seed, "device": device, "output_dir": output_dir, "init_from": init_from}
-    flags: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if allow_import:
-        flags["allow_import"] = True
-    with _explained(loaded, flags), given_as(loaded.text):
-        result = ExperimentManager().train(loaded.config.replace(**flags))
+        changes["allow_import"] = True
+    with _explained(loaded, changes):
+        launch = Launch(quiet=flags.quiet, text=loaded.text)
+        result = ExperimentManager().train(loaded.config.replace(**changes), launch=launch)
     show_result(result)
 
 
 @contextmanager
-def _explained(loaded: LoadedConfig, flags: dict[str, Any]) -> Iterator[None]:
+def _explained(loaded: LoadedConfig, options: dict[str, Any]) -> Iterator[None]:
     """Say where in the file a setting stands that turned out wrong, unless an option gave it."""
     try:
         yield
     except ConfigError as error:
-        if error.key in flags:
+        if error.key in options:
             raise
         raise loaded.explain(error) from error
 
@@ -93,7 +93,8 @@ def resume(
     changes: dict[str, Any] = {} if device is None else {"device": device}
     if allow_import:
         changes["allow_import"] = True
-    show_result(resume_training(path, changes=changes, overrides=overrides or (), warn=warn))
+    result = resume_training(path, changes=changes, overrides=overrides or (), quiet=flags.quiet, warn=warn)
+    show_result(result)
 
 
 def evaluate(

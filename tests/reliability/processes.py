@@ -13,7 +13,6 @@ from pathlib import Path
 
 from rl_training.cli import main
 from rl_training.errors import RLTrainingError
-from rl_training.runtime import launch
 
 UNEXPECTED = 99
 
@@ -67,7 +66,6 @@ def _act(action: Callable[[], object], output: Path) -> int:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     sys.stdout = sys.stderr = os.fdopen(handle, "w", buffering=1)
-    launch.set_quiet(True)
     try:
         action()
     except RLTrainingError as error:

@@ -96,7 +96,7 @@ def test_a_setting_given_twice_is_refused(algo: str, tmp_path: Path) -> None:
 def limits(algo: str) -> dict[str, Any]:
     """Every numeric setting with a bound, and a value just outside it."""
     found = {}
-    for part in get_algorithm_spec(algo).sections.parts.values():
+    for part in get_algorithm_spec(algo).sections.parts:
         for name, field in part.model_fields.items():
             for rule in field.metadata:
                 for attribute, outside in (("ge", -1), ("gt", 0), ("le", 1), ("lt", 0)):

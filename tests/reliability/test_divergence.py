@@ -104,7 +104,7 @@ def test_an_environment_that_emits_nan(algo: str, how: str, tmp_path: Path) -> N
     )
     report, run = diverged(config)
     assert report["first_bad"] == f"{'observation' if how == 'obs' else 'reward'} of environment 0"
-    assert "at step 46; mend the environment" in report["message"]
+    assert "at step 46; fix the environment" in report["message"]
     [newest] = list_checkpoints(run / "checkpoints")[-1:]
     assert newest.name == f"step_{(60 if algo == 'rlpd' else 30):09d}"
 

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 import rl_training
+from rl_training.environments.making import spaces_of
+from rl_training.environments.playing import Evaluator
+from rl_training.environments.pool import EnvPool
 from rl_training.errors import EnvironmentFailure
 from rl_training.experiment.checkpointing import latest_valid, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.envs import TRAINING, EnvPool, episode_seed, spaces_of
-from rl_training.runtime.evaluation import Evaluator
-from rl_training.runtime.launch import build_learner
+from rl_training.runtime.building import build_learner
+from rl_training.seeding import TRAINING, episode_seed
 from tests.reliability.faulty_worlds import FAULTY, IMPORTABLE
 from tests.runs import ONLINE, interrupted, resume, run_record, tiny, train
 
@@ -76,7 +78,7 @@ def test_one_in_a_process_of_its_own(how: str, tmp_path: Path) -> None:
 
 UNGUARDED = """
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.envs import EnvPool
+from rl_training.environments.pool import EnvPool
 EnvPool(TrainConfig(algo="sac", env_id="Pendulum-v1", total_timesteps=1, env_processes=True)).reset(0)
 """
 

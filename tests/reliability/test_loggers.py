@@ -13,7 +13,7 @@ import pytest
 
 from rl_training.experiment.logging import MetricsLog
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime import launch
+from rl_training.runtime import run as run_module
 from tests.dataset_files import HIGH, LOW, episodes, save_npz
 from tests.reliability.selection import EACH
 from tests.runs import KillAt, Killed, fingerprint, interrupted, logged, resume, run_record, tiny, train
@@ -58,8 +58,8 @@ def test_a_failing_sink_changes_nothing_else(
     algo: str, sink: type[Sink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     healthy = train(tiny(algo, tmp_path))
-    monkeypatch.setattr(launch, "TensorBoardSink", sink)
-    monkeypatch.setattr(launch, "MetricsLog", functools.partial(MetricsLog, timeout=0.3))
+    monkeypatch.setattr(run_module, "TensorBoardSink", sink)
+    monkeypatch.setattr(run_module, "MetricsLog", functools.partial(MetricsLog, timeout=0.3))
     started = time.monotonic()
     result = train(tiny(algo, tmp_path))
     assert time.monotonic() - started < 20

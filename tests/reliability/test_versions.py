@@ -17,7 +17,6 @@ from rl_training.experiment import files
 from rl_training.experiment.checkpointing import FORMAT
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint, resume_training
 from tests.reliability.faulty_worlds import FAULTY
-from tests.runs import quietly
 
 GOLDEN = Path(__file__).parent / "golden"
 SAMPLES = sorted(path.parent for path in GOLDEN.glob("format_*/*/actions.json"))
@@ -34,9 +33,8 @@ def test_old_checkpoints_load_and_act_as_they_did(sample: Path, tmp_path: Path) 
     actions = predict_checkpoint(sample / "checkpoint", told["obs"])
     np.testing.assert_allclose(actions, told["actions"], rtol=1e-5, atol=1e-6)
     assert evaluate_checkpoint(sample / "checkpoint", 1)["eval_episodes"] == 1
-    with quietly():
-        changes = {"output_dir": tmp_path, "total_timesteps": 40}
-        assert resume_training(sample / "checkpoint", changes=changes).metrics["global_step"] == 40
+    changes = {"output_dir": tmp_path, "total_timesteps": 40}
+    assert resume_training(sample / "checkpoint", changes=changes).metrics["global_step"] == 40
 
 
 def forge(folder: Path, **changes: object) -> None:

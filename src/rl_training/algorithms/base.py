@@ -107,6 +107,8 @@ class Learner:
     discrete: ClassVar[bool] = False
     # Names of the optimisers a learning-rate schedule turns; None means all.
     scheduled: ClassVar[tuple[str, ...] | None] = None
+    # Whether `explore` depends on how far the run has come.
+    explores_by_progress: ClassVar[bool] = False
 
     def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
         self.config: Any = self.Config.parse(hyperparameters)
@@ -114,6 +116,8 @@ class Learner:
         self.device: torch.device = model.device
         self.optimizers: dict[str, Adam] = {}
         self.updates = 0
+        self.version = 0
+        self.torn = False
         self.generator = torch.Generator(self.device)
         self.seed(int(torch.randint(2**31, ())))
         self.execution = Execution(apply=apply_lists if self.device.type == "cuda" else apply_fused)
@@ -203,6 +207,7 @@ class Learner:
     def finish_steps(self, terms: Terms, count: int) -> None:
         """Count the updates; terms of a part that did not run keep their last value."""
         self.updates += count
+        self.version += 1
         self._terms.update(terms)
 
     @property
@@ -302,6 +307,7 @@ class Learner:
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(_below(state["optimizers"], name))
         self.updates = int(state["counters"]["updates"])
+        self.version += 1
 
 
 def _below(flat: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

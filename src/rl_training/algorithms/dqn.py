@@ -53,6 +53,7 @@ class DQN(Learner):
     Config = DQNConfig
     Model = MLPQNetwork
     discrete = True
+    explores_by_progress = True
 
     def __init__(self, *, model: MLPQNetwork, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)

@@ -15,11 +15,11 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import get_algorithm_spec, resolve
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.launch import set_quiet
+from rl_training.runtime.run import Launch
 from rl_training.runtime.session import TrainResult
+from rl_training.runtime.state import config_of
 from rl_training.runtime.workflows import (
     LoadedPolicy,
-    config_of,
     evaluate_checkpoint,
     load_policy,
     open_checkpoint,
@@ -86,22 +86,20 @@ class ManagedAlgorithm:
         if total_timesteps is not None:
             self.config = self.config.replace(total_timesteps=total_timesteps)
         self.config = self.config.with_seed()
-        options: dict[str, Any] = {} if dataset is None else {"dataset": dataset}
-        if options and get_algorithm_spec(self.algo).regime == "online":
-            raise ConfigError(f"dataset: {self.algo} learns from an environment alone; use rlpd to mix in data")
-        set_quiet(not progress_bar)
-        try:
-            result = ExperimentManager().train(
-                self.config, run_suffix=run_suffix, callbacks=_listed(callbacks), **options
-            )
-        finally:
-            set_quiet(False)
+        result = ExperimentManager().train(
+            self.config,
+            run_suffix=run_suffix,
+            callbacks=_listed(callbacks),
+            dataset=dataset,
+            launch=Launch(quiet=not progress_bar),
+        )
         return self._trained(result)
 
     def resume(
         self,
         total_timesteps: int | None = None,
         callbacks: Callback | Sequence[Callback] | None = None,
+        progress_bar: bool = True,
         *,
         dataset: TransitionDataset | None = None,
     ) -> TrainResult:
@@ -109,7 +107,13 @@ class ManagedAlgorithm:
         changes: dict[str, Any] = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
         self.config = self.config.replace(**changes)
         changes["allow_import"] = self.config.allow_import
-        result = resume_training(self._checkpoint(), changes=changes, callbacks=_listed(callbacks), dataset=dataset)
+        result = resume_training(
+            self._checkpoint(),
+            changes=changes,
+            callbacks=_listed(callbacks),
+            dataset=dataset,
+            quiet=not progress_bar,
+        )
         return self._trained(result)
 
     def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:

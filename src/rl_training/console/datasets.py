@@ -11,6 +11,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 
+from rl_training import seeding
 from rl_training.console.output import note, show_table
 from rl_training.data.columns import Columns
 from rl_training.data.datasets import DatasetStatistics, TransitionDataset
@@ -18,10 +19,10 @@ from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_co
 from rl_training.data.loading import DatasetConfig
 from rl_training.data.minari_files import minari_folder
 from rl_training.data.validation import resolve_spaces
+from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.envs import spaces_of
-from rl_training.runtime.offline import collect_dataset, collect_random
+from rl_training.runtime.collector import collect_dataset, collect_random
 from rl_training.runtime.workflows import load_policy, open_checkpoint
 from rl_training.spaces import SpaceSpec
 
@@ -123,7 +124,7 @@ def _policy_actions(policy: str, config: TrainConfig, spaces: SpaceSpec, stochas
         raise ConfigError(
             f"--stochastic: the {loaded.config.algo} policy of {policy} is deterministic; leave it out"
         )
-    rng = np.random.default_rng(np.random.SeedSequence((config.seed or 0, 0xAC7)))
+    rng = seeding.exploration(config.seed or 0)
 
     def act(obs: NDArray[np.float32]) -> NDArray[Any]:
         with torch.inference_mode():

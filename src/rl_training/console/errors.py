@@ -18,7 +18,7 @@ from typing import Any
 import typer
 import typer.core
 
-from rl_training.console.output import mode, one_line, warn
+from rl_training.console.output import flags, one_line, warn
 from rl_training.errors import RLTrainingError
 
 _USAGE = 2
@@ -28,7 +28,7 @@ class OneLineGroup(typer.core.TyperGroup):
     """A command group that ends the process with the exit code of what went wrong."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        mode.debug = mode.quiet = False
+        flags.debug = flags.quiet = False
         with _one_line_warnings():
             raise SystemExit(self._run(*args, **{**options, "standalone_mode": False}))
 
@@ -44,7 +44,7 @@ class OneLineGroup(typer.core.TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         except Exception as error:
-            if mode.debug:
+            if flags.debug:
                 traceback.print_exception(error)
             code, text = _describe(error)
             print(text, file=sys.stderr, flush=True)

@@ -14,14 +14,14 @@ from rich.text import Text
 
 
 @dataclass
-class Mode:
+class Flags:
     """The options in front of the command."""
 
     debug: bool = False
     quiet: bool = False
 
 
-mode = Mode()
+flags = Flags()
 """Of the command that is running; every command starts from the defaults."""
 
 
@@ -41,7 +41,7 @@ def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> Non
 
 def note(text: str) -> None:
     """A remark on standard error, unless the user asked for results only."""
-    if not mode.quiet:
+    if not flags.quiet:
         print(text, file=sys.stderr, flush=True)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_training.console.output import mode, show_table
+from rl_training.console.output import flags, show_table
 from rl_training.data.scores import NOT_COMPARABLE
 from rl_training.experiment.files import decode_json
 from rl_training.experiment.manifest import read_manifest, read_verified
@@ -42,7 +42,7 @@ def show_result(result: TrainResult) -> None:
         rows.append(("stopped early", record["stop_reason"]))
     rows += [("run folder", str(result.run_dir)), ("checkpoint", str(result.checkpoint_path))]
     show_table(rows)
-    if not mode.quiet:
+    if not flags.quiet:
         print("\nnext:")
         for command in _next_commands(result, evaluated=record["env_id"] is not None):
             print(f"  {command}")

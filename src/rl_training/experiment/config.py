@@ -82,6 +82,7 @@ class TrainConfig(Settings):
     device               auto, cpu, cuda or cuda:N
     num_envs             environments stepped together; intervals count steps of all of them
     eval_episodes        episodes of each evaluation; 0 switches evaluation off
+    eval_max_steps       bound of an evaluation episode; None: the environment's own, or 10,000 where it has none
     log_interval, checkpoint_interval    in steps of the clock
     keep_checkpoints     how many of the newest stay on disk
     tags                 free words, recorded with the run
@@ -102,6 +103,7 @@ class TrainConfig(Settings):
     device: Annotated[str, AfterValidator(_known_device)] = "auto"
     num_envs: PositiveInt = 1
     eval_episodes: NonNegativeInt = 5
+    eval_max_steps: PositiveInt | None = None
     log_interval: PositiveInt = 1_000
     checkpoint_interval: PositiveInt = 10_000
     keep_checkpoints: PositiveInt = 3

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 MAX_JSON_BYTES = 256 * 2**20
+# Of run.json, metrics.csv and the records of a checkpoint; what earlier ones meant is in `history`.
+SCHEMA = 2
 
 
 def _go_on(name: str) -> None:

@@ -7,23 +7,16 @@ row logged before it is on the disk before it; after a resume `truncate_after` r
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import queue
-import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Protocol
 
-import rich.progress
-from rich.console import Console
-
-from rl_training.experiment.files import replace_atomically
+from rl_training.experiment.files import SCHEMA, replace_atomically
 
 
 class Sink(Protocol):
@@ -37,7 +30,7 @@ class Sink(Protocol):
 
 
 class CsvSink:
-    """`metrics.csv`: columns `step`, `time` (Unix seconds), then metrics in the order they first appeared.
+    """`metrics.csv`: columns `step`, `time` (Unix seconds), `schema`, then metrics as they first appeared.
 
     A metric seen for the first time widens the whole file, in one atomic step. Numbers are written with
     `repr`, so that reading them back gives the same floats.
@@ -47,7 +40,7 @@ class CsvSink:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._columns = ["step", "time"]
+        self._columns = ["step", "time", "schema"]
         if path.exists():
             rows = _complete_rows(path)
             self._columns = rows[0] if rows else self._columns
@@ -67,14 +60,15 @@ class CsvSink:
         self._file = self.path.open("a", newline="", encoding="utf-8")
 
     def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
-        new = [name for name in values if name not in self._columns]
+        new = [name for name in ("schema", *values) if name not in self._columns]
         if new:
             self._file.close()
             rows = _complete_rows(self.path)[1:]
             self._columns += new
             self._rewrite(rows)
             self._file = self.path.open("a", newline="", encoding="utf-8")
-        cells = {"step": str(step), "time": f"{seconds:.3f}"} | {k: repr(v) for k, v in values.items()}
+        cells = {"step": str(step), "time": f"{seconds:.3f}", "schema": str(SCHEMA)}
+        cells |= {k: repr(v) for k, v in values.items()}
         csv.writer(self._file, lineterminator="\n").writerow([cells.get(name, "") for name in self._columns])
         self._file.flush()
 
@@ -104,6 +98,13 @@ def _complete_rows(path: Path) -> list[list[str]]:
     return [header, *(row for row in rows if len(row) == len(header) and row[0].isdecimal())]
 
 
+def set_log_aside(path: Path) -> None:
+    """Keep the rows of a run that is about to start again in its folder, as metrics.before-1.csv and so on."""
+    if path.is_file() and len(_complete_rows(path)) > 1:
+        taken = len(list(path.parent.glob(f"{path.stem}.before-*.csv")))
+        path.rename(path.with_name(f"{path.stem}.before-{taken + 1}.csv"))
+
+
 class TensorBoardSink:
     """Event files in `tb/`; on a resume, events later than `resumed_from` are hidden by the viewer."""
 
@@ -124,90 +125,6 @@ class TensorBoardSink:
 
     def close(self) -> None:
         self._writer.close()
-
-
-class Progress:
-    """The console: a progress bar on a terminal, plain lines elsewhere, nothing when quiet.
-
-    `advance` may be called at every step from the training thread; rows arrive as at any other sink.
-    """
-
-    name = "console"
-
-    def __init__(
-        self,
-        total: int,
-        *,
-        start: int = 0,
-        quiet: bool = False,
-        stream: TextIO | None = None,
-        unit: str = "steps",
-    ) -> None:
-        self._total, self._unit, self._quiet = total, unit, quiet
-        self._stream = stream if stream is not None else sys.stderr
-        self._marks = deque([(time.monotonic(), start)], maxlen=10)
-        self._shown: dict[str, float] = {}
-        self._bar: rich.progress.Progress | None = None
-        self._next_advance = start
-        if not quiet and self._stream.isatty():
-            self._bar = rich.progress.Progress(
-                rich.progress.BarColumn(bar_width=24),
-                rich.progress.MofNCompleteColumn(),
-                rich.progress.TextColumn("{task.description}", markup=False),
-                rich.progress.TimeRemainingColumn(),
-                console=Console(file=self._stream),
-                redirect_stdout=False,
-            )
-            self._task = self._bar.add_task("", total=total, completed=start)
-            self._bar.start()
-
-    def advance(self, step: int) -> None:
-        """Move the bar; cheap, since only every thousandth of the way reaches the terminal."""
-        if self._bar is not None and step >= self._next_advance:
-            self._next_advance = step + max(1, self._total // 1_000)
-            self._bar.update(self._task, completed=step)
-
-    def say(self, text: str) -> None:
-        """Print a line of its own, above the bar where there is one, and also when quiet: for warnings.
-
-        Nobody may be left to read it: a closed pipe or a full disk behind the stream is no reason to stop.
-        """
-        with contextlib.suppress(OSError, ValueError):
-            if self._bar is not None:
-                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-            else:
-                print(text, file=self._stream, flush=True)
-
-    def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
-        if self._quiet:
-            return
-        self._shown |= _headlines(values)
-        self._marks.append((time.monotonic(), step))
-        (since, first), (now, _) = self._marks[0], self._marks[-1]
-        rate = (step - first) / max(now - since, 1e-9)
-        parts = [f"{name} {value:.4g}" for name, value in self._shown.items()]
-        parts.append(f"{rate:,.0f} {self._unit}/s")
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, description="  ".join(parts))
-            return
-        left = timedelta(seconds=round((self._total - step) / rate)) if rate > 0 else "unknown time"
-        self.say("  ".join([f"{step:,}/{self._total:,} {self._unit}", *parts, f"{left} left"]))
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-
-_RETURNS = {"rollout/ep_rew_mean": "return", "eval/mean_reward": "eval"}
-
-
-def _headlines(values: Mapping[str, float]) -> dict[str, float]:
-    """What a person watches: returns and losses, by their short names."""
-    names = {name: _RETURNS.get(name) or name.rpartition("/")[2] for name in values}
-    return {short: values[name] for name, short in names.items() if name in _RETURNS or short.endswith("loss")}
 
 
 class _Worker:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_training.data.datasets import TransitionDataset
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import AlgorithmSpec, get_algorithm_spec, list_algorithm_specs, resolve
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.run import Launch
 from rl_training.runtime.session import TrainResult
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 
@@ -26,11 +28,12 @@ class ExperimentManager:
         overrides: Sequence[str] = (),
         run_suffix: str | None = None,
         callbacks: Sequence[Callback] | None = None,
-        **options: Any,
+        dataset: TransitionDataset | None = None,
+        launch: Launch | None = None,
     ) -> TrainResult:
         """Train from a config, the path of a YAML file, or the name of a packaged one (`redq/pendulum`).
 
-        `overrides` are `dotted.key=value`; `options` are what only some regimes take, such as `dataset`.
+        `overrides` are `dotted.key=value`; `dataset` stands in for the configured data.
         """
         if isinstance(config, TrainConfig):
             config = config.with_overrides(overrides)
@@ -38,7 +41,7 @@ class ExperimentManager:
             config = load_config(config, overrides).config
         spec = get_algorithm_spec(config.algo)
         resolve(config)
-        return spec.train(config, run_suffix=run_suffix, callbacks=callbacks, **options)
+        return spec.train(config, run_suffix=run_suffix, callbacks=callbacks, dataset=dataset, launch=launch)
 
     def resume(self, path: str | Path, **options: Any) -> TrainResult:
         """Go on with a run; see `resume_training`."""

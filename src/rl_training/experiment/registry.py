@@ -1,12 +1,7 @@
-"""The registry: every algorithm by name, with its learner, its sections and its train function."""
+"""The registry: every algorithm by name. What there is to say of one stands beside its trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
-
-from rl_training.algorithms.base import Learner
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, normalise_algo
 from rl_training.runtime import (
@@ -25,89 +20,29 @@ from rl_training.runtime import (
     td3_trainer,
     tqc_trainer,
 )
-from rl_training.runtime.sections import Resolved, Sections
-from rl_training.runtime.session import TrainResult
+from rl_training.runtime.sections import Resolved
+from rl_training.runtime.trainers import AlgorithmSpec
 from rl_training.settings import nearest
 
-RegimeName = Literal["online", "offline", "offline-to-online"]
+__all__ = ["AlgorithmSpec", "get_algorithm_spec", "list_algorithm_specs", "resolve"]
 
-
-@dataclass(frozen=True)
-class AlgorithmSpec:
-    """One algorithm: evaluating and predicting are generic, so a name, sections and a train function suffice."""
-
-    name: str
-    title: str
-    year: int
-    regime: RegimeName
-    sections: Sections
-    train: Callable[..., TrainResult]
-
-    @property
-    def learner(self) -> type[Learner]:
-        return self.sections.learner
-
-
-_SPECS = {
-    spec.name: spec
-    for spec in (
-        AlgorithmSpec("dqn", "Deep Q-Network", 2015, "online", dqn_trainer.SECTIONS, dqn_trainer.train_dqn),
-        AlgorithmSpec(
-            "ddpg",
-            "Deep Deterministic Policy Gradient",
-            2016,
-            "online",
-            ddpg_trainer.SECTIONS,
-            ddpg_trainer.train_ddpg,
-        ),
-        AlgorithmSpec("td3", "Twin Delayed DDPG", 2018, "online", td3_trainer.SECTIONS, td3_trainer.train_td3),
-        AlgorithmSpec("sac", "Soft Actor-Critic", 2018, "online", sac_trainer.SECTIONS, sac_trainer.train_sac),
-        AlgorithmSpec(
-            "tqc", "Truncated Quantile Critics", 2020, "online", tqc_trainer.SECTIONS, tqc_trainer.train_tqc
-        ),
-        AlgorithmSpec(
-            "redq",
-            "Randomized Ensembled Double Q-learning",
-            2021,
-            "online",
-            redq_trainer.SECTIONS,
-            redq_trainer.train_redq,
-        ),
-        AlgorithmSpec("bc", "Behaviour Cloning", 1989, "offline", bc_trainer.SECTIONS, bc_trainer.train_bc),
-        AlgorithmSpec(
-            "td3_bc",
-            "TD3 with Behaviour Cloning",
-            2021,
-            "offline",
-            td3_bc_trainer.SECTIONS,
-            td3_bc_trainer.train_td3_bc,
-        ),
-        AlgorithmSpec("iql", "Implicit Q-Learning", 2021, "offline", iql_trainer.SECTIONS, iql_trainer.train_iql),
-        AlgorithmSpec(
-            "cql", "Conservative Q-Learning", 2020, "offline", cql_trainer.SECTIONS, cql_trainer.train_cql
-        ),
-        AlgorithmSpec(
-            "awac",
-            "Advantage Weighted Actor-Critic",
-            2020,
-            "offline",
-            awac_trainer.SECTIONS,
-            awac_trainer.train_awac,
-        ),
-        AlgorithmSpec(
-            "crr", "Critic Regularized Regression", 2020, "offline", crr_trainer.SECTIONS, crr_trainer.train_crr
-        ),
-        AlgorithmSpec(
-            "edac",
-            "Ensemble-Diversified Actor-Critic",
-            2021,
-            "offline",
-            edac_trainer.SECTIONS,
-            edac_trainer.train_edac,
-        ),
-        AlgorithmSpec(
-            "rlpd", "RL with Prior Data", 2023, "offline-to-online", rlpd_trainer.SECTIONS, rlpd_trainer.train_rlpd
-        ),
+_SPECS: dict[str, AlgorithmSpec] = {
+    trainer.SPEC.name: trainer.SPEC
+    for trainer in (
+        dqn_trainer,
+        ddpg_trainer,
+        td3_trainer,
+        sac_trainer,
+        tqc_trainer,
+        redq_trainer,
+        bc_trainer,
+        td3_bc_trainer,
+        iql_trainer,
+        cql_trainer,
+        awac_trainer,
+        crr_trainer,
+        edac_trainer,
+        rlpd_trainer,
     )
 }
 

@@ -11,11 +11,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import platform
 import re
 import shlex
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,6 +30,7 @@ import torch
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
+from rl_training.experiment.retention import list_checkpoints
 from rl_training.experiment.strict_yaml import dump_yaml
 
 RECORD = "run.json"
@@ -169,6 +172,7 @@ class RunDirectory:
             run._write("command.txt", shlex.join(command if command is not None else sys.argv) + "\n")
             run.checkpoints.mkdir()
             run.update(
+                schema=files.SCHEMA,
                 algo=config.algo,
                 env_id=config.env_id,
                 seed=config.seed,
@@ -190,7 +194,13 @@ class RunDirectory:
             run._record = read_run_record(path)
             run.machine_changes = machine_changes(run._record)
             run.status_before = run._record["status"]
-            run.update(status="running", resumed=[*run._record["resumed"], _now()], **machine_record())
+            run.update(
+                schema=files.SCHEMA,
+                status="running",
+                cause=None,
+                resumed=[*run._record["resumed"], _now()],
+                **machine_record(),
+            )
         return run
 
     @contextlib.contextmanager
@@ -252,6 +262,17 @@ def read_run_record(path: Path) -> dict[str, Any]:
     return record
 
 
+def results_of(path: Path, record: Mapping[str, Any]) -> str:
+    """What a run without checkpoints has to show all the same, in words; empty where it is nothing."""
+    if record["status"] in ("finished", "stopped"):
+        return f"it is {record['status']}"
+    if list_checkpoints(path / "best"):
+        return "it has a best policy"
+    if record.get("saved"):
+        return "its checkpoints were deleted"
+    return ""
+
+
 @contextlib.contextmanager
 def _one_line(problem: str, key: str | None = None) -> Iterator[None]:
     try:
@@ -270,9 +291,26 @@ def _make_unique(parent: Path, name: str) -> Path:
     raise FileExistsError(None, f"{name} exists {_ATTEMPTS} times")
 
 
+def _strange_lock(path: Path) -> ConfigError:
+    return ConfigError(f"{path / 'lock'}: not a regular file; remove it if you trust this folder")
+
+
 def _acquire(path: Path) -> int:
-    """Take the folder's lock, which the kernel releases when this process ends, however it ends."""
-    handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    """Take the folder's lock, which the kernel releases when this process ends, however it ends.
+
+    A link of that name is not followed: in a folder from elsewhere it could lead to any file of ours.
+    """
+    try:
+        handle = os.open(
+            path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644
+        )
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise _strange_lock(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _strange_lock(path)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

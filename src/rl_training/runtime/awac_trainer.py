@@ -1,8 +1,8 @@
-"""AWAC through the offline loop: its sections, with defaults of its own, and `train_awac`."""
+"""AWAC through the offline loop."""
 
 from rl_training.algorithms.awac import AWAC
-from rl_training.runtime.offline import offline_sections, run_offline
-from rl_training.runtime.trainers import data_trainer
+from rl_training.runtime.offline import Offline
+from rl_training.runtime.trainers import algorithm
 
-SECTIONS = offline_sections(AWAC)
-train_awac = data_trainer(run_offline, SECTIONS)
+SPEC = algorithm(AWAC, Offline, "Advantage Weighted Actor-Critic", 2020)
+train_awac = SPEC.train

@@ -1,8 +1,8 @@
-"""BC through the offline loop: its sections, with defaults of its own, and `train_bc`."""
+"""BC through the offline loop."""
 
 from rl_training.algorithms.bc import BC
-from rl_training.runtime.offline import offline_sections, run_offline
-from rl_training.runtime.trainers import data_trainer
+from rl_training.runtime.offline import Offline
+from rl_training.runtime.trainers import algorithm
 
-SECTIONS = offline_sections(BC)
-train_bc = data_trainer(run_offline, SECTIONS)
+SPEC = algorithm(BC, Offline, "Behaviour Cloning", 1989)
+train_bc = SPEC.train

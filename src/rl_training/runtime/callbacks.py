@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl_training.runtime.clock import Cadence
+
 if TYPE_CHECKING:
     from rl_training.runtime.session import Session
 
 
 class Callback:
-    """Override what you need. `session.stop(reason)` ends the run after the current step.
+    """Override what you need. `session.stop(reason)` ends the run after the current step; resumed, it goes on.
 
-    `state_dict` must be plain data; it is stored in each checkpoint under `name` and given back on resume.
+    What raises here ends the run after saving it. `state_dict` must be plain data; it is stored in each checkpoint
+    under `name` and given back on resume.
     """
 
     @property
@@ -24,7 +27,7 @@ class Callback:
         """Before the first step, also of a resumed run."""
 
     def on_continued(self, session: Session) -> None:
-        """Before a run that had stopped early goes on with a larger budget."""
+        """Before a run that early stopping had ended goes on with a larger budget."""
 
     def on_phase(self, session: Session) -> None:
         """When the clock begins to count something else (RLPD: after its pretraining)."""
@@ -39,7 +42,7 @@ class Callback:
         """After a checkpoint was written."""
 
     def on_training_end(self, session: Session) -> None:
-        """After the last step, before the final checkpoint."""
+        """After the last step, before the last checkpoint and the evaluation of what it holds."""
 
     def next_due(self, now: int) -> int | None:
         """The tick at which `on_step` must be called next; offline loops run in blocks up to it."""
@@ -52,24 +55,6 @@ class Callback:
         pass
 
 
-class Cadence:
-    """Fires when the clock crosses a multiple of `interval`, however far it jumps."""
-
-    def __init__(self, interval: int) -> None:
-        self.interval = interval
-        self.last = 0
-
-    def due(self, now: int) -> bool:
-        """Whether a boundary lies in (last, now]; asking moves `last`."""
-        crossed = now // self.interval > self.last // self.interval
-        self.last = now
-        return crossed
-
-    def next(self, now: int) -> int:
-        """The next boundary after `now`."""
-        return (now // self.interval + 1) * self.interval
-
-
 class EvaluationCallback(Callback):
     """Evaluates every `interval` ticks of the clock."""
 
@@ -80,8 +65,13 @@ class EvaluationCallback(Callback):
         self.cadence.last = session.clock.now
 
     def on_step(self, session: Session) -> None:
+        last = self.cadence.last
         if self.cadence.due(session.clock.now):
-            session.evaluate()
+            try:
+                session.evaluate()
+            except BaseException:
+                self.cadence.last = last  # still due: a run that goes on from here evaluates first
+                raise
 
     def next_due(self, now: int) -> int | None:
         return self.cadence.next(now)
@@ -94,7 +84,10 @@ class EvaluationCallback(Callback):
 
 
 class EarlyStoppingCallback(Callback):
-    """Stops when `target_return` is reached, or after `patience` evaluations without `min_improvement`."""
+    """Stops when `target_return` is reached, or after `patience` evaluations without `min_improvement`.
+
+    Patience counts from the first environment step: what RLPD's pretraining scores is no measure of its progress.
+    """
 
     def __init__(
         self, *, patience: int | None = None, min_improvement: float = 0.0, target_return: float | None = None
@@ -108,14 +101,16 @@ class EarlyStoppingCallback(Callback):
     def on_evaluation(self, session: Session, metrics: Mapping[str, float]) -> None:
         value = metrics["eval_return_mean"]
         if self.target_return is not None and value >= self.target_return:
-            session.stop(f"target_return {self.target_return:g} reached: {value:.6g}")
+            session.stop(f"target_return {self.target_return:g} reached: {value:.6g}", final=True)
+            return
+        if session.clock.phase == "pretrain":
             return
         if self.best is None or value > self.best + self.min_improvement:
             self.best, self.waited = value, 0
             return
         self.waited += 1
         if self.patience is not None and self.waited >= self.patience:
-            session.stop(f"no improvement over {self.best:.6g} in {self.waited} evaluations")
+            session.stop(f"no improvement over {self.best:.6g} in {self.waited} evaluations", final=True)
 
     def on_continued(self, session: Session) -> None:
         self.waited = 0

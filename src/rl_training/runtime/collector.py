@@ -7,24 +7,34 @@ the episode terminated, so that a time limit bootstraps; and no row for a reset.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from rl_training import seeding
 from rl_training.algorithms.base import Learner
+from rl_training.data.datasets import TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
-from rl_training.errors import DivergedError, EnvironmentFailure
+from rl_training.environments.pool import EnvPool, Episode
+from rl_training.errors import DivergedError, EnvironmentFailure, MemoryLimitError
+from rl_training.experiment.config import TrainConfig
+from rl_training.memory import available_memory, human_bytes
 from rl_training.runtime.acting import ActingPolicy
-from rl_training.runtime.envs import EnvPool, Episode
 from rl_training.runtime.finite import check_finite
 from rl_training.spaces import SpaceSpec
 
 _WINDOW = 100
+
+
+def random_actions(rng: np.random.Generator, spaces: SpaceSpec, count: int) -> NDArray[Any]:
+    """Uniform internal actions, `[n, A]` in [-1, 1] or `[n]` from 0."""
+    if spaces.discrete:
+        return rng.integers(spaces.num_actions, size=count)
+    return rng.uniform(-1.0, 1.0, (count, spaces.action_dim)).astype(np.float32)
 
 
 class Collector:
@@ -50,8 +60,8 @@ class Collector:
         self.learning_starts = learning_starts
         self.total_steps = total_steps
         self.reward_map = reward_map
-        self.acting = ActingPolicy(learner.model)
-        self.rng = np.random.default_rng(np.random.SeedSequence((envs.seed, 0xAC7)))
+        self.acting = ActingPolicy(learner)
+        self.rng = seeding.exploration(envs.seed)
         self.steps = 0
         self.returns: deque[float] = deque(maxlen=_WINDOW)
         self.lengths: deque[int] = deque(maxlen=_WINDOW)
@@ -75,7 +85,7 @@ class Collector:
             bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise DivergedError(
                 f"environment {bad} returned the reward {transitions[bad].reward} at step {self.steps}; "
-                "mend the environment",
+                "fix the environment",
                 first_bad=f"reward of environment {bad}",
             )
         dones = np.array([t.terminated for t in transitions], dtype=np.float32)
@@ -94,9 +104,7 @@ class Collector:
         """Internal actions: uniform before `learning_starts`, the learner's exploration after."""
         n = len(self.obs)
         if self.steps < self.learning_starts:
-            if self.spaces.discrete:
-                return self.rng.integers(self.spaces.num_actions, size=n)
-            return self.rng.uniform(-1.0, 1.0, (n, self.spaces.action_dim)).astype(np.float32)
+            return random_actions(self.rng, self.spaces, n)
         progress = min(self.steps / self.total_steps, 1.0)
         with torch.inference_mode():
             obs = torch.from_numpy(self.obs)
@@ -112,7 +120,7 @@ class Collector:
     def _checked(self, index: int, obs: NDArray[np.float32]) -> NDArray[np.float32]:
         if not np.all(np.isfinite(obs)):
             raise DivergedError(
-                f"environment {index} returned a non-finite observation at step {self.steps}; mend the environment",
+                f"environment {index} returned a non-finite observation at step {self.steps}; fix the environment",
                 first_bad=f"observation of environment {index}",
             )
         return obs
@@ -126,38 +134,66 @@ class Collector:
             "rollout/ep_len_mean": float(np.mean(self.lengths)),
         }
 
-    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and plain values of the collecting state, running episodes included."""
-        tensors = {"obs": torch.from_numpy(self.obs)}
-        for i, episode in enumerate(self.envs.episodes):
-            if episode.actions:
-                tensors[f"actions.{i}"] = torch.from_numpy(np.stack(episode.actions))
-        record = {
-            "steps": self.steps,
-            "rng": self.rng.bit_generator.state,
-            "returns": list(self.returns),
-            "lengths": list(self.lengths),
-            "episodes": [
-                {"number": e.number, "seed": e.seed, "total": e.total, "steps": len(e.actions)}
-                for e in self.envs.episodes
-            ],
-        }
-        return tensors, record
-
-    def load_state_dict(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> list[str]:
-        """Restore, replaying unfinished episodes; returns what could not be restored exactly."""
-        self.steps = int(record["steps"])
-        self.rng.bit_generator.state = record["rng"]
-        self.returns.extend(record["returns"])
-        self.lengths.extend(record["lengths"])
-        self.obs = tensors["obs"].numpy().copy()
-        if len(record["episodes"]) != len(self.envs.envs) or len(self.obs) != len(self.envs.envs):
-            raise ValueError(f"{len(record['episodes'])} running episodes for {len(self.envs.envs)} environments")
+    def take_up(self, obs: NDArray[np.float32], episodes: Sequence[Episode]) -> list[str]:
+        """Go on in the middle of `episodes`, which had led to `obs`; returns what could not be replayed exactly."""
+        if len(episodes) != len(self.envs.envs) or len(obs) != len(self.envs.envs):
+            raise ValueError(f"{len(episodes)} running episodes for {len(self.envs.envs)} environments")
+        self.obs = obs
         problems = []
-        for i, saved in enumerate(record["episodes"]):
-            actions = tensors[f"actions.{i}"].numpy() if saved["steps"] else ()
-            episode = Episode(int(saved["number"]), int(saved["seed"]), list(actions), float(saved["total"]))
-            if not np.array_equal(self.envs.replay(i, episode), self.obs[i]):
+        for i, episode in enumerate(episodes):
+            if not np.array_equal(self.envs.replay(i, episode), obs[i]):
                 problems.append(f"environment {i} did not replay its episode exactly and was reset")
-                self.obs[i] = self._checked(i, self.envs.reset(i))
+                obs[i] = self._checked(i, self.envs.reset(i))
         return problems
+
+
+# Collected rows live in lists of small arrays until they are packed.
+_BYTES_PER_NUMBER = 32
+
+
+def collect_random(config: TrainConfig, spaces: SpaceSpec, size: int, seed: int) -> TransitionDataset:
+    """`size` transitions of uniformly random actions, the same ones for the same seed."""
+    rng = seeding.random_data(seed)
+
+    def act(obs: NDArray[Any]) -> NDArray[Any]:
+        return random_actions(rng, spaces, len(obs))
+
+    return collect_dataset(config, spaces, size, seed, act, name=f"random actions in {config.env_id}")
+
+
+def collect_dataset(
+    config: TrainConfig, spaces: SpaceSpec, size: int, seed: int, act: Any, *, name: str
+) -> TransitionDataset:
+    """`size` transitions of one environment under `act(obs [1, O]) -> internal actions`."""
+    needed, free = size * _BYTES_PER_NUMBER * (2 * spaces.obs_dim + spaces.action_dim + 3), available_memory()
+    if needed > free:
+        raise MemoryLimitError(
+            f"algo_kwargs.dataset_size {size} needs {human_bytes(needed)} and {human_bytes(free)} are available; "
+            f"the largest that fits is {size * free // needed}",
+            key="algo_kwargs.dataset_size",
+        )
+    pool = EnvPool(config.replace(num_envs=1, seed=seed), purpose=seeding.COLLECTION)
+    columns: dict[str, list[Any]] = {
+        key: [] for key in ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
+    }
+    try:
+        obs = pool.reset(0)
+        for _ in range(size):
+            (action,) = actions = spaces.to_env(act(obs[None]))
+            (transition,) = pool.step(actions)
+            if not (np.isfinite(transition.reward) and np.all(np.isfinite(transition.obs))):
+                raise DivergedError(
+                    f"{config.env_id} returned a non-finite observation or reward (seed {pool.episodes[0].seed}, "
+                    f"step {len(pool.episodes[0].actions)}) while data were collected; fix the environment",
+                    first_bad="observation or reward of environment 0",
+                )
+            row = (obs, action, transition.reward, transition.obs, transition.terminated, transition.truncated)
+            for values, value in zip(columns.values(), row):
+                values.append(value)
+            ended = transition.terminated or transition.truncated
+            obs = pool.reset(0) if ended else transition.obs
+    finally:
+        pool.close()
+    columns["timeouts"][-1] = not columns["terminals"][-1]
+    arrays: dict[str, Any] = {key: np.asarray(values) for key, values in columns.items()}
+    return TransitionDataset.from_arrays(**arrays, spaces=spaces, name=name)

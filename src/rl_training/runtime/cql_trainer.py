@@ -1,8 +1,8 @@
-"""CQL through the offline loop: its sections, with defaults of its own, and `train_cql`."""
+"""CQL through the offline loop."""
 
 from rl_training.algorithms.cql import CQL
-from rl_training.runtime.offline import offline_sections, run_offline
-from rl_training.runtime.trainers import data_trainer
+from rl_training.runtime.offline import Offline
+from rl_training.runtime.trainers import algorithm
 
-SECTIONS = offline_sections(CQL)
-train_cql = data_trainer(run_offline, SECTIONS)
+SPEC = algorithm(CQL, Offline, "Conservative Q-Learning", 2020)
+train_cql = SPEC.train

@@ -1,8 +1,8 @@
-"""CRR through the offline loop: its sections, with defaults of its own, and `train_crr`."""
+"""CRR through the offline loop."""
 
 from rl_training.algorithms.crr import CRR
-from rl_training.runtime.offline import offline_sections, run_offline
-from rl_training.runtime.trainers import data_trainer
+from rl_training.runtime.offline import Offline
+from rl_training.runtime.trainers import algorithm
 
-SECTIONS = offline_sections(CRR)
-train_crr = data_trainer(run_offline, SECTIONS)
+SPEC = algorithm(CRR, Offline, "Critic Regularized Regression", 2020)
+train_crr = SPEC.train

@@ -1,8 +1,8 @@
-"""DDPG through the online loop: its sections, with defaults of its own, and `train_ddpg`."""
+"""DDPG through the online loop."""
 
 from rl_training.algorithms.ddpg import DDPG
-from rl_training.runtime.online import online_sections, run_online
-from rl_training.runtime.trainers import online_trainer
+from rl_training.runtime.online import Online
+from rl_training.runtime.trainers import algorithm
 
-SECTIONS = online_sections(DDPG)
-train_ddpg = online_trainer(run_online, SECTIONS)
+SPEC = algorithm(DDPG, Online, "Deep Deterministic Policy Gradient", 2016)
+train_ddpg = SPEC.train

@@ -1,8 +1,8 @@
-"""DQN through the online loop: its sections, with defaults of its own, and `train_dqn`."""
+"""DQN through the online loop, with defaults of its own."""
 
 from rl_training.algorithms.dqn import DQN
-from rl_training.runtime.online import online_sections, run_online
-from rl_training.runtime.trainers import online_trainer
+from rl_training.runtime.online import Online
+from rl_training.runtime.trainers import algorithm
 
-SECTIONS = online_sections(DQN, train_frequency=4, batch_size=64)
-train_dqn = online_trainer(run_online, SECTIONS)
+SPEC = algorithm(DQN, Online, "Deep Q-Network", 2015, train_frequency=4, batch_size=64)
+train_dqn = SPEC.train

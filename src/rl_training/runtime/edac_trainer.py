@@ -1,8 +1,8 @@
-"""EDAC through the offline loop: its sections, with defaults of its own, and `train_edac`."""
+"""EDAC through the offline loop."""
 
 from rl_training.algorithms.edac import EDAC
-from rl_training.runtime.offline import offline_sections, run_offline
-from rl_training.runtime.trainers import data_trainer
+from rl_training.runtime.offline import Offline
+from rl_training.runtime.trainers import algorithm
 
-SECTIONS = offline_sections(EDAC)
-train_edac = data_trainer(run_offline, SECTIONS)
+SPEC = algorithm(EDAC, Offline, "Ensemble-Diversified Actor-Critic", 2021)
+train_edac = SPEC.train

@@ -1,8 +1,8 @@
-"""IQL through the offline loop: its sections, with defaults of its own, and `train_iql`."""
+"""IQL through the offline loop, with defaults of its own."""
 
 from rl_training.algorithms.iql import IQL
-from rl_training.runtime.offline import offline_sections, run_offline
-from rl_training.runtime.trainers import data_trainer
+from rl_training.runtime.offline import Offline
+from rl_training.runtime.trainers import algorithm
 
-SECTIONS = offline_sections(IQL, learning_rate_schedule="cosine")
-train_iql = data_trainer(run_offline, SECTIONS)
+SPEC = algorithm(IQL, Offline, "Implicit Q-Learning", 2021, learning_rate_schedule="cosine")
+train_iql = SPEC.train

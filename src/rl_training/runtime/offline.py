@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.loading import DatasetConfig, load_dataset
-from rl_training.data.sources import BatchSource
-from rl_training.errors import ConfigError, DivergedError, MemoryLimitError
-from rl_training.experiment.checkpointing import Checkpoint
+from rl_training.environments.making import spaces_of
+from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
-from rl_training.memory import available_memory, human_bytes
 from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.building import build_learner
+from rl_training.runtime.clock import Clock
+from rl_training.runtime.collector import collect_random
 from rl_training.runtime.controls import ControlConfig
-from rl_training.runtime.envs import COLLECTION, EnvPool, spaces_of
-from rl_training.runtime.launch import build_learner, open_session
-from rl_training.runtime.resume import has_normalizer, initialise_from, starting_point
+from rl_training.runtime.init_from import initialise_from
+from rl_training.runtime.run import Job, Regime
 from rl_training.runtime.schedules import OptimizationConfig
-from rl_training.runtime.sections import Resolved, Sections
-from rl_training.runtime.session import Regime, Session, TrainResult
+from rl_training.runtime.session import Session
+from rl_training.runtime.state import has_normalizer
 from rl_training.settings import PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
 
 # Updates a loop makes before it looks whether a signal has arrived.
 _BLOCK = 250
-# Collected rows live in lists of small arrays until they are packed.
-_BYTES_PER_NUMBER = 32
 
 
 class BudgetConfig(Settings):
@@ -60,22 +55,6 @@ def updates_per_epoch(dataset_size: int, batch_size: int) -> int:
     return max(1, -(-dataset_size // batch_size))
 
 
-def offline_sections(learner: type[Learner], **defaults: Any) -> Sections:
-    """The sections of an offline algorithm; `defaults` are those in which it differs from the rest."""
-    return Sections(
-        learner,
-        {
-            "learner": learner.Config,
-            "network": learner.Network,
-            "optimization": OptimizationConfig,
-            "dataset": DatasetConfig,
-            "budget": BudgetConfig,
-            "controls": ControlConfig,
-        },
-        defaults,
-    )
-
-
 def _infer_env_spaces(config: TrainConfig, *, discrete: bool | None = False) -> SpaceSpec | None:
     """The environment's spaces, or None where the run has no environment and the data must tell."""
     return None if config.env_id is None else spaces_of(config, discrete=discrete)
@@ -96,56 +75,6 @@ def _build_offline_dataset(
     )
 
 
-def collect_random(config: TrainConfig, spaces: SpaceSpec, size: int, seed: int) -> TransitionDataset:
-    """`size` transitions of uniformly random actions, the same ones for the same seed."""
-    rng = np.random.default_rng(np.random.SeedSequence((seed, 0xDA7A)))
-
-    def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        if spaces.discrete:
-            return rng.integers(spaces.num_actions, size=len(obs))
-        return rng.uniform(-1.0, 1.0, (len(obs), spaces.action_dim)).astype(np.float32)
-
-    return collect_dataset(config, spaces, size, seed, act, name=f"random actions in {config.env_id}")
-
-
-def collect_dataset(
-    config: TrainConfig, spaces: SpaceSpec, size: int, seed: int, act: Any, *, name: str
-) -> TransitionDataset:
-    """`size` transitions of one environment under `act(obs [1, O]) -> internal actions`."""
-    needed, free = size * _BYTES_PER_NUMBER * (2 * spaces.obs_dim + spaces.action_dim + 3), available_memory()
-    if needed > free:
-        raise MemoryLimitError(
-            f"algo_kwargs.dataset_size {size} needs {human_bytes(needed)} and {human_bytes(free)} are available; "
-            f"the largest that fits is {size * free // needed}",
-            key="algo_kwargs.dataset_size",
-        )
-    pool = EnvPool(config.replace(num_envs=1, seed=seed), purpose=COLLECTION)
-    columns: dict[str, list[Any]] = {
-        key: [] for key in ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
-    }
-    try:
-        obs = pool.reset(0)
-        for _ in range(size):
-            (action,) = actions = spaces.to_env(act(obs[None]))
-            (transition,) = pool.step(actions)
-            if not (np.isfinite(transition.reward) and np.all(np.isfinite(transition.obs))):
-                raise DivergedError(
-                    f"{config.env_id} returned a non-finite observation or reward (seed {pool.episodes[0].seed}, "
-                    f"step {len(pool.episodes[0].actions)}) while data were collected; mend the environment",
-                    first_bad="observation or reward of environment 0",
-                )
-            row = (obs, action, transition.reward, transition.obs, transition.terminated, transition.truncated)
-            for values, value in zip(columns.values(), row):
-                values.append(value)
-            ended = transition.terminated or transition.truncated
-            obs = pool.reset(0) if ended else transition.obs
-    finally:
-        pool.close()
-    columns["timeouts"][-1] = not columns["terminals"][-1]
-    arrays: dict[str, Any] = {key: np.asarray(values) for key, values in columns.items()}
-    return TransitionDataset.from_arrays(**arrays, spaces=spaces, name=name)
-
-
 def fit_offline(session: Session, updater: Updater, *, updates: int) -> None:
     """Updates on the updater's source until the learner has made `updates`, or somebody stops the run."""
     learner, clock = session.learner, session.clock
@@ -156,61 +85,44 @@ def fit_offline(session: Session, updater: Updater, *, updates: int) -> None:
             clock.pretrain_updates = learner.updates
         else:
             clock.global_step = learner.updates
-        session.tick()
+        session.advance()
 
 
-@dataclass
 class Prepared:
-    """Data, spaces and learner of a run that learns from data."""
+    """Data, spaces and learner of a run that learns from data; the normaliser is fixed to the data's moments."""
 
-    dataset: TransitionDataset
-    spaces: SpaceSpec
-    learner: Learner
-    source: BatchSource
-    in_memory: bool
+    def __init__(self, job: Job, *, updates_per_step: int = 1) -> None:
+        section = job.resolved[DatasetConfig]
+        env_spaces = _infer_env_spaces(job.config)
+        if job.checkpoint is not None:
+            require_data(job.checkpoint.records["dataset"], job.dataset, job.checkpoint.path)
+        self.dataset = data = _build_offline_dataset(job.config, section, env_spaces, job.dataset)
+        self.in_memory = job.dataset is not None
+        self.spaces = env_spaces or data.spaces
+        self.learner: Learner = build_learner(
+            job.sections,
+            job.resolved,
+            job.config,
+            data.spaces,
+            normalize_observations=section.normalize_observations
+            or (job.origin is not None and has_normalizer(job.origin)),
+            updates_per_step=updates_per_step,
+        )
+        if section.normalize_observations:
+            mean, std = data.observation_moments()
+            self.learner.model.normalizer.set_moments(torch.as_tensor(mean), torch.as_tensor(std))
+        if job.origin is not None and job.checkpoint is None:
+            initialise_from(self.learner, job.origin, data.spaces)
+        self.source = data.source(self.learner.generator)
 
     def record(self) -> dict[str, Any]:
         """What run and checkpoint say of the data."""
-        data = self.dataset
         return {
-            "name": data.name,
-            "rows": len(data),
-            "fingerprint": data.fingerprint(),
+            "name": self.dataset.name,
+            "rows": len(self.dataset),
+            "fingerprint": self.dataset.fingerprint(),
             "in_memory": self.in_memory,
         }
-
-
-def prepare(
-    sections: Sections,
-    resolved: Resolved,
-    config: TrainConfig,
-    dataset: TransitionDataset | None,
-    *,
-    checkpoint: Checkpoint | None,
-    updates_per_step: int = 1,
-) -> Prepared:
-    """Load the data, build the learner for its spaces, and fix the observation normaliser to its moments."""
-    section: DatasetConfig = resolved["dataset"]
-    env_spaces = _infer_env_spaces(config)
-    if checkpoint is not None:
-        require_data(checkpoint.records["dataset"], dataset, checkpoint.path)
-    data = _build_offline_dataset(config, section, env_spaces, dataset)
-    origin = starting_point(config, checkpoint)
-    learner = build_learner(
-        sections,
-        resolved,
-        config,
-        data.spaces,
-        normalize_observations=section.normalize_observations or (origin is not None and has_normalizer(origin)),
-        updates_per_step=updates_per_step,
-    )
-    if section.normalize_observations:
-        mean, std = data.observation_moments()
-        learner.model.normalizer.set_moments(torch.as_tensor(mean), torch.as_tensor(std))
-    if origin is not None and checkpoint is None:
-        initialise_from(learner, origin, data.spaces)
-    source = data.source(learner.generator)
-    return Prepared(data, env_spaces or data.spaces, learner, source, in_memory=dataset is not None)
 
 
 def require_data(record: Mapping[str, Any], dataset: TransitionDataset | None, place: Path) -> None:
@@ -219,50 +131,26 @@ def require_data(record: Mapping[str, Any], dataset: TransitionDataset | None, p
         raise ConfigError(f"{place} was trained on arrays in memory; resume it with resume(dataset=…)")
 
 
-def run_offline(
-    sections: Sections,
-    config: TrainConfig,
-    *,
-    run_suffix: str | None = None,
-    checkpoint_state: Checkpoint | None = None,
-    callbacks: Sequence[Callback] | None = None,
-    dataset: TransitionDataset | None = None,
-) -> TrainResult:
-    """Train an offline algorithm, from the start or from a checkpoint; `dataset` overrides the configured one."""
-    config = config.with_seed()
-    resolved = sections.resolve(config.algo_kwargs)
-    optimization: OptimizationConfig = resolved["optimization"]
-    parts = prepare(sections, resolved, config, dataset, checkpoint=checkpoint_state)
-    learner, size = parts.learner, len(parts.dataset)
-    updates = resolved["budget"].updates(config.total_timesteps, size, optimization.batch_size)
-    with open_session(
-        config,
-        resolved,
-        learner,
-        parts.spaces,
-        phase="offline",
-        total_ticks=updates,
-        run_suffix=run_suffix,
-        checkpoint=checkpoint_state,
-        callbacks=callbacks,
-        dataset=parts.record(),
-    ) as session:
-        per_epoch = updates_per_epoch(size, optimization.batch_size)
-        session.regime = Regime(
-            extra_metrics=lambda: {"epoch": learner.updates / per_epoch, "dataset_size": float(size)}
+class Offline(Regime):
+    """Data alone: updates draw from a fixed set, an environment only judges."""
+
+    name = "offline"
+    sections = (OptimizationConfig, DatasetConfig, BudgetConfig, ControlConfig)
+    first_phase = "offline"
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.parts = job, Prepared(job)
+        self.learner, self.spaces = self.parts.learner, self.parts.spaces
+        self.dataset_record = self.parts.record()
+        self.size, self.batch_size = len(self.parts.dataset), job.resolved[OptimizationConfig].batch_size
+        budget = job.resolved[BudgetConfig]
+        self.total_ticks = self.total_updates = budget.updates(
+            job.config.total_timesteps, self.size, self.batch_size
         )
-        if config.env_id is None:
-            session.say("no environment (env_id: null): evaluation is skipped")
-        if checkpoint_state is not None:
-            session.resume_or_stop()
-        updater = Updater(
-            learner,
-            parts.source,
-            optimization.batch_size,
-            mode=config.acceleration,
-            schedule=optimization,
-            total_updates=updates,
-        )
-        session.begin()
-        fit_offline(session, updater, updates=updates)
-        return session.finish()
+
+    def fit(self, session: Session) -> None:
+        fit_offline(session, self.updater(self.job, self.parts.source), updates=self.total_updates)
+
+    def extra_metrics(self, clock: Clock) -> dict[str, float]:
+        epoch = self.learner.updates / updates_per_epoch(self.size, self.batch_size)
+        return {"epoch": epoch, "dataset_size": float(self.size)}

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
+from rl_training.environments.making import spaces_of
+from rl_training.environments.pool import EnvPool
 from rl_training.errors import ConfigError, MemoryLimitError
-from rl_training.experiment.checkpointing import Checkpoint, RowsToSave
-from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, room_on_gpu
 from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.building import build_learner
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
-from rl_training.runtime.envs import EnvPool, spaces_of
-from rl_training.runtime.launch import build_learner, open_session
-from rl_training.runtime.resume import has_normalizer, initialise_from, starting_point, understood
+from rl_training.runtime.init_from import initialise_from
+from rl_training.runtime.run import Job, Regime
 from rl_training.runtime.schedules import OptimizationConfig
-from rl_training.runtime.sections import Sections
-from rl_training.runtime.session import Regime, Saved, Session, TrainResult
+from rl_training.runtime.session import Session
+from rl_training.runtime.state import has_normalizer
 from rl_training.settings import NonNegativeInt, PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
 
@@ -44,21 +40,6 @@ class OnlineConfig(Settings):
         return (step // self.train_frequency - (first - 1) // self.train_frequency) * self.gradient_updates_per_step
 
 
-def online_sections(learner: type[Learner], **defaults: Any) -> Sections:
-    """The sections of an online algorithm; `defaults` are those in which it differs from the rest."""
-    return Sections(
-        learner,
-        {
-            "learner": learner.Config,
-            "network": learner.Network,
-            "optimization": OptimizationConfig,
-            "online": OnlineConfig,
-            "controls": ControlConfig,
-        },
-        defaults,
-    )
-
-
 def fit_online(
     session: Session,
     updater: Updater,
@@ -74,9 +55,8 @@ def fit_online(
         collector.step()
         due = online.earned(collector.steps) - earned
         updater.run(due if max_updates is None else min(due, max_updates - learner.updates))
-        collector.acting.stale = True
         session.clock.global_step = collector.steps
-        session.tick()
+        session.advance()
 
 
 def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner) -> ReplayBuffer:
@@ -99,106 +79,48 @@ def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner) -> ReplayBuf
     return ReplayBuffer(capacity, layout, host, pin=True)
 
 
-def save_online(collector: Collector) -> Saved:
-    """Replay rows and the collecting state, the running episodes included."""
-    buffer = collector.buffer
-    tensors, record = collector.state_dict()
-    random = {} if buffer.generator is collector.learner.generator else {"host": buffer.generator.get_state()}
-    return Saved(
-        tensors={"collector": tensors, "replay_random": random} if random else {"collector": tensors},
-        records={"collector": record},
-        rows=RowsToSave(buffer.rows, len(buffer), buffer.added, buffer.capacity),
-    )
+class Online(Regime):
+    """An environment alone: experience fills a replay buffer, updates draw from it."""
 
+    name = "online"
+    sections = (OptimizationConfig, OnlineConfig, ControlConfig)
+    first_phase = "online"
+    collector: Collector
 
-def restore_online(collector: Collector, checkpoint: Checkpoint) -> list[str]:
-    """The reverse of `save_online`; returns what could not be exact."""
-    buffer, info = collector.buffer, checkpoint.rows
-    if info is None:
-        raise ConfigError(
-            f"{checkpoint.path} holds a policy without its replay buffer; resume the run folder instead"
-        )
-    if info.capacity != buffer.capacity:
-        raise ConfigError(
-            f"algo_kwargs.buffer_capacity: {buffer.capacity} differs from the checkpoint's {info.capacity}",
-            key="algo_kwargs.buffer_capacity",
-        )
-    checkpoint.read_rows(buffer.rows)  # in place: a second copy might not fit into memory
-    buffer.load(buffer.rows[: info.filled], added=info.added)
-    with understood(checkpoint):
-        if "replay_random" in checkpoint.tensors and buffer.generator is not collector.learner.generator:
-            buffer.generator.set_state(checkpoint.tensors["replay_random"]["host"])
-        return collector.load_state_dict(checkpoint.tensors["collector"], checkpoint.records["collector"])
-
-
-def online_regime(collector: Collector) -> Regime:
-    """What an online run saves and reports beside its learner."""
-    return Regime(save=lambda: save_online(collector), statistics=collector.statistics)
-
-
-def run_online(
-    sections: Sections,
-    config: TrainConfig,
-    *,
-    run_suffix: str | None = None,
-    checkpoint_state: Checkpoint | None = None,
-    callbacks: Sequence[Callback] | None = None,
-) -> TrainResult:
-    """Train an online algorithm, from the start or from a checkpoint."""
-    config = config.with_seed()
-    resolved = sections.resolve(config.algo_kwargs)
-    online: OnlineConfig = resolved["online"]
-    optimization: OptimizationConfig = resolved["optimization"]
-    spaces = spaces_of(config, discrete=sections.learner.discrete)
-    origin = starting_point(config, checkpoint_state)
-    learner = build_learner(
-        sections,
-        resolved,
-        config,
-        spaces,
-        normalize_observations=origin is not None and has_normalizer(origin),
-        updates_per_step=online.gradient_updates_per_step,
-    )
-    buffer = make_buffer(online.buffer_capacity, spaces, learner)
-    if origin is not None and checkpoint_state is None:
-        initialise_from(learner, origin, spaces)
-    envs = EnvPool(config)
-    try:
-        collector = Collector(
-            envs,
-            spaces,
-            learner,
-            buffer,
-            learning_starts=online.learning_starts,
-            total_steps=config.total_timesteps,
-        )
-        with open_session(
-            config,
-            resolved,
-            learner,
-            spaces,
-            phase="online",
-            total_ticks=config.total_timesteps,
-            run_suffix=run_suffix,
-            checkpoint=checkpoint_state,
-            callbacks=callbacks,
-        ) as session:
-            session.regime = online_regime(collector)
-            if checkpoint_state is None:
-                collector.start()
-            else:
-                session.note_inexact(restore_online(collector, checkpoint_state))
-                session.resume_or_stop()
-            updater = Updater(
-                learner,
-                buffer,
-                optimization.batch_size,
-                mode=config.acceleration,
-                schedule=optimization,
-                total_updates=online.earned(config.total_timesteps),
+    def __init__(self, job: Job) -> None:
+        if job.dataset is not None:
+            raise ConfigError(
+                f"dataset: {job.config.algo} learns from an environment alone; use rlpd to mix in data"
             )
-            session.begin()
-            fit_online(session, updater, collector, online)
-            return session.finish()
-    finally:
-        envs.close()
+        self.job, self.online = job, job.resolved[OnlineConfig]
+        self.spaces = spaces_of(job.config, discrete=job.sections.learner.discrete)
+        self.learner = build_learner(
+            job.sections,
+            job.resolved,
+            job.config,
+            self.spaces,
+            normalize_observations=job.origin is not None and has_normalizer(job.origin),
+            updates_per_step=self.online.gradient_updates_per_step,
+        )
+        self.total_ticks = job.config.total_timesteps
+        self.total_updates = self.online.earned(job.config.total_timesteps)
+        buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner)
+        if job.origin is not None and job.checkpoint is None:
+            initialise_from(self.learner, job.origin, self.spaces)
+        self.collector = Collector(
+            EnvPool(job.config),
+            self.spaces,
+            self.learner,
+            buffer,
+            learning_starts=self.online.learning_starts,
+            total_steps=job.config.total_timesteps,
+        )
+
+    def start(self) -> None:
+        self.collector.start()
+
+    def fit(self, session: Session) -> None:
+        fit_online(session, self.updater(self.job, self.collector.buffer), self.collector, self.online)
+
+    def close(self) -> None:
+        self.collector.envs.close()

@@ -1,8 +1,8 @@
-"""SAC through the online loop: its sections, with defaults of its own, and `train_sac`."""
+"""SAC through the online loop, with defaults of its own."""
 
 from rl_training.algorithms.sac import SAC
-from rl_training.runtime.online import online_sections, run_online
-from rl_training.runtime.trainers import online_trainer
+from rl_training.runtime.online import Online
+from rl_training.runtime.trainers import algorithm
 
-SECTIONS = online_sections(SAC, learning_starts=10_000)
-train_sac = online_trainer(run_online, SECTIONS)
+SPEC = algorithm(SAC, Online, "Soft Actor-Critic", 2018, learning_starts=10_000)
+train_sac = SPEC.train

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rl_training.algorithms.base import Learner
 from rl_training.errors import ConfigError
 from rl_training.settings import Settings, nearest
+
+Section = TypeVar("Section", bound=Settings)
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,12 @@ class Sections:
     """The sections of one algorithm and the defaults in which it differs from a section's own."""
 
     learner: type[Learner]
-    parts: Mapping[str, type[Settings]]
+    parts: tuple[type[Settings], ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def owners(self) -> dict[str, str]:
-        """Key -> name of the section that owns it."""
-        return {key: name for name, part in self.parts.items() for key in part.model_fields}
+    def owners(self) -> dict[str, type[Settings]]:
+        """Key -> the section that owns it."""
+        return {key: part for part in self.parts for key in part.model_fields}
 
     def resolve(self, algo_kwargs: Mapping[str, Any]) -> Resolved:
         """Typed sections from a flat mapping; an unknown key is an error that names the nearest known one."""
@@ -37,25 +39,28 @@ class Sections:
                 )
         values = {**self.defaults, **algo_kwargs}
         return Resolved(
-            {
-                name: part.parse({k: v for k, v in values.items() if owners[k] == name}, "algo_kwargs")
-                for name, part in self.parts.items()
-            }
+            tuple(
+                part.parse({k: v for k, v in values.items() if owners[k] is part}, "algo_kwargs")
+                for part in self.parts
+            )
         )
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Checked sections by name."""
+    """Checked sections, found by their type or a base of it: `resolved[OnlineConfig]`."""
 
-    parts: Mapping[str, Settings]
+    parts: tuple[Settings, ...]
 
-    def __getitem__(self, name: str) -> Any:
-        return self.parts[name]
+    def __getitem__(self, kind: type[Section]) -> Section:
+        for part in self.parts:
+            if isinstance(part, kind):
+                return part
+        raise KeyError(kind.__name__)
 
     def to_dict(self) -> dict[str, Any]:
         """Every key with its value, flat again, as plain data."""
         flat: dict[str, Any] = {}
-        for part in self.parts.values():
+        for part in self.parts:
             flat.update(part.model_dump(mode="json"))
         return flat

@@ -1,33 +1,39 @@
-"""`Session`: one run. It owns the clock, the cadence of reports and checkpoints, callbacks, log and state.
+"""`Session`: one run. It owns the clock, the cadence of reports and checkpoints, callbacks, evaluation and log.
 
-A loop does its work and calls `tick`; everything that happens "every so often" happens there, in one order: stop
-signals, callbacks (evaluation among them), report, checkpoint. A checkpoint therefore always stands between two
-iterations of the loop, which is what makes a resumed run equal to an uninterrupted one.
+A loop does its work and calls `advance`; everything that happens "every so often" happens there, in one order:
+callbacks (evaluation among them), report, checkpoint. A checkpoint therefore always stands between two iterations
+of the loop, which is what makes a resumed run equal to an uninterrupted one. Where that order is broken off, by a
+signal during an evaluation or by a callback that raises, the checkpoint says at which callback, and the resumed run
+goes on there.
+
+What the loop works on (learner, source, updates) belongs to the regime; what is saved and restored is in `state`.
 """
 
 from __future__ import annotations
 
+import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from rl_training.algorithms.base import Learner
+from rl_training.console.progress import Progress
+from rl_training.environments.playing import Evaluator, PlayInterrupted
 from rl_training.errors import CheckpointError, ConfigError, NotPlainDataError
 from rl_training.experiment import files
-from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, write_checkpoint
+from rl_training.experiment.checkpointing import write_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import MetricsLog, Progress
+from rl_training.experiment.logging import MetricsLog
 from rl_training.experiment.retention import discard, list_checkpoints, prune
 from rl_training.experiment.runs import RunDirectory
+from rl_training.runtime import state
 from rl_training.runtime.acting import ActingPolicy
-from rl_training.runtime.callbacks import Cadence, Callback
-from rl_training.runtime.evaluation import Evaluator
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.clock import Cadence, Clock
+from rl_training.runtime.collector import Collector
 from rl_training.runtime.finite import check_finite
 from rl_training.runtime.signals import SignalGuard, TrainingInterrupted
 from rl_training.spaces import SpaceSpec
@@ -42,41 +48,6 @@ class TrainResult:
     metrics: dict[str, float]
 
 
-@dataclass
-class Clock:
-    """Where a run stands. `now` is what intervals count in the present phase; `ticks` never goes back."""
-
-    phase: str = "online"
-    global_step: int = 0
-    pretrain_updates: int = 0
-
-    @property
-    def now(self) -> int:
-        return self.pretrain_updates if self.phase == "pretrain" else self.global_step
-
-    @property
-    def ticks(self) -> int:
-        return self.pretrain_updates + self.global_step
-
-
-@dataclass
-class Saved:
-    """What a regime adds to a checkpoint beside the learner: tensors, plain values, replay rows."""
-
-    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    records: dict[str, Any] = field(default_factory=dict)
-    rows: RowsToSave | None = None
-
-
-@dataclass
-class Regime:
-    """What online, offline and RLPD runs differ in, seen from the session."""
-
-    save: Callable[[], Saved] = Saved
-    statistics: Callable[[], dict[str, float]] = dict
-    extra_metrics: Callable[[], dict[str, float]] = dict
-
-
 class Session:
     """One run in progress."""
 
@@ -87,40 +58,51 @@ class Session:
         learner: Learner,
         spaces: SpaceSpec,
         *,
+        settings: Mapping[str, Any],
         clock: Clock,
         callbacks: Sequence[Callback],
         log: MetricsLog,
         progress: Progress,
         evaluator: Evaluator | None,
         guard: SignalGuard,
+        collector: Collector | None = None,
         dataset: Mapping[str, Any] | None = None,
+        extra_metrics: Callable[[Clock], dict[str, float]] = lambda clock: {},
     ) -> None:
+        """`settings`: the configuration with every default spelt out, as checkpoints keep it."""
         self.config = config
         self.run = run
         self.learner = learner
         self.spaces = spaces
+        self.settings = dict(settings)
         self.clock = clock
         self.callbacks = list(callbacks)
-        self.regime = Regime()
+        self.collector = collector
+        self.dataset = dict(dataset or {})
+        self.log = log
+        self.log_cadence = Cadence(config.log_interval)
+        self.save_cadence = Cadence(config.checkpoint_interval)
         self.begun = False
         self.should_stop = False
         self.stop_reason: str | None = None
+        self.stop_final: bool | None = None
         self.best_return: float | None = None
         self.last_evaluation: dict[str, float] = {}
         self.evaluated_at: int | None = None
         self.checkpoint_path: Path | None = None
-        self._log = log
+        # The callback at which `advance` is at work; None between two iterations.
+        self.broken_off: int | None = None
+        self.mark = (time.monotonic(), clock.ticks)
+        self._extra_metrics = extra_metrics
         self._progress = progress
         self._evaluator = evaluator
         self._guard = guard
-        self._dataset = dict(dataset or {})
-        self._log_cadence = Cadence(config.log_interval)
-        self._save_cadence = Cadence(config.checkpoint_interval)
+        # Whether the loop is at work, so that its state may not be whole between two iterations.
+        self._in_step = False
         self._save_failed = False
-        self._acting = ActingPolicy(learner.model)
-        self._mark = (time.monotonic(), clock.ticks)
+        self._saved: tuple[Any, ...] = ()
+        self._acting = ActingPolicy(learner)
         self._checkpoint_cost = [0.0, 0.0]
-        self._restored_total = 0
 
     # The loop's side.
 
@@ -131,7 +113,7 @@ class Session:
 
     def begin(self) -> None:
         """State is whole from here on: whatever fails later leaves something worth saving."""
-        for name, callback in self._named_callbacks():
+        for name, callback in state.named(self.callbacks):
             try:
                 files.encode_json(callback.state_dict())
             except ValueError as error:
@@ -141,43 +123,57 @@ class Session:
             self._evaluator.start()
         for callback in self.callbacks:
             callback.on_training_start(self)
+        if self.broken_off is not None:
+            self.advance()
+        self._in_step = True
 
     def enter_phase(self, phase: str) -> None:
         """Switch the clock; cadences start anew because they count something else."""
         if self.clock.phase != phase:
             self.clock.phase = phase
-            for cadence in (self._log_cadence, self._save_cadence):
+            for cadence in (self.log_cadence, self.save_cadence):
                 cadence.last = self.clock.now
             for callback in self.callbacks:
                 callback.on_phase(self)
 
-    def tick(self) -> None:
+    def advance(self) -> None:
         """After each iteration of a loop: everything that happens every so often."""
         now = self.clock.now
-        for callback in self.callbacks:
-            callback.on_step(self)
-        reported = self._log_cadence.due(now)
+        self._in_step = False
+        try:
+            for index in range(self.broken_off or 0, len(self.callbacks)):
+                self.broken_off = index
+                self.callbacks[index].on_step(self)
+        except PlayInterrupted:
+            return  # a signal: the run ends here, and evaluates first when it goes on
+        self.broken_off = len(self.callbacks)
+        reported = self.log_cadence.due(now)
         if reported:
             self.report()
+        self.broken_off = None
         retry = self._save_failed and reported
-        if self._save_cadence.due(now) or retry or self._guard.save_requested:
+        if self.save_cadence.due(now) or retry or self._guard.save_requested:
             self._guard.save_requested = False
             self.save()
         self._progress.advance(self.clock.ticks)
+        self._in_step = True
 
     def until_due(self, limit: int) -> int:
         """How many ticks a loop may take at once before something is due, at most `limit`."""
         now = self.clock.now
-        bounds = [self._log_cadence.next(now), self._save_cadence.next(now)]
+        bounds = [self.log_cadence.next(now), self.save_cadence.next(now)]
         bounds += [due for callback in self.callbacks if (due := callback.next_due(now)) is not None]
         return max(1, min([limit, *(bound - now for bound in bounds)]))
 
     # What callbacks may do.
 
-    def stop(self, reason: str) -> None:
-        """End the run after this iteration; kept in the checkpoint."""
+    def stop(self, reason: str, *, final: bool = False) -> None:
+        """End the run after this iteration; kept in the checkpoint.
+
+        A `final` stop (early stopping's) holds until the budget is raised; any other run goes on when resumed.
+        """
         if not self.should_stop:
-            self.should_stop, self.stop_reason = True, reason
+            self.should_stop, self.stop_reason, self.stop_final = True, reason, final
 
     def say(self, text: str) -> None:
         self._progress.say(text)
@@ -188,8 +184,7 @@ class Session:
             return {}
         if self.evaluated_at != self.clock.ticks:
             check_finite(self.learner, f"by step {self.clock.ticks}")
-            self._acting.stale = True
-            metrics = self._evaluator.run(self._acting.current(), self.config.eval_episodes)
+            metrics = self._play(self._evaluator)
             self.last_evaluation, self.evaluated_at = metrics, self.clock.ticks
             row = {
                 "eval/mean_reward": metrics["eval_return_mean"],
@@ -197,7 +192,7 @@ class Session:
             }
             if "eval_normalized_score" in metrics:
                 row["eval/normalized_score"] = metrics["eval_normalized_score"]
-            self._log.log(self.clock.ticks, row)
+            self.log.log(self.clock.ticks, row)
             if self.best_return is None or metrics["eval_return_mean"] > self.best_return:
                 self.best_return = metrics["eval_return_mean"]
                 self._save_best()
@@ -205,35 +200,47 @@ class Session:
                 callback.on_evaluation(self, metrics)
         return self.last_evaluation
 
+    def _play(self, evaluator: Evaluator) -> dict[str, float]:
+        cut_before = evaluator.cut_episodes
+        metrics = evaluator.run(
+            self._acting.current(), self.config.eval_episodes, lambda: self._guard.received is not None
+        )
+        if evaluator.cut_episodes and not cut_before:
+            self.say(
+                f"warning: evaluation episodes are cut after {evaluator.bound:,} steps, which {self.config.env_id} "
+                "does not end by itself (eval_max_steps)"
+            )
+        return metrics
+
     # Reports and state.
 
     def report(self) -> None:
         """Write one row of metrics: the only host read of the terms."""
         check_finite(self.learner, f"by step {self.clock.ticks}")
-        seconds, ticks = self._mark
+        seconds, ticks = self.mark
         now = time.monotonic()
         rate = (self.clock.ticks - ticks) / max(now - seconds, 1e-9)
-        self._mark = (now, self.clock.ticks)
-        row = self.regime.statistics()
+        self.mark = (now, self.clock.ticks)
+        row = {} if self.collector is None else self.collector.statistics()
         row |= {f"train/{_tag(name)}": float(term) for name, term in self.learner.terms.items()}
         rates = {name: float(o.learning_rate) for name, o in self.learner.optimizers.items()}
         row["train/learning_rate"] = rates.get("actor", next(iter(rates.values())))
         row["train/n_updates"] = self.learner.updates
         row |= {"time/fps": rate, "time/total_timesteps": self.clock.global_step}
-        self._log.log(self.clock.ticks, row)
+        self.log.log(self.clock.ticks, row)
 
     def save(self) -> None:
         """Write a checkpoint; a full disk is reported once and tried again at the next report."""
         check_finite(self.learner, f"by step {self.clock.ticks}")
-        self._log.flush()
-        tensors, records, rows = self._state()
+        self.log.flush()
+        saved = state.save(self)
         try:
             info = write_checkpoint(
                 self.run.checkpoints,
                 self.clock.ticks,
-                tensors=tensors,
-                records=records,
-                rows=rows,
+                tensors=saved.tensors,
+                records=saved.records,
+                rows=saved.rows,
                 previous=self.checkpoint_path,
             )
         except NotPlainDataError:
@@ -244,18 +251,39 @@ class Session:
             self._save_failed = True
             return
         self._save_failed = False
-        self.checkpoint_path = info.path
+        if not self.run.record.get("saved"):
+            self.record(saved=True)
+        self.checkpoint_path, self._saved = info.path, self._standing()
         self._checkpoint_cost = [info.num_bytes, self._checkpoint_cost[1] + info.seconds]
         with self._deleting(self.run.checkpoints):
             prune(self.run.checkpoints, self.config.keep_checkpoints)
         for callback in self.callbacks:
             callback.on_checkpoint(self, info.path)
 
+    def _standing(self) -> tuple[Any, ...]:
+        """Differs between any two moments at which a checkpoint would not be the same."""
+        steps = None if self.collector is None else self.collector.steps
+        return self.clock.ticks, self.learner.updates, steps, self.broken_off, self.evaluated_at, self.should_stop
+
+    def rescue(self, what_failed: str) -> None:
+        """Save what was learned before something failed, if it is whole and not saved already."""
+        if not self.begun or self._saved == self._standing():
+            return
+        if self.learner.torn:
+            self.say("warning: not saved: it failed in the middle of an update")
+            return
+        if self._in_step:
+            self.note_inexact([f"{what_failed} inside a step"])
+        self.save()
+
     def _save_best(self) -> None:
-        tensors, records, _ = self._state()
+        saved = state.save(self)
         try:
             info = write_checkpoint(
-                self.run.best, self.clock.ticks, tensors={"networks": tensors["networks"]}, records=records
+                self.run.best,
+                self.clock.ticks,
+                tensors={"networks": saved.tensors["networks"]},
+                records=saved.records,
             )
         except CheckpointError as error:
             self.say(f"warning: {error}; the best policy was not saved")
@@ -280,79 +308,6 @@ class Session:
         except OSError as error:
             self.say(f"warning: {self.run.path / 'run.json'}: cannot be written: {error.strerror or error}")
 
-    def _state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any], RowsToSave | None]:
-        """Everything: networks, optimisers, counters, random numbers, cadence, callbacks, the regime's own."""
-        learner = self.learner.state_dict()
-        saved = self.regime.save()
-        tensors = {
-            "networks": learner["networks"],
-            "optimizers": learner["optimizers"],
-            "random": {"updates": self.learner.generator.get_state()},
-            **saved.tensors,
-        }
-        trainer = {
-            "clock": asdict(self.clock),
-            "counters": learner["counters"],
-            "terms": {name: float(term) for name, term in self.learner.terms.items()},
-            "should_stop": self.should_stop,
-            "stop_reason": self.stop_reason,
-            "best_return": self.best_return,
-            "last_evaluation": self.last_evaluation,
-            "evaluated_at": self.evaluated_at,
-            "log_rows": self._log.rows,
-            "cadence": {"log": self._log_cadence.last, "save": self._save_cadence.last},
-            "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},
-        }
-        records = {
-            "trainer": trainer,
-            "config": self.config.to_dict(),
-            "spaces": asdict(self.spaces),
-            "dataset": self._dataset,
-            **saved.records,
-        }
-        return tensors, records, saved.rows
-
-    def _named_callbacks(self) -> Iterator[tuple[str, Callback]]:
-        """Callbacks by the names their state is kept under; the second of one name is `name#2`."""
-        seen: Counter[str] = Counter()
-        for callback in self.callbacks:
-            seen[callback.name] += 1
-            count = seen[callback.name]
-            yield callback.name if count == 1 else f"{callback.name}#{count}", callback
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Take up the session's own state; learner and regime are restored by whoever made them."""
-        trainer = checkpoint.records["trainer"]
-        clock = trainer["clock"]
-        self.clock = Clock(str(clock["phase"]), int(clock["global_step"]), int(clock["pretrain_updates"]))
-        self.should_stop, self.stop_reason = trainer["should_stop"], trainer["stop_reason"]
-        best = trainer["best_return"]
-        self.best_return = None if best is None else float(best)
-        self.last_evaluation = trainer["last_evaluation"]
-        self.evaluated_at = trainer["evaluated_at"]
-        self._log_cadence.last = int(trainer["cadence"]["log"])
-        self._save_cadence.last = int(trainer["cadence"]["save"])
-        for name, callback in self._named_callbacks():
-            if name in trainer["callbacks"]:
-                callback.load_state_dict(trainer["callbacks"][name])
-        self._mark = (time.monotonic(), self.clock.ticks)
-        self._restored_total = int(checkpoint.records["config"]["total_timesteps"])
-
-    def continue_from(self, path: Path) -> None:
-        """Later checkpoints link the unchanged replay shards of this one."""
-        self.checkpoint_path = path
-
-    def resume_or_stop(self) -> None:
-        """A run that had stopped early stays stopped, and says so, unless its budget was raised."""
-        if not self.should_stop:
-            return
-        if self.config.total_timesteps > self._restored_total:
-            self.should_stop, self.stop_reason = False, None
-            for callback in self.callbacks:
-                callback.on_continued(self)
-        else:
-            self.say(f"this run had stopped: {self.stop_reason}; a larger total_timesteps lets it go on")
-
     def note_inexact(self, problems: Sequence[str]) -> None:
         """Record whether this run equals an uninterrupted one, and say why where it does not."""
         for problem in problems:
@@ -360,18 +315,34 @@ class Session:
         if problems or self.run.record.get("exact_resume") is None:
             self.record(exact_resume=not problems)
 
+    def resume_or_stop(self, former_total: int) -> None:
+        """A run that early stopping had ended stays so, and says so, unless its budget was raised."""
+        if not self.should_stop:
+            return
+        if self.config.total_timesteps > former_total:
+            for callback in self.callbacks:
+                callback.on_continued(self)
+        elif self.stop_final is not False:
+            self.say(f"this run had stopped: {self.stop_reason}; a larger total_timesteps lets it go on")
+            return
+        self.should_stop, self.stop_reason, self.stop_final = False, None, None
+
     def finish(self) -> TrainResult:
-        """Last callbacks, evaluation and checkpoint; raises `TrainingInterrupted` after saving on a signal."""
+        """Save, evaluate, save what it scored; raises `TrainingInterrupted` after saving on a signal."""
+        self._in_step = False
         if self._guard.received is not None:
             self.save()
-            raise TrainingInterrupted(
-                f"interrupted at step {self.clock.ticks}; go on with: rl-training resume {self.run.path}",
-                self._guard.received,
-            )
+            raise self._interrupted(self._guard.received)
         for callback in self.callbacks:
             callback.on_training_end(self)
-        metrics = self.evaluate()
+        before = self.evaluated_at
         self.save()
+        try:
+            metrics = self.evaluate()
+        except PlayInterrupted:
+            raise self._interrupted(self._guard.received or signal.SIGTERM) from None
+        if self.evaluated_at != before:
+            self.save()
         if self._save_failed or self.checkpoint_path is None:
             raise CheckpointError(
                 f"{self.run.checkpoints}: the last checkpoint could not be written and the work since "
@@ -382,7 +353,7 @@ class Session:
             "update_count": self.learner.updates,
             "gradient_steps": self.learner.updates,
             **{name: float(term) for name, term in self.learner.terms.items()},
-            **self.regime.extra_metrics(),
+            **self._extra_metrics(self.clock),
             **metrics,
         }
         if self.best_return is not None:
@@ -393,6 +364,11 @@ class Session:
             checkpoint_seconds=round(self._checkpoint_cost[1], 3),
         )
         return TrainResult(self.run.path, self.checkpoint_path, result)
+
+    def _interrupted(self, signum: int) -> TrainingInterrupted:
+        return TrainingInterrupted(
+            f"interrupted at step {self.clock.ticks}; go on with: rl-training resume {self.run.path}", signum
+        )
 
 
 def _tag(name: str) -> str:

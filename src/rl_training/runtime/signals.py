@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import Any
 
 from rl_training.errors import RLTrainingError
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class TrainingInterrupted(RLTrainingError):
@@ -21,7 +26,8 @@ class TrainingInterrupted(RLTrainingError):
 class SignalGuard:
     """While active, signals set flags the session looks at after each step.
 
-    Outside the main thread Python allows no handlers; then signals keep their usual meaning.
+    Outside the main thread Python allows no handlers; then signals keep their usual meaning. A signal that is
+    ignored when the run starts (SIGHUP under nohup) stays ignored.
     """
 
     def __init__(self) -> None:
@@ -31,8 +37,9 @@ class SignalGuard:
 
     def __enter__(self) -> SignalGuard:
         if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                self._previous[signum] = signal.signal(signum, self._stop)
+            for signum in _STOPPING:
+                if signal.getsignal(signum) is not signal.SIG_IGN:
+                    self._previous[signum] = signal.signal(signum, self._stop)
             self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._save)
         return self
 
@@ -43,7 +50,16 @@ class SignalGuard:
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         if self.received is not None and signum == signal.SIGINT:
             raise KeyboardInterrupt
+        if self.received is None:
+            again = "; again to abort" if signum == signal.SIGINT else ""
+            _tell(f"{signal.Signals(signum).name}: ending this step and saving{again}\n")
         self.received = signum
 
     def _save(self, signum: int, frame: FrameType | None) -> None:
         self.save_requested = True
+
+
+def _tell(text: str) -> None:
+    """A line on standard error, past the buffers: the handler may run while one of them is being written."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.write(sys.stderr.fileno(), text.encode())

@@ -1,8 +1,8 @@
-"""TQC through the online loop: its sections, with defaults of its own, and `train_tqc`."""
+"""TQC through the online loop."""
 
 from rl_training.algorithms.tqc import TQC
-from rl_training.runtime.online import online_sections, run_online
-from rl_training.runtime.trainers import online_trainer
+from rl_training.runtime.online import Online
+from rl_training.runtime.trainers import algorithm
 
-SECTIONS = online_sections(TQC)
-train_tqc = online_trainer(run_online, SECTIONS)
+SPEC = algorithm(TQC, Online, "Truncated Quantile Critics", 2020)
+train_tqc = SPEC.train

@@ -1,36 +1,58 @@
-"""The two signatures a `train_<algo>` function can have: with an environment alone, or with data."""
+"""`AlgorithmSpec`: one algorithm as the rest of the package sees it, said once, beside its `train_<algo>`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.run import Job, Launch, Regime, run
 from rl_training.runtime.sections import Sections
 from rl_training.runtime.session import TrainResult
 
-Run = Callable[..., TrainResult]
 
+class Train(Protocol):
+    """`train_<algo>`: what a run is comes first; `dataset` stands in for the configured data, `launch` for nothing
+    that changes a number."""
 
-def online_trainer(run: Run, sections: Sections) -> Run:
-    """`train_<algo>(config, *, run_suffix, checkpoint_state, callbacks)` over `run`."""
-
-    def train(
+    def __call__(
+        self,
         config: TrainConfig,
         *,
         run_suffix: str | None = None,
         checkpoint_state: Checkpoint | None = None,
         callbacks: Sequence[Callback] | None = None,
-    ) -> TrainResult:
-        return run(sections, config, run_suffix=run_suffix, checkpoint_state=checkpoint_state, callbacks=callbacks)
+        dataset: TransitionDataset | None = None,
+        launch: Launch | None = None,
+    ) -> TrainResult: ...
 
-    return _named(train, sections)
+
+@dataclass(frozen=True)
+class AlgorithmSpec:
+    """One algorithm: evaluating and predicting are generic, so a learner, its regime and its sections suffice."""
+
+    name: str
+    title: str
+    year: int
+    regime: str
+    sections: Sections
+    train: Train
+
+    @property
+    def learner(self) -> type[Learner]:
+        return self.sections.learner
 
 
-def data_trainer(run: Run, sections: Sections) -> Run:
-    """The same with `dataset`, which overrides the configured data."""
+def algorithm(
+    learner: type[Learner], regime: type[Regime], title: str, year: int, **defaults: Any
+) -> AlgorithmSpec:
+    """An algorithm trained through a regime; `defaults` are those in which it differs from the sections' own."""
+    sections = Sections(learner, (learner.Config, learner.Network, *regime.sections), defaults)
 
     def train(
         config: TrainConfig,
@@ -39,21 +61,11 @@ def data_trainer(run: Run, sections: Sections) -> Run:
         checkpoint_state: Checkpoint | None = None,
         callbacks: Sequence[Callback] | None = None,
         dataset: TransitionDataset | None = None,
+        launch: Launch | None = None,
     ) -> TrainResult:
-        return run(
-            sections,
-            config,
-            run_suffix=run_suffix,
-            checkpoint_state=checkpoint_state,
-            callbacks=callbacks,
-            dataset=dataset,
-        )
+        job = Job.of(sections, config, checkpoint_state, dataset)
+        return run(regime, job, callbacks=callbacks, launch=launch, suffix=run_suffix)
 
-    return _named(train, sections)
-
-
-def _named(train: Run, sections: Sections) -> Run:
-    learner = sections.learner
     train.__name__ = train.__qualname__ = f"train_{learner.name}"
     train.__doc__ = f"Train {learner.__name__} as `config` says, from the start or from `checkpoint_state`."
-    return train
+    return AlgorithmSpec(learner.name, title, year, regime.name, sections, train)

@@ -13,21 +13,25 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from rl_training.algorithms.base import LearnerConfig
 from rl_training.data.datasets import TransitionDataset
+from rl_training.environments.making import spaces_of
+from rl_training.environments.playing import Evaluator
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, list_checkpoints
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.history import with_defaults_of
+from rl_training.experiment.logging import set_log_aside
 from rl_training.experiment.registry import get_algorithm_spec, resolve
-from rl_training.experiment.runs import RECORD, RESOLVED, read_run_record
+from rl_training.experiment.runs import RECORD, RESOLVED, read_run_record, results_of
 from rl_training.experiment.strict_yaml import parse_yaml
+from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Policy
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.envs import spaces_of
-from rl_training.runtime.evaluation import Evaluator
-from rl_training.runtime.launch import starting_again_in
 from rl_training.runtime.offline import require_data
-from rl_training.runtime.resume import has_normalizer, read_run_checkpoint, spaces_from, understood
+from rl_training.runtime.run import Launch
 from rl_training.runtime.session import TrainResult
+from rl_training.runtime.state import config_of, has_normalizer, read_run_checkpoint, spaces_from, understood
 from rl_training.spaces import SpaceSpec
 
 
@@ -68,22 +72,14 @@ def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
     with torch.random.fork_rng(devices=[]), understood(checkpoint, "networks"):
         model = spec.learner.build_model(
             spaces,
-            resolved["network"],
-            resolved["learner"],
+            resolved[NetworkConfig],
+            resolved[LearnerConfig],
             normalize_observations=has_normalizer(checkpoint),
         )
     with understood(checkpoint, "networks"):
         model.load_state_dict({k.removeprefix("model."): v for k, v in names.items() if k.startswith("model.")})
     policy = copy.deepcopy(model.policy).requires_grad_(False)
     return LoadedPolicy(policy.eval(), spaces, config)
-
-
-def config_of(checkpoint: Checkpoint) -> TrainConfig:
-    """The configuration a checkpoint was trained with; whether code may be imported is never for a file to say."""
-    try:
-        return TrainConfig(**checkpoint.records["config"]).replace(allow_import=False)
-    except (KeyError, TypeError, ConfigError) as error:
-        raise CheckpointError(f"{checkpoint.path}: config.json is not understood: {error}") from None
 
 
 def open_checkpoint(path: str | Path, warn: Callable[[str], None] = warnings.warn) -> Checkpoint:
@@ -130,19 +126,22 @@ def resume_training(
     overrides: Sequence[str] = (),
     callbacks: Sequence[Callback] | None = None,
     dataset: TransitionDataset | None = None,
+    quiet: bool = False,
     warn: Callable[[str], None] = warnings.warn,
 ) -> TrainResult:
     """Go on where a run folder or checkpoint stopped; a run that ended before its first checkpoint starts again.
 
     `changes` replace fields of the configuration, `overrides` do the same as `dotted.key=value`.
     """
-    options: dict[str, Any] = {} if dataset is None else {"dataset": dataset}
-    if _has_only_begun(home := Path(path)):
-        config = _changed(_config_of_run(home), changes, overrides)
-        require_data(read_run_record(home).get("dataset", {}), dataset, home)
+    if _has_no_checkpoint(home := Path(path)):
+        record = read_run_record(home)
+        _require_nothing_to_lose(home, record)
+        config = _changed(_config_of_run(home, record), changes, overrides)
+        require_data(record.get("dataset", {}), dataset, home)
         warn(f"{home}: ended before its first checkpoint; it starts again")
-        with starting_again_in(home):
-            return get_algorithm_spec(config.algo).train(config, callbacks=callbacks, **options)
+        set_log_aside(home / "metrics.csv")
+        launch = Launch(quiet=quiet, home=home)
+        return get_algorithm_spec(config.algo).train(config, callbacks=callbacks, dataset=dataset, launch=launch)
     checkpoint = open_checkpoint(path, warn)
     if "optimizers" not in checkpoint.tensors:
         raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use --init-from")
@@ -154,7 +153,13 @@ def resume_training(
         difference := spaces_from(checkpoint).difference(spaces_of(config, discrete=spec.learner.discrete))
     ):
         raise CheckpointError(f"{checkpoint.path}: the environment's spaces have changed ({difference})")
-    return spec.train(config, checkpoint_state=checkpoint, callbacks=callbacks, **options)
+    return spec.train(
+        config,
+        checkpoint_state=checkpoint,
+        callbacks=callbacks,
+        dataset=dataset,
+        launch=Launch(quiet=quiet),
+    )
 
 
 def _changed(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
@@ -176,7 +181,7 @@ def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
             f"num_envs: {now.num_envs} differs from the run's {before.num_envs}, whose episodes are under way",
             key="num_envs",
         )
-    sizes, old = resolve(now)["network"], resolve(before)["network"]
+    sizes, old = resolve(now)[NetworkConfig], resolve(before)[NetworkConfig]
     if sizes != old:
         raise ConfigError(
             f"algo_kwargs.hidden_sizes: networks of {list(sizes.hidden_sizes)} cannot take up the run's, of "
@@ -185,18 +190,31 @@ def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
         )
 
 
-def _has_only_begun(home: Path) -> bool:
-    """Whether `home` is a run folder in which no checkpoint was ever committed."""
+def _has_no_checkpoint(home: Path) -> bool:
+    """Whether `home` is a run folder that holds no checkpoint, never had one or has lost them."""
     return (home / RECORD).is_file() and (home / RESOLVED).is_file() and not list_checkpoints(home / "checkpoints")
 
 
-def _config_of_run(home: Path) -> TrainConfig:
+def _require_nothing_to_lose(home: Path, record: Mapping[str, Any]) -> None:
+    """Starting again in place would replace what a run has left: refuse where that is more than a log."""
+    if results := results_of(home, record):
+        best = home / "best"
+        way = (
+            f"--init-from {best} starts a new run from its best policy"
+            if list_checkpoints(best)
+            else (f"rl-training train --config {home / RESOLVED} makes it again in a new folder")
+        )
+        raise ConfigError(f"{home}: has no checkpoint to resume from, but {results}; {way}")
+
+
+def _config_of_run(home: Path, record: Mapping[str, Any]) -> TrainConfig:
     """The configuration a run folder was made with; like a checkpoint, it cannot permit imports."""
     place = home / RESOLVED
     values = parse_yaml(place.read_text(encoding="utf-8", errors="replace"), str(place)).value
     if not isinstance(values, dict):
         raise ConfigError(f"{place}: expected a mapping of settings; start a new run")
     try:
-        return TrainConfig.parse({**values, "allow_import": False})
+        config = TrainConfig.parse({**values, "allow_import": False})
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}", key=error.key) from None
+    return with_defaults_of(record.get("schema"), config)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.environments.pool import LocalEnv, Transition
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.envs import LocalEnv, Transition
 
 # A fresh interpreter takes seconds to import its libraries before it can answer for the first time.
 _START_SECONDS = 120.0
@@ -71,7 +71,7 @@ def _serve(connection: Connection, config: TrainConfig) -> None:
                 env.send(argument)
                 result = env.receive()
                 connection.send(("ok", (result.obs, result.reward, result.terminated, result.truncated)))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             connection.send(("error", (f"{type(error).__name__}: {error}", traceback.format_exc())))
 
 

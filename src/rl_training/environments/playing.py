@@ -1,24 +1,36 @@
-"""Evaluation: an environment of its own, fixed seeds, exactly n episodes, nothing of the training touched."""
+"""Evaluation: an environment of its own, fixed seeds, exactly n episodes, nothing of the training touched.
+
+An episode ends where the environment ends it, or at a bound: an environment without a time limit would otherwise
+hold a run for ever. Playing looks between any two steps whether it should break off.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from rl_training.data.scores import normalized_score
+from rl_training.environments.making import time_limit
+from rl_training.environments.pool import EnvPool
 from rl_training.errors import DivergedError
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.policies import Policy
-from rl_training.runtime.envs import EVALUATION, EnvPool
+from rl_training.seeding import EVALUATION, EVALUATION_SEED
 from rl_training.spaces import SpaceSpec
 
-# Evaluation seeds are the same for every run, so that runs are compared on the same episodes. An episode's place
-# decides its seed, so the columns stay as they are, however many environments share the work.
-_SEED, _COLUMNS = 20_240_229, 8
+# An episode's place decides its seed, so the columns stay as they are, however many environments share the work.
+_COLUMNS = 8
 _SIDE_BY_SIDE = 10
+# The bound of an evaluation episode where neither the configuration nor the environment has one.
+UNLIMITED_EPISODE_STEPS = 10_000
+
+
+class PlayInterrupted(Exception):
+    """Playing was asked to break off; nothing of it counts."""
 
 
 class Evaluator:
@@ -27,7 +39,15 @@ class Evaluator:
     def __init__(self, config: TrainConfig, spaces: SpaceSpec) -> None:
         self.config = config
         self.spaces = spaces
+        self.cut_episodes = 0
         self._pool: EnvPool | None = None
+
+    @property
+    def bound(self) -> int | None:
+        """The steps after which an episode is cut; None where the environment's own time limit does it."""
+        if self.config.eval_max_steps is not None:
+            return self.config.eval_max_steps
+        return UNLIMITED_EPISODE_STEPS if time_limit(self.config) is None else None
 
     def start(self) -> None:
         """Start environments that are processes: they take seconds, which training can use."""
@@ -39,17 +59,26 @@ class Evaluator:
         count = min(episodes, _SIDE_BY_SIDE)
         if self._pool is None or len(self._pool.envs) < count:
             self.close()
-            config = self.config.replace(num_envs=count, seed=_SEED)
+            config = self.config.replace(num_envs=count, seed=EVALUATION_SEED)
             self._pool = EnvPool(config, purpose=EVALUATION)
         return self._pool
 
-    def run(self, policy: Policy, episodes: int) -> dict[str, float]:
-        """`eval_return_mean` and its companions over exactly `episodes` episodes."""
+    def run(
+        self, policy: Policy, episodes: int, interrupted: Callable[[], bool] = lambda: False
+    ) -> dict[str, float]:
+        """`eval_return_mean` and its companions over exactly `episodes` episodes.
+
+        Raises `PlayInterrupted` as soon as `interrupted()` says so. `cut_episodes` counts those that reached the
+        bound.
+        """
         try:
-            returns, lengths = _play(self.open(episodes), policy, self.spaces, episodes)
+            returns, lengths, cut = _play(
+                self.open(episodes), policy, self.spaces, episodes, self.bound or math.inf, interrupted
+            )
         except BaseException:
             self.close()  # others may have answers on their way that nobody will read
             raise
+        self.cut_episodes += cut
         result = {
             "eval_return_mean": float(returns.mean()),
             "eval_return_std": float(returns.std()),
@@ -70,20 +99,27 @@ class Evaluator:
 
 
 def _play(
-    pool: EnvPool, policy: Policy, spaces: SpaceSpec, episodes: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Returns and lengths of episodes 0 … n-1; environment i plays the episodes i, i + k, i + 2k, …
+    pool: EnvPool,
+    policy: Policy,
+    spaces: SpaceSpec,
+    episodes: int,
+    bound: float,
+    interrupted: Callable[[], bool],
+) -> tuple[NDArray[np.float64], NDArray[np.int64], int]:
+    """Returns and lengths of episodes 0 … n-1, and how many were cut at `bound` steps.
 
-    Which episode an environment plays does not depend on how long the others take, so n episodes are the same n
-    episodes whatever their lengths.
+    Environment i plays the episodes i, i + k, i + 2k, …: which one it plays does not depend on how long the others
+    take, so n episodes are the same n episodes whatever their lengths.
     """
-    width = len(pool.envs)
+    width, cut = len(pool.envs), 0
     returns, lengths = np.zeros(episodes), np.zeros(episodes, dtype=np.int64)
     playing = {i: i for i in range(min(width, episodes))}  # environment -> episode
     obs = np.zeros((width, spaces.obs_dim), dtype=np.float32)
     for i, episode in playing.items():
         obs[i] = pool.reset(i, _place(episode))
     while playing:
+        if interrupted():
+            raise PlayInterrupted
         _require_finite(obs)
         active = sorted(playing)
         with torch.inference_mode():
@@ -94,17 +130,19 @@ def _play(
         for i, transition in zip(active, transitions):
             if not math.isfinite(pool.episodes[i].total):
                 raise DivergedError(
-                    f"evaluation environment {i} returned the reward {transition.reward}; mend the environment",
+                    f"evaluation environment {i} returned the reward {transition.reward}; fix the environment",
                     first_bad=f"reward of evaluation environment {i}",
                 )
-            if transition.terminated or transition.truncated:
+            ended = transition.terminated or transition.truncated
+            if ended or len(pool.episodes[i].actions) >= bound:
+                cut += not ended
                 episode = playing.pop(i)
                 returns[episode] = pool.episodes[i].total
                 lengths[episode] = len(pool.episodes[i].actions)
                 if episode + width < episodes:
                     playing[i] = episode + width
                     obs[i] = pool.reset(i, _place(playing[i]))
-    return returns, lengths
+    return returns, lengths, cut
 
 
 def _place(episode: int) -> tuple[int, int]:
@@ -118,6 +156,6 @@ def _require_finite(obs: NDArray[np.float32]) -> None:
     if not finite.all():
         index = int(np.argmin(finite.all(axis=1)))
         raise DivergedError(
-            f"evaluation environment {index} returned a non-finite observation; mend the environment",
+            f"evaluation environment {index} returned a non-finite observation; fix the environment",
             first_bad=f"observation of evaluation environment {index}",
         )

@@ -1,0 +1,105 @@
+"""Making an environment from a configuration, and reading its spaces and its time limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rl_training.errors import ConfigError, MissingDependencyError
+from rl_training.experiment.config import TrainConfig
+from rl_training.settings import nearest
+from rl_training.spaces import SpaceSpec
+
+
+def make_env(config: TrainConfig) -> gym.Env[Any, Any]:
+    """`config.env_id` with its keyword arguments; every failure is one line."""
+    env_id = config.env_id
+    if env_id is None:
+        raise ConfigError("env_id: this needs an environment; set env_id", key="env_id")
+    if ":" in env_id and not config.allow_import:
+        raise ConfigError(
+            f"env_id: {env_id!r} would import the module {env_id.split(':')[0]!r}; allow it with --allow-import",
+            key="env_id",
+        )
+    try:
+        return gym.make(env_id, disable_env_checker=True, **config.env_kwargs)
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        raise MissingDependencyError(
+            f"env_id: {env_id} needs an optional package ({error}); pip install 'rl-training[mujoco]'", key="env_id"
+        ) from error
+    except gym.error.UnregisteredEnv:
+        hint = nearest(env_id, gym.registry) or "; see gymnasium.registry for the known ones"
+        raise ConfigError(f"env_id: unknown environment {env_id!r}{hint}", key="env_id") from None
+    except Exception as error:
+        raise ConfigError(
+            f"env_id: {env_id} could not be made with env_kwargs {config.env_kwargs}: "
+            f"{type(error).__name__}: {error}",
+            key="env_id",
+        ) from error
+
+
+def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> SpaceSpec:
+    """The spaces of `env`, refusing what no network here can take; `discrete` is what the algorithm needs."""
+    obs, action = env.observation_space, env.action_space
+    name = env.spec.id if env.spec is not None else type(env).__name__
+    if not isinstance(obs, gym.spaces.Box) or len(obs.shape) != 1:
+        kind = f"{type(obs).__name__} of shape {obs.shape}" if obs.shape else type(obs).__name__
+        raise ConfigError(
+            f"env_id: {name} has observations of type {kind}; flat vectors are needed: use FlattenObservation",
+            key="env_id",
+        )
+    if isinstance(action, gym.spaces.Discrete):
+        if discrete is False:
+            raise ConfigError(
+                f"env_id: {name} has discrete actions and this algorithm needs continuous ones; use dqn",
+                key="env_id",
+            )
+        return SpaceSpec(
+            int(obs.shape[0]),
+            num_actions=int(action.n),
+            start=int(action.start),
+            action_dtype=str(action.dtype),
+        )
+    if not isinstance(action, gym.spaces.Box) or len(action.shape) != 1:
+        raise ConfigError(f"env_id: {name} has actions {action}; a flat Box or Discrete is needed", key="env_id")
+    if discrete:
+        raise ConfigError(
+            f"env_id: {name} has continuous actions and dqn needs discrete ones; use sac or td3", key="env_id"
+        )
+    if not np.all(np.isfinite(action.low)) or not np.all(np.isfinite(action.high)):
+        raise ConfigError(
+            f"env_id: {name} has unbounded actions; wrap it in RescaleAction or give it finite bounds",
+            key="env_id",
+        )
+    if not np.issubdtype(action.dtype, np.floating):
+        raise ConfigError(
+            f"env_id: {name} has actions of type {action.dtype}; a floating-point Box is needed", key="env_id"
+        )
+    return SpaceSpec(
+        int(obs.shape[0]),
+        tuple(float(x) for x in action.low),
+        tuple(float(x) for x in action.high),
+        action_dtype=str(action.dtype),
+    )
+
+
+def spaces_of(config: TrainConfig, *, discrete: bool | None = None) -> SpaceSpec:
+    """The spaces of the configured environment."""
+    env = make_env(config)
+    try:
+        return read_spaces(env, discrete=discrete)
+    finally:
+        env.close()
+
+
+def time_limit(config: TrainConfig) -> int | None:
+    """The steps after which the configured environment ends an episode by itself; None where none is declared."""
+    if config.env_id is None:
+        return None
+    declared = config.env_kwargs.get("max_episode_steps")
+    if declared is None:
+        spec = gym.registry.get(config.env_id.rpartition(":")[2])
+        declared = None if spec is None else spec.max_episode_steps
+    return declared if isinstance(declared, int) and declared > 0 else None

@@ -1,0 +1,186 @@
+"""Several environments stepped together: what they answer is checked, and what they raise names the culprit.
+
+Resetting is ours, not a wrapper's: each episode has a seed of its own, derived from the run's seed and the
+episode's place: its environment's index and its number there. So an unfinished episode is known by its seed and its
+actions, and a resumed run can replay it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.environments.making import make_env
+from rl_training.errors import EnvironmentFailure, RLTrainingError
+from rl_training.experiment.config import TrainConfig
+from rl_training.seeding import TRAINING, episode_seed
+
+_STEP = "(observation, reward, terminated, truncated, info)"
+
+
+class WrongAnswer(Exception):
+    """An environment answered in another form than its spaces and Gymnasium's interface promise."""
+
+
+@dataclass(slots=True)
+class Transition:
+    """One environment's answer to one action."""
+
+    obs: NDArray[np.float32]
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+class LocalEnv:
+    """An environment in this process."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.env = make_env(config)
+        self._shape = self.env.observation_space.shape
+        self._action: Any = None
+
+    def reset(self, seed: int) -> NDArray[np.float32]:
+        answer: Any = self.env.reset(seed=seed)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise WrongAnswer(f"reset returned {_form(answer)}, not a pair (observation, info)")
+        return self._observation(answer[0])
+
+    def send(self, action: Any) -> None:
+        self._action = action
+
+    def receive(self) -> Transition:
+        answer: Any = self.env.step(self._action)
+        if not isinstance(answer, tuple) or len(answer) != 5:
+            raise WrongAnswer(f"step returned {_form(answer)}, not five values {_STEP}")
+        obs, reward, terminated, truncated, _ = answer
+        return Transition(
+            self._observation(obs), _number(reward), _flag("terminated", terminated), _flag("truncated", truncated)
+        )
+
+    def _observation(self, obs: Any) -> NDArray[np.float32]:
+        array = np.asarray(obs, dtype=np.float32)
+        if array.shape != self._shape:
+            raise WrongAnswer(f"an observation has shape {list(array.shape)}, its space {list(self._shape or ())}")
+        return array
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _form(answer: Any) -> str:
+    if isinstance(answer, tuple):
+        return f"{len(answer)} values"
+    return f"a {type(answer).__name__}" + (f" of shape {list(answer.shape)}" if hasattr(answer, "shape") else "")
+
+
+def _number(reward: Any) -> float:
+    if isinstance(reward, float | int | np.number) or (isinstance(reward, np.ndarray) and reward.ndim == 0):
+        return float(reward)
+    raise WrongAnswer(f"the reward is {reward!r:.60}, not a number")
+
+
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool | np.bool_) or (
+        isinstance(value, np.ndarray) and value.shape == () and value.dtype == bool
+    ):
+        return bool(value)
+    raise WrongAnswer(f"{name} is {value!r:.60}, not true or false")
+
+
+@dataclass
+class Episode:
+    """The running episode of one environment: all that is needed to replay it."""
+
+    number: int
+    seed: int
+    actions: list[NDArray[Any]]
+    total: float = 0.0
+
+
+class EnvPool:
+    """`num_envs` environments stepped together, each with its running episode."""
+
+    def __init__(self, config: TrainConfig, *, purpose: int = TRAINING) -> None:
+        assert config.seed is not None
+        self.seed = config.seed
+        self.purpose = purpose
+        if config.env_processes:
+            from rl_training.environments.processes import ProcessEnv
+
+            self.envs: Sequence[Any] = [ProcessEnv(config) for _ in range(config.num_envs)]
+        else:
+            self.envs = [LocalEnv(config) for _ in range(config.num_envs)]
+        self._before: list[tuple[int, float]] = []
+        self.episodes = [Episode(-1, 0, []) for _ in self.envs]
+
+    def reset(self, index: int, place: tuple[int, int] | None = None) -> NDArray[np.float32]:
+        """Reset environment `index` to its next episode; evaluation passes `place=(column, number)` to play a
+        fixed one."""
+        column, number = place or (index, self.episodes[index].number + 1)
+        seed = episode_seed(self.seed, self.purpose, column, number)
+        self.episodes[index] = Episode(number, seed, [])
+        with _blame(index, self.episodes[index]):
+            obs: NDArray[np.float32] = self.envs[index].reset(seed)
+        return obs
+
+    def step(self, actions: NDArray[Any], indices: Sequence[int] | None = None) -> list[Transition]:
+        """One step of every environment, or of those `indices` names; a row of `actions` each, in their units.
+
+        Environments in processes of their own work side by side.
+        """
+        chosen = range(len(self.envs)) if indices is None else indices
+        self._before = [(len(episode.actions), episode.total) for episode in self.episodes]
+        for action, index in zip(actions, chosen, strict=True):
+            self.episodes[index].actions.append(action)
+            with _blame(index, self.episodes[index]):
+                self.envs[index].send(action)
+        results: list[Transition] = []
+        for index in chosen:
+            with _blame(index, self.episodes[index]):
+                results.append(self.envs[index].receive())
+            self.episodes[index].total += results[-1].reward
+        return results
+
+    def forget_step(self) -> None:
+        """Take a step that failed half-way out of the episodes' records."""
+        for episode, (length, total) in zip(self.episodes, self._before):
+            del episode.actions[length:]
+            episode.total = total
+
+    def replay(self, index: int, episode: Episode) -> NDArray[np.float32]:
+        """Bring one environment to where `episode` was: reset with its seed, repeat its actions."""
+        self.episodes[index] = episode
+        env = self.envs[index]
+        with _blame(index, episode):
+            obs: NDArray[np.float32] = env.reset(episode.seed)
+            for action in episode.actions:
+                env.send(action)
+                obs = env.receive().obs
+        return obs
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+class _blame:  # noqa: N801 - reads as a verb
+    """Turn whatever an environment raises, an attempt to end the process included, into one line that names it."""
+
+    def __init__(self, index: int, episode: Episode) -> None:
+        self.index, self.episode = index, episode
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, RLTrainingError):
+            cause = str(error) if isinstance(error, WrongAnswer) else f"{type(error).__name__}: {error}"
+            raise EnvironmentFailure(
+                f"environment {self.index} failed (seed {self.episode.seed}, step {len(self.episode.actions)}): "
+                f"{cause}"
+            ) from error

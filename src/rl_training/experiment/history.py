@@ -1,0 +1,35 @@
+"""What earlier versions meant: records carry a schema number; old ones are read with the defaults of their time.
+
+A checkpoint stores its settings with every default spelt out, so a default that changes later changes no run that
+exists. Version 0.1 stored only what its user had written (and no schema number); its defaults are kept as data.
+
+Schema 1 (no number is written): 0.1. Schema 2: `schema` in run.json, trainer.json and metrics.csv; every default in
+config.json.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib import resources
+from typing import Any
+
+from rl_training.errors import CheckpointError
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.files import SCHEMA
+
+
+def with_defaults_of(schema: Any, config: TrainConfig) -> TrainConfig:
+    """`config`, read from a record of that schema, with the defaults it was written under spelt out."""
+    if schema is None:
+        return config.replace(algo_kwargs={**_defaults_0_1().get(config.algo, {}), **config.algo_kwargs})
+    if type(schema) is not int or schema > SCHEMA:
+        raise CheckpointError(f"records of schema {schema!r} need a newer rl_training (this one knows {SCHEMA})")
+    return config
+
+
+@functools.cache
+def _defaults_0_1() -> dict[str, dict[str, Any]]:
+    text = resources.files("rl_training").joinpath("assets", "history", "defaults-0.1.json").read_text("utf-8")
+    found: dict[str, dict[str, Any]] = json.loads(text)
+    return found

@@ -1,0 +1,71 @@
+"""Starting a run from the networks another run learned (`init_from`)."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from rl_training.algorithms.base import Learner
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.state import read_run_checkpoint, spaces_from
+from rl_training.spaces import SpaceSpec
+
+_log = logging.getLogger(__name__)
+
+
+def starting_point(config: TrainConfig, own: Checkpoint | None) -> Checkpoint | None:
+    """The checkpoint a run's networks come from: its own, or the one another run left (`init_from`)."""
+    if own is not None or config.init_from is None:
+        return own
+    return read_run_checkpoint(find_checkpoint(Path(config.init_from)))
+
+
+def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec) -> None:
+    """Copy the networks another run learned into this learner: the policy, and every other network that fits whole.
+
+    A target that the other run did not have, or that does not fit, starts equal to what it follows.
+    """
+    if difference := spaces.difference(spaces_from(checkpoint)):
+        raise ConfigError(
+            f"init_from: {checkpoint.path} was trained for other spaces ({difference})", key="init_from"
+        )
+    own = learner.state_dict()["networks"]
+    given = checkpoint.tensors["networks"]
+    for name, tensor in own.items():
+        if name.startswith(("model.actor.", "model.normalizer.")) and not _fits(given.get(name), tensor):
+            raise ConfigError(
+                f"init_from: the {checkpoint.records['config']['algo']} policy of {checkpoint.path} does not fit "
+                f"(first difference: {name}); use the same hidden_sizes, kind of actor and normalize_observations",
+                key="init_from",
+            )
+    strange = {_network(name) for name, tensor in own.items() if not _fits(given.get(name), tensor)}
+    if strange and any(_network(name) in strange for name in given):
+        _log.warning("init_from: starting anew, because they do not fit: %s", ", ".join(sorted(strange)))
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if _network(name) not in strange:
+                tensor.copy_(given[name])
+        for name, tensor in own.items():
+            source = _followed(name)
+            if source in own and _network(name) in strange:
+                tensor.copy_(own[source])
+
+
+def _network(name: str) -> str:
+    """The network a tensor belongs to: `model.critics` of `model.critics.net.hidden.0.weight`."""
+    parts = name.split(".")
+    return ".".join(parts[: 2 if parts[0] == "model" else 1])
+
+
+def _followed(name: str) -> str:
+    """The tensor a target follows: that of `model.target_actor.…`, or of a learner's own `target_actor.…`."""
+    head, found, tail = name.partition("target_")
+    return f"{head or 'model.'}{tail}" if found and head in ("", "model.") else ""
+
+
+def _fits(given: torch.Tensor | None, own: torch.Tensor) -> bool:
+    return given is not None and given.shape == own.shape

@@ -1,0 +1,325 @@
+"""The ritual of a run, written once: build, open the folder, restore or start, train, finish, whatever happens.
+
+    with the regime built (spaces, data, learner, environments)
+        with the run's folder open (lock, signals, log, status)
+            take up the checkpoint, or start
+            fit, finish
+
+A regime (`online`, `offline`, `offline_to_online`) says what is built, how long it trains and how; a session is one
+run's folder, log, evaluation and checkpoints. The two meet here only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rl_training.algorithms.base import Learner
+from rl_training.console.progress import Progress
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.sources import BatchSource
+from rl_training.environments.playing import Evaluator
+from rl_training.errors import ConfigError, DivergedError, EnvironmentFailure
+from rl_training.experiment import files
+from rl_training.experiment.checkpointing import Checkpoint, latest_valid
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.logging import CsvSink, MetricsLog, Sink, TensorBoardSink
+from rl_training.experiment.retention import sweep
+from rl_training.experiment.runs import RunDirectory
+from rl_training.runtime import state
+from rl_training.runtime.acceleration import Updater
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.clock import Clock
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.controls import ControlConfig, build_control_callbacks
+from rl_training.runtime.init_from import starting_point
+from rl_training.runtime.schedules import OptimizationConfig
+from rl_training.runtime.sections import Resolved, Sections
+from rl_training.runtime.session import Session, TrainResult
+from rl_training.runtime.signals import SignalGuard, TrainingInterrupted
+from rl_training.settings import Settings
+from rl_training.spaces import SpaceSpec
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a run is started, beside what it is: nothing here changes a number."""
+
+    quiet: bool = False  # no progress on the console; warnings still show
+    text: str | None = None  # the configuration as its author wrote it, kept as config.yaml
+    home: Path | None = None  # the folder of a run that ended before it had anything to lose
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be made: what was asked for, checked, and where it goes on from."""
+
+    sections: Sections
+    config: TrainConfig
+    resolved: Resolved
+    checkpoint: Checkpoint | None = None  # the run's own, to go on from
+    origin: Checkpoint | None = None  # where the networks come from: the same, or `init_from`
+    dataset: TransitionDataset | None = None  # data in memory, in place of the configured ones
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        sections: Sections,
+        config: TrainConfig,
+        checkpoint: Checkpoint | None,
+        dataset: TransitionDataset | None,
+    ) -> Job:
+        """Resolve and check the settings of a run, before anything is built or written."""
+        config = config.with_seed()
+        resolved = sections.resolve(config.algo_kwargs)
+        if resolved[ControlConfig].early_stopping is not None and (
+            config.env_id is None or config.eval_episodes == 0
+        ):
+            raise ConfigError(
+                "algo_kwargs.early_stopping needs evaluations: set env_id and an eval_episodes of at least 1",
+                key="algo_kwargs.early_stopping",
+            )
+        settings = config.to_dict() | {"algo_kwargs": resolved.to_dict()}
+        return cls(sections, config, resolved, checkpoint, starting_point(config, checkpoint), dataset, settings)
+
+
+class Regime(ABC):
+    """What online, offline and offline-to-online runs differ in. Made from a `Job`, it has built all it needs."""
+
+    name: ClassVar[str]
+    sections: ClassVar[tuple[type[Settings], ...]]
+    first_phase: str
+    learner: Learner
+    spaces: SpaceSpec
+    total_ticks: int
+    total_updates: int
+    collector: Collector | None = None
+    dataset_record: Mapping[str, Any] | None = None
+
+    @abstractmethod
+    def __init__(self, job: Job) -> None: ...
+
+    def start(self) -> None:  # noqa: B027 - nothing to do without an environment
+        """Begin where no checkpoint is taken up."""
+
+    @abstractmethod
+    def fit(self, session: Session) -> None:
+        """Train to the end of the budget, or until somebody stops the run."""
+
+    def updater(self, job: Job, source: BatchSource) -> Updater:
+        """Updates on minibatches of `source`, scheduled over the whole run."""
+        optimization = job.resolved[OptimizationConfig]
+        return Updater(
+            self.learner,
+            source,
+            optimization.batch_size,
+            mode=job.config.acceleration,
+            schedule=optimization,
+            total_updates=self.total_updates,
+        )
+
+    def extra_metrics(self, clock: Clock) -> dict[str, float]:
+        """Final metrics beside those of every run."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 - nothing to put away without an environment
+        """Put away what was built."""
+
+
+def run(
+    regime_of: type[Regime],
+    job: Job,
+    *,
+    callbacks: Sequence[Callback] | None = None,
+    launch: Launch | None = None,
+    suffix: str | None = None,
+) -> TrainResult:
+    """Train as `job` says, from the start or from its checkpoint, in a folder whose name ends in `suffix`."""
+    with (
+        closing(regime_of(job)) as regime,
+        _open_session(job, regime, callbacks or (), launch or Launch(), suffix) as session,
+        _status(session),
+    ):
+        if job.checkpoint is None:
+            regime.start()
+        else:
+            _take_up(session, job, job.checkpoint, regime)
+        _write_down(session, job, regime)
+        session.begin()
+        regime.fit(session)
+        return session.finish()
+
+
+def _take_up(session: Session, job: Job, checkpoint: Checkpoint, regime: Regime) -> None:
+    """Restore everything, and say what of it is not, or cannot be, as it was."""
+    problems = state.restore(session, checkpoint)
+    problems += [f"changed since the run began: {change}" for change in session.run.machine_changes]
+    problems += state.changed_data(checkpoint.records["dataset"], regime.dataset_record or {})
+    if checkpoint.path.parent == session.run.checkpoints:
+        session.checkpoint_path = checkpoint.path  # later checkpoints link its unchanged replay shards
+    former_total = int(checkpoint.records["config"]["total_timesteps"])
+    if session.clock.ticks >= regime.total_ticks and not session.should_stop:
+        own = regime.total_ticks >= job.config.total_timesteps
+        bound = "total_timesteps" if own else "max_updates or max_epochs"
+        session.say(f"this run is complete; a larger {bound} lets it go on")
+    session.resume_or_stop(former_total)
+    _say_what_stretches(session, job, former_total)
+    session.note_inexact(problems)
+
+
+def _say_what_stretches(session: Session, job: Job, former_total: int) -> None:
+    """Schedules and exploration run over the whole budget: another budget changes them from here on."""
+    total = job.config.total_timesteps
+    stretched = [] if job.resolved[OptimizationConfig].constant else ["the learning-rate schedule"]
+    stretched += ["exploration"] if session.learner.explores_by_progress else []
+    if total != former_total and stretched:
+        session.say(
+            f"note: total_timesteps {former_total:,} -> {total:,}: {' and '.join(stretched)} now stretch over the "
+            "new total, so this run differs from one planned so long from the start"
+        )
+
+
+def _write_down(session: Session, job: Job, regime: Regime) -> None:
+    """What the folder says of the run from here on."""
+    if job.checkpoint is None:
+        session.note_inexact([])
+        if regime.dataset_record is not None:
+            session.record(dataset=dict(regime.dataset_record))
+    if session.run.status_before is not None:
+        session.run.reconfigure(job.config, job.settings)
+    if job.config.env_id is None:
+        session.say("no environment (env_id: null): evaluation is skipped")
+
+
+@contextmanager
+def _open_session(
+    job: Job, regime: Regime, callbacks: Sequence[Callback], launch: Launch, suffix: str | None
+) -> Iterator[Session]:
+    """A session in a run folder of its own, or in the folder its checkpoint came from."""
+    config, checkpoint = job.config, job.checkpoint
+    with _run_directory(job, launch, suffix) as folder, SignalGuard() as guard:
+        unit = "updates" if regime.first_phase == "offline" else "steps"
+        start = 0 if checkpoint is None else checkpoint.step
+        progress = Progress(regime.total_ticks, start=start, quiet=launch.quiet, unit=unit)
+        log = _open_log(folder, checkpoint, progress)
+        evaluator = Evaluator(config, regime.spaces) if config.env_id is not None else None
+        try:
+            yield Session(
+                config,
+                folder,
+                regime.learner,
+                regime.spaces,
+                settings=job.settings,
+                clock=Clock(regime.first_phase),
+                callbacks=[*build_control_callbacks(job.resolved[ControlConfig]), *callbacks],
+                log=log,
+                progress=progress,
+                evaluator=evaluator,
+                guard=guard,
+                collector=regime.collector,
+                dataset=regime.dataset_record,
+                extra_metrics=regime.extra_metrics,
+            )
+        finally:
+            log.close()
+            if evaluator is not None:
+                evaluator.close()
+
+
+def _open_log(folder: RunDirectory, checkpoint: Checkpoint | None, progress: Progress) -> MetricsLog:
+    """The log of a run, without the rows that were written after the checkpoint it continues from."""
+
+    def warn(text: str) -> None:
+        progress.say(f"warning: {text}")
+
+    csv = CsvSink(folder.metrics_csv)
+    step, rows = 0, 0
+    if checkpoint is not None and checkpoint.path.parent == folder.checkpoints:
+        step, rows = checkpoint.step, state.log_rows(checkpoint)
+    csv.truncate_after(step, rows)
+    sinks: list[Sink] = [csv]
+    try:
+        resumed_from = None if checkpoint is None else checkpoint.step
+        sinks.append(TensorBoardSink(folder.tensorboard, resumed_from=resumed_from))
+    except Exception as error:  # it brings its own dependencies, any of which may be broken
+        warn(f"TensorBoard is switched off for the rest of the run: {type(error).__name__}: {error}")
+    return MetricsLog([*sinks, progress], warn=warn, rows=rows)
+
+
+@contextmanager
+def _status(session: Session) -> Iterator[None]:
+    """What run.json says in the end, and what is saved, whatever happened."""
+    try:
+        yield
+    except TrainingInterrupted:
+        session.record(status="interrupted")
+        raise
+    except DivergedError as error:
+        raise _diverged(session, error) from error
+    except (Exception, SystemExit) as error:
+        what = (
+            "the environment failed"
+            if isinstance(error, EnvironmentFailure)
+            else f"{type(error).__name__} was raised"
+        )
+        _rescue(session, what, error)
+        # What could not even be taken up again is still what it was.
+        status = "failed" if session.begun else session.run.status_before or "failed"
+        session.record(status=status, cause=f"{type(error).__name__}: {error}")
+        raise
+    except BaseException:
+        session.record(status="interrupted" if session.begun else session.run.status_before or "interrupted")
+        raise
+    session.record(status="stopped" if session.should_stop else "finished", stop_reason=session.stop_reason)
+
+
+def _rescue(session: Session, what: str, cause: BaseException) -> None:
+    """Save before leaving; what cannot be saved any more must not hide why the run ended."""
+    try:
+        session.rescue(what)
+    except DivergedError as error:
+        raise _diverged(session, error) from cause
+    except Exception as error:
+        session.say(f"warning: not saved: {type(error).__name__}: {error}")
+
+
+def _diverged(session: Session, error: DivergedError) -> DivergedError:
+    """Leave a small file that names the first bad tensor; the error to raise names the last finite checkpoint."""
+    last = session.checkpoint_path
+    report = {
+        "message": str(error),
+        "first_bad": error.first_bad,
+        "step": session.clock.ticks,
+        "last_checkpoint": str(last) if last else None,
+    }
+    with suppress(OSError):  # the error itself says the same
+        files.replace_atomically(session.run.path / "divergence.json", files.encode_json(report))
+    session.record(status="diverged", cause=f"{type(error).__name__}: {error}")
+    advice = f"the last finite checkpoint is {last}" if last is not None else "no checkpoint was written before"
+    return DivergedError(f"{error}; {advice}", first_bad=error.first_bad)
+
+
+def _run_directory(job: Job, launch: Launch, suffix: str | None) -> RunDirectory:
+    checkpoint = job.checkpoint
+    if checkpoint is None:
+        if launch.home is not None:
+            return _reopen(launch.home)
+        return RunDirectory.create(job.config, job.settings, suffix, text=launch.text)
+    home = checkpoint.path.parent.parent
+    is_run = checkpoint.path.parent.name == "checkpoints" and (home / "run.json").is_file()
+    if is_run and latest_valid(checkpoint.path.parent)[0] == checkpoint.path:
+        return _reopen(home)
+    return RunDirectory.create(job.config, job.settings, suffix or "resumed")
+
+
+def _reopen(home: Path) -> RunDirectory:
+    """Continue a run's folder, rid of what a killed process may have left half-written."""
+    folder = RunDirectory.open(home)
+    for parent in (folder.checkpoints, folder.best):
+        sweep(parent)
+    return folder

@@ -1,0 +1,35 @@
+"""Every random stream of a run, derived from its seed: who draws from what stands here and nowhere else.
+
+Streams are told apart by a constant of their own, so that none repeats another whatever the seed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# What an episode is played for; part of its seed.
+TRAINING, EVALUATION, COLLECTION = 1, 2, 3
+# Evaluation seeds are the same for every run, so that runs are compared on the same episodes.
+EVALUATION_SEED = 20_240_229
+_LEARNER, _EXPLORATION, _RANDOM_DATA = 0x1EA, 0xAC7, 0xDA7A
+
+
+def episode_seed(seed: int, purpose: int, index: int, episode: int) -> int:
+    """A seed no other episode of any environment or purpose has."""
+    return int(np.random.SeedSequence((seed, purpose, index, episode)).generate_state(1)[0])
+
+
+def learner_seeds(seed: int) -> tuple[int, int]:
+    """Of the initial networks, and of the generator that updates and minibatches are drawn from."""
+    first, second = np.random.SeedSequence((seed, _LEARNER)).generate_state(2)
+    return int(first), int(second)
+
+
+def exploration(seed: int) -> np.random.Generator:
+    """Random actions and exploration noise."""
+    return np.random.default_rng(np.random.SeedSequence((seed, _EXPLORATION)))
+
+
+def random_data(seed: int) -> np.random.Generator:
+    """Actions of a data set collected at random."""
+    return np.random.default_rng(np.random.SeedSequence((seed, _RANDOM_DATA)))
