@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.columns import OPTIONAL, REQUIRED, Column, Columns
-from rl_training.data.files import existing_file, hollow, new_file, require
-from rl_training.data.npz_files import space_of
+from rl_training.data.formats.files import existing_file, hollow, new_file, require, space_of
 from rl_training.errors import DatasetError
 from rl_training.memory import human_bytes
 

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.columns import Columns
-from rl_training.data.files import existing_file, new_folder, require
-from rl_training.data.hdf5_files import Hdf5Column, damage_at, hard_linked, open_hdf5, stored_column
+from rl_training.data.formats.files import existing_file, new_folder, require
+from rl_training.data.formats.hdf5 import Hdf5Column, damage_at, hard_linked, open_hdf5, stored_column
 from rl_training.data.packing import Walk
 from rl_training.data.validation import resolve_spaces
 from rl_training.errors import DatasetError
