@@ -241,7 +241,7 @@ def test_data_larger_than_the_memory_limit_give_the_same_rows_from_a_mapped_file
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 12])
 @pytest.mark.parametrize("absent", [(), ("next_observations",), ("timeouts",)])
-def test_the_size_of_the_pieces_changes_nothing(monkeypatch, size, absent):
+def test_the_size_of_the_chunks_changes_nothing(monkeypatch, size, absent):
     data = {name: column for name, column in episodes().items() if name not in absent}
     expected = dataset(data)
     row_bytes = sum(column[:1].nbytes for column in data.values())

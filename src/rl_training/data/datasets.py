@@ -1,7 +1,7 @@
 """`TransitionDataset`: a fixed set of packed transitions with its episodes, ready to be sampled.
 
 Observations are raw, continuous actions are in [-1, 1], `dones` is 1 only at true terminations. Time limits
-and cuts end an episode without ending the value of its last state. Data that exceed memory are read in pieces
+and cuts end an episode without ending the value of its last state. Data that exceed memory are read in chunks
 and kept in a memory-mapped file (see `packing.py`).
 """
 
@@ -164,8 +164,8 @@ class TransitionDataset:
     def fingerprint(self) -> str:
         """A checksum of every number in the rows: data that changed between two runs are noticed."""
         checksum = 0
-        for piece in self._chunks():
-            checksum = zlib.crc32(np.ascontiguousarray(self.rows[piece]).data, checksum)
+        for chunk in self._chunks():
+            checksum = zlib.crc32(np.ascontiguousarray(self.rows[chunk]).data, checksum)
         return f"{checksum:08x}"
 
     def columns(self) -> Columns:
@@ -198,8 +198,8 @@ class TransitionDataset:
             parts = self.parts or (Part(len(self), 1.0),)
             total, first = np.zeros(self.spaces.obs_dim), 0
             for part in parts:
-                pieces = self._pieces(first, first + part.rows)
-                total += part.weight * (sum(value(piece.obs.numpy()).sum(0) for piece in pieces) / part.rows)
+                chunks = self._viewed_chunks(first, first + part.rows)
+                total += part.weight * (sum(value(chunk.obs.numpy()).sum(0) for chunk in chunks) / part.rows)
                 first += part.rows
             return total / sum(part.weight for part in parts)
 
@@ -218,8 +218,8 @@ class TransitionDataset:
 
     def statistics(self) -> DatasetStatistics:
         """Counts, returns, lengths and ranges."""
-        low = np.min([piece.actions.numpy().min(0) for piece in self._pieces()], axis=0)
-        high = np.max([piece.actions.numpy().max(0) for piece in self._pieces()], axis=0)
+        low = np.min([chunk.actions.numpy().min(0) for chunk in self._viewed_chunks()], axis=0)
+        high = np.max([chunk.actions.numpy().max(0) for chunk in self._viewed_chunks()], axis=0)
         mean, std = self.observation_moments()
         episodes = len(self.episode_ends)
         returns = self.episode_returns() if episodes else None
@@ -250,9 +250,9 @@ class TransitionDataset:
     def with_rewards(self, scale: float = 1.0, shift: float = 0.0) -> Self:
         """Every reward `r` becomes `scale * r + shift`."""
         rows = allocate_rows(self.name, len(self), self.layout.width, self.memory_limit)
-        for piece in self._chunks():
-            rows[piece] = self.rows[piece]
-            view = self._view(rows[piece]).rewards.numpy()
+        for chunk in self._chunks():
+            rows[chunk] = self.rows[chunk]
+            view = self._view(rows[chunk]).rewards.numpy()
             rewards = view.astype(np.float64) * scale + shift
             if not np.all(np.abs(rewards) < np.finfo(np.float32).max):
                 raise DatasetError(f"{self.name}: rewards overflow with scale {scale:g} and shift {shift:g}")
@@ -314,12 +314,12 @@ class TransitionDataset:
         starts = np.concatenate([[0], self.episode_ends[:-1] + 1])
         return starts, self.episode_ends - starts + 1
 
-    def _pieces(self, start: int = 0, stop: int | None = None) -> Iterator[TransitionBatch]:
-        for piece in self._chunks(start, stop):
-            yield self._view(self.rows[piece])
+    def _viewed_chunks(self, start: int = 0, stop: int | None = None) -> Iterator[TransitionBatch]:
+        for chunk in self._chunks(start, stop):
+            yield self._view(self.rows[chunk])
 
     def _chunks(self, start: int = 0, stop: int | None = None) -> Iterator[slice]:
-        """Runs of rows small enough to be worked on in memory."""
+        """Consecutive rows, few enough to be worked on in memory, that cover those from `start` to `stop`."""
         stop = len(self) if stop is None else stop
         for first in range(start, stop, _CHUNK_ROWS):
             yield slice(first, min(first + _CHUNK_ROWS, stop))
@@ -328,7 +328,7 @@ class TransitionDataset:
 def mix(
     components: Sequence[tuple[TransitionDataset, float]], *, memory_limit: int | None = None
 ) -> TransitionDataset:
-    """A data set whose batches draw each row from a component with probability `weight / sum(weights)`."""
+    """A mixture of data sets: each row of a batch is drawn from a part with probability `weight / sum(weights)`."""
     if not components:
         raise ConfigError("datasets: at least one data set is needed", key="datasets")
     first = components[0][0]

@@ -63,7 +63,7 @@ class DatasetChoice(Settings):
 
 
 class WeightedChoice(DatasetChoice):
-    """One component of a mixture and its share of each batch."""
+    """One part of a mixture and its share of each batch."""
 
     weight: PositiveFloat = 1.0
 

@@ -52,14 +52,14 @@ class EpisodeColumn:
         self.dtype = np.result_type(*{episode.dtype for episode in episodes})
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        pieces = []
+        found = []
         for index in range(int(np.searchsorted(self.ends, start, side="right")), len(self.ends)):
             first = int(self.ends[index - 1]) if index else 0
             if first >= stop:
                 break
             low, high = max(start, first) - first, min(stop, int(self.ends[index])) - first
-            pieces.append(self.episodes[index].read(low + self.shift, high + self.shift))
-        return np.concatenate(pieces).astype(self.dtype, copy=False)
+            found.append(self.episodes[index].read(low + self.shift, high + self.shift))
+        return np.concatenate(found).astype(self.dtype, copy=False)
 
 
 class TimeoutColumn:

@@ -125,7 +125,7 @@ def _numbers(column: NpzColumn) -> NDArray[Any]:
 
 
 def write_npz(path: str | os.PathLike[str], columns: Columns) -> Path:
-    """Write columns as a compressed archive, in pieces; an existing file is never replaced."""
+    """Write columns as a compressed archive, in chunks; an existing file is never replaced."""
     target = Path(path)
     if target.suffix != ".npz":
         raise DatasetError(f"{target}: the name of an npz file must end in .npz")
@@ -146,7 +146,7 @@ def write_npz(path: str | os.PathLike[str], columns: Columns) -> Path:
                         "shape": tuple(column.shape),
                     },
                 )
-                for start, stop in columns.spans():
+                for start, stop in columns.chunks():
                     member.write(np.ascontiguousarray(column.read(start, stop)).tobytes())
         for name, value in extra.items():
             if value is not None:
