@@ -105,6 +105,8 @@ class Learner:
     Model: ClassVar[Callable[..., ModelBase]]
     Network: ClassVar[type[NetworkConfig]] = NetworkConfig
     discrete: ClassVar[bool] = False
+    # Whether batches must hold the data's own next actions (offline only).
+    needs_next_actions: ClassVar[bool] = False
     # Names of the optimisers a learning-rate schedule turns; None means all.
     scheduled: ClassVar[tuple[str, ...] | None] = None
 

@@ -63,7 +63,8 @@ class TransitionDataset:
 
     `episode_ends` is empty when the rows are shuffled transitions. `parts` is set on a mixture: rows are then
     drawn with the parts' weights, not uniformly. `reward_map` is the (scale, shift) the rewards have been through,
-    so that new experience can be given the same. Transforms return new data sets.
+    so that new experience can be given the same. `next_actions` says that the rows hold them. Transforms return new
+    data sets.
     """
 
     rows: NDArray[np.float32]
@@ -73,6 +74,7 @@ class TransitionDataset:
     notes: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     reward_map: tuple[float, float] = (1.0, 0.0)
+    next_actions: bool = False
     memory_limit: int | None = field(default=None, repr=False)
 
     @classmethod
@@ -131,7 +133,7 @@ class TransitionDataset:
 
     @property
     def layout(self) -> RowLayout:
-        return RowLayout.of(self.spaces)
+        return RowLayout.of(self.spaces, next_actions=self.next_actions)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -293,8 +295,52 @@ class TransitionDataset:
             parts=self._remaining_parts(starts[best], lengths[best]),
         )
 
+    def with_next_actions(self) -> Self:
+        """Rows that also hold the data's action in their next observation, which is the following row's.
+
+        A terminated episode has none after its last row; the row's own action stands there, and `dones` masks it.
+        An episode that was cut has none either, but would need one: its last row is left out.
+        """
+        if self.next_actions:
+            return self
+        starts, lengths = self._episodes("learning from next actions")
+        cut = self.dones[self.episode_ends] == 0
+        remaining = lengths - cut
+        if not remaining.any():
+            raise DatasetError(f"{self.name}: no row has a next action, every episode is cut after its first row")
+        note = f"{np.count_nonzero(cut)} rows left out: the last of a cut episode, without a next action"
+        return replace(
+            self,
+            rows=self._rows_with_next_actions(self.episode_ends[cut]),
+            episode_ends=np.cumsum(remaining[remaining > 0]) - 1,
+            notes=(*self.notes, note) if cut.any() else self.notes,
+            parts=self._remaining_parts(starts, remaining),
+            next_actions=True,
+        )
+
+    def _rows_with_next_actions(self, left_out: NDArray[np.int64]) -> NDArray[np.float32]:
+        layout = RowLayout.of(self.spaces, next_actions=True)
+        rows = allocate_rows(self.name, len(self) - len(left_out), layout.width, self.memory_limit)
+        kept, continued = np.ones(len(self), np.bool_), np.ones(len(self), np.bool_)
+        kept[left_out], continued[self.episode_ends] = False, False
+        written = 0
+        for chunk in self._chunks():
+            index = chunk.start + np.flatnonzero(kept[chunk])
+            here, after = self._view(self.rows[index]), self._view(self.rows[index + continued[index]])
+            layout.pack(
+                obs=here.obs.numpy(),
+                actions=here.actions.numpy(),
+                rewards=here.rewards.numpy(),
+                next_obs=here.next_obs.numpy(),
+                dones=here.dones.numpy(),
+                out=rows[written : written + len(index)],
+                next_actions=after.actions.numpy(),
+            )
+            written += len(index)
+        return rows
+
     def _remaining_parts(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Part, ...]:
-        """The parts of a mixture after only some episodes were kept.
+        """The parts of a mixture after rows were left out; `lengths` remain of the episodes that began at `starts`.
 
         A part's weight shrinks with its rows, so that what was kept of a row-uniform mixture is drawn uniformly;
         an empty part leaves the mixture.
@@ -310,7 +356,10 @@ class TransitionDataset:
     def _episodes(self, purpose: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First row and length of each episode."""
         if len(self.episode_ends) == 0:
-            raise DatasetError(f"{self.name}: {purpose} needs episodes, but the rows are unordered")
+            raise DatasetError(
+                f"{self.name}: {purpose} needs episodes, but the rows are unordered; use data "
+                "whose rows follow each other"
+            )
         starts = np.concatenate([[0], self.episode_ends[:-1] + 1])
         return starts, self.episode_ends - starts + 1
 
@@ -339,6 +388,8 @@ def mix(
         difference = first.spaces.difference(dataset.spaces)
         if difference:
             raise DatasetError(f"{first.name} and {dataset.name} cannot be mixed: {difference}")
+        if first.next_actions != dataset.next_actions:
+            raise DatasetError(f"{first.name} and {dataset.name} cannot be mixed: only one has next actions")
     name = " + ".join(dataset.name for dataset, _ in components)
     sizes = [len(dataset) for dataset, _ in components]
     rows = allocate_rows(name, sum(sizes), first.layout.width, memory_limit)
@@ -362,6 +413,7 @@ def mix(
         notes=tuple(f"{dataset.name}: {note}" for dataset, _ in components for note in dataset.notes),
         parts=tuple(Part(size, weight / total) for size, (_, weight) in zip(sizes, components)),
         reward_map=maps.pop(),
+        next_actions=first.next_actions,
         memory_limit=memory_limit,
     )
 

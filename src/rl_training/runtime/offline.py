@@ -195,6 +195,8 @@ def prepare(
     if checkpoint is not None:
         require_data(checkpoint.records["dataset"], dataset, checkpoint.path)
     data = _build_offline_dataset(config, section, env_spaces, dataset)
+    if sections.learner.needs_next_actions:
+        data = data.with_next_actions()
     origin = starting_point(config, checkpoint)
     learner = build_learner(
         sections,
