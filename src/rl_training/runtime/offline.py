@@ -43,7 +43,9 @@ class BudgetConfig(Settings):
     """
 
     max_updates: PositiveInt | None = None
+    """bound on updates beside `total_timesteps`"""
     max_epochs: PositiveInt | None = None
+    """bound on passes over the data"""
 
     def updates(self, total: int, dataset_size: int, batch_size: int) -> int:
         """The smallest of the three budgets, in updates."""
