@@ -42,13 +42,16 @@ class LearnerConfig(Settings):
     """Hyperparameters every learner has."""
 
     learning_rate: PositiveFloat = 3e-4
+    """of Adam"""
     gamma: Fraction = 0.99
+    """discount"""
 
 
 class TargetConfig(LearnerConfig):
     """`tau`: the share of the way the target networks go at each of their moves."""
 
     tau: Annotated[float, Field(gt=0, le=1)] = 0.005
+    """share of the way the target networks go at each of their moves"""
 
 
 @dataclass(frozen=True)
