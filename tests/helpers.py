@@ -73,7 +73,7 @@ def random_batch(
 
 def double(batch: TransitionBatch) -> TransitionBatch:
     """In float64, where a different order of the same sums cannot be mistaken for a different formula."""
-    return TransitionBatch(*(column.double() for column in batch))
+    return TransitionBatch(*(None if column is None else column.double() for column in batch))
 
 
 def snapshot(learner: Learner) -> dict[str, Tensor]:

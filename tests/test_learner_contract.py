@@ -251,7 +251,7 @@ def test_the_model_is_given_by_name(learner_class: type[Learner]) -> None:
         learner_class(build(learner_class).model)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", TransitionBatch._fields)
+@pytest.mark.parametrize("name", ["obs", "actions", "rewards", "next_obs", "dones"])
 def test_a_missing_column_is_refused_in_one_line(learner: Any, name: str) -> None:
     batch = batch_for(learner)._asdict()
     del batch[name]
@@ -283,7 +283,7 @@ def test_a_negative_step_is_refused(learner: Any) -> None:
 
 def test_numpy_columns_of_other_types_give_the_same_update(learner_class: type[Learner]) -> None:
     batch = batch_for(learner_class)._asdict()
-    numpy: Mapping[str, Any] = {name: column.numpy() for name, column in batch.items()}
+    numpy: Mapping[str, Any] = {name: column.numpy() for name, column in batch.items() if column is not None}
     plain, converted = build(learner_class), build(learner_class)
     plain.update(batch, global_step=0)
     wide = {name: numpy[name].astype(np.float64) for name in ("obs", "rewards", "next_obs")}

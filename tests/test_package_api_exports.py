@@ -128,7 +128,8 @@ def test_training_surface() -> None:
     defaults = TrainConfig(algo="sac", env_id="Pendulum-v1", total_timesteps=1)
     assert (defaults.device, defaults.num_envs, defaults.eval_episodes) == ("auto", 1, 5)
     assert list(TrainResult.__dataclass_fields__) == ["run_dir", "checkpoint_path", "metrics"]
-    assert TransitionBatch._fields == ("obs", "actions", "rewards", "next_obs", "dones")
+    assert TransitionBatch._fields == ("obs", "actions", "rewards", "next_obs", "dones", "next_actions")
+    assert TransitionBatch._field_defaults == {"next_actions": None}
     for module, names in {
         offline: ("_infer_env_spaces", "_build_offline_dataset"),
         controls: ("build_control_callbacks",),

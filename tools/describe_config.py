@@ -2,7 +2,7 @@
 
     python -m tools.describe_config
 
-Ranges and defaults come from the code; the meaning of each key is written here, and a key without one is an error.
+Ranges, defaults and meanings come from the code: what a key means stands under it, and one without is an error.
 """
 
 from __future__ import annotations
@@ -49,108 +49,10 @@ rl-training train --config redq/pendulum --set total_timesteps=5000 --set algo_k
 ```
 """
 
-# What a key means, where its name and range do not say it. `section.key` stands for a meaning within one section.
-MEANINGS = {
-    "TrainConfig.algo": "algorithm; case, `+` and `-` do not matter",
-    "TrainConfig.env_id": "Gymnasium id; null trains on data alone (offline algorithms)",
-    "TrainConfig.seed": "null draws one and records it",
-    "TrainConfig.total_timesteps": "environment steps; offline, gradient updates",
-    "TrainConfig.output_dir": "folder that receives the run folder",
-    "TrainConfig.device": "`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one",
-    "TrainConfig.num_envs": "environments stepped together; intervals count the steps of all of them",
-    "TrainConfig.eval_episodes": "episodes of each evaluation; 0 switches evaluation off",
-    "TrainConfig.log_interval": "ticks of the clock between rows of `metrics.csv` and TensorBoard",
-    "TrainConfig.checkpoint_interval": "ticks of the clock between checkpoints",
-    "TrainConfig.keep_checkpoints": "how many of the newest stay on disk (`best/` is kept besides)",
-    "TrainConfig.tags": "free words, recorded with the run",
-    "TrainConfig.algo_kwargs": "the settings listed in the sections below",
-    "TrainConfig.env_kwargs": "passed to `gymnasium.make`",
-    "TrainConfig.init_from": "checkpoint whose networks the run starts from",
-    "TrainConfig.allow_import": "permit an `env_id` of the form `module:Env`, which imports that module",
-    "TrainConfig.env_processes": "each environment in a process of its own, which may die or hang without harm",
-    "TrainConfig.env_timeout": "seconds after which such an environment counts as hung",
-    "TrainConfig.acceleration": "how updates run; `auto` is `compile` on a GPU and `eager` on a CPU",
-    "TrainConfig.tf32": "TF32 matrix products on a GPU: faster, 10 bits of mantissa",
-    "batch_size": "transitions per update",
-    "learning_rate_schedule": "a name, or a mapping (see below); counts updates",
-    "warmup_steps": "updates over which the learning rate rises linearly before the schedule starts",
-    "hidden_sizes": "hidden layers of every network",
-    "critic_hidden_sizes": "hidden layers of the critics where they differ; null means `hidden_sizes`",
-    "eval_interval": "ticks of the clock between evaluations; null evaluates at the end only",
-    "early_stopping": "when to stop before the end (see below); needs `eval_interval`",
-    "patience": "evaluations without improvement until the run stops",
-    "min_improvement": "what counts as an improvement of the mean return",
-    "target_return": "stop as soon as an evaluation's mean return reaches it",
-    "type": "shape of the factor on the learning rate",
-    "final_factor": "where the factor ends",
-    "buffer_capacity": "transitions the replay buffer keeps",
-    "learning_starts": "environment steps with random actions before the first update",
-    "train_frequency": "environment steps between rounds of updates",
-    "gradient_updates_per_step": "updates per round",
-    "dataset_kind": "where the data comes from; `random` collects it from the environment",
-    "dataset_path": "file of kind `npz` or `hdf5`",
-    "dataset_id": "Minari id",
-    "dataset_download": "let a Minari data set that is not on this machine be fetched",
-    "dataset_size": "transitions to collect (`random`)",
-    "dataset_seed": "seed of the collecting (`random`)",
-    "datasets": "several of such, mixed; each with the keys above and a `weight`",
-    "weight": "share of each batch, relative to the other data sets",
-    "normalize_observations": "by the mean and deviation of the data as drawn; stored with the policy",
-    "reward_scale": "factor on rewards; RLPD applies it to new experience too",
-    "reward_shift": "added to rewards after scaling; RLPD adds it to new experience too",
-    "reward_range_scaling": "scale rewards so that episode returns span 1000, as IQL does",
-    "top_fraction": "keep the best share of the episodes by return discounted with 0.99",
-    "action_low": "action bounds where neither environment nor file tells them",
-    "action_high": "with `action_low`",
-    "max_updates": "bound on updates beside `total_timesteps`",
-    "max_epochs": "bound on passes over the data",
-    "offline_pretrain_updates": "updates on the prior data before the first environment step",
-    "offline_batch_ratio": "share of prior data in each online batch, `round(ratio · batch_size)` rows",
-    "learning_rate": "of Adam",
-    "actor_learning_rate": "of the actor, where it differs",
-    "gamma": "discount",
-    "tau": "share of the way the target networks go at each of their moves",
-    "double_q": "the online network chooses the action that the target network values",
-    "exploration_initial_eps": "share of random actions at the start",
-    "exploration_final_eps": "share of random actions after the decay",
-    "exploration_fraction": "part of the run over which it falls linearly",
-    "target_update_interval": "updates between moves of the target network",
-    "policy_delay": "critic updates per actor update; null means `gradient_updates_per_step`",
-    "target_policy_noise": "deviation of the noise on target actions, in units of [-1, 1]",
-    "target_noise_clip": "bound of that noise",
-    "exploration_noise": "deviation of the noise while collecting, in units of [-1, 1]",
-    "alpha": "weight of the entropy: a number, or `auto` to learn it",
-    "initial_alpha": "where `alpha: auto` starts",
-    "target_entropy": "entropy that `alpha: auto` aims at; null means the algorithm's rule",
-    "backup_entropy": "entropy in the critics' target",
-    "num_critics": "size of the ensemble",
-    "subset_size": "target critics whose minimum is backed up, drawn anew at each update",
-    "n_quantiles": "quantiles per critic",
-    "top_quantiles_to_drop_per_net": "largest target quantiles dropped, per critic",
-    "stochastic": "clone by log-likelihood instead of squared error",
-    "bc_alpha": "weight of Q against the squared action error",
-    "expectile": "which expectile of Q the value aims at",
-    "iql.beta": "factor on the advantage in the cloning weights",
-    "crr.beta": "divisor of the advantage (`weight_type: exp`)",
-    "iql.max_weight": "cap of the cloning weights",
-    "crr.max_weight": "cap of the cloning weights (`weight_type: exp`)",
-    "cql_alpha": "weight of the conservative penalty",
-    "n_actions": "sampled actions per state and kind in the penalty",
-    "lagrange_threshold": "learn the penalty's weight to hold it near this value; null keeps `cql_alpha`",
-    "bc_steps": "updates in which the actor clones the data instead of maximising Q",
-    "awac_lambda": "divisor of the advantage in the cloning weights",
-    "max_advantage_weight": "cap of the cloning weights (`weighting: exp`)",
-    "weighting": "clipped exponential, or softmax over the batch",
-    "n_action_samples": "policy actions the advantage is measured against",
-    "advantage_type": "against their mean or their maximum",
-    "weight_type": "clone where the advantage is positive, or with exponential weights",
-    "eta": "weight of the critics' diversity; 0 is SAC-N",
-    "layer_norm": "LayerNorm after each hidden layer of the critics",
-}
-DELAY_OF_TD3 = "critic updates per update of actor and targets"
+# Where the type's own words would not help a reader.
 ALLOWED = {
     "alpha": "number > 0, or `auto`",
-    "TrainConfig.device": "string",
+    "device": "string",
     "learning_rate_schedule": "name or mapping",
 }
 
@@ -184,18 +86,24 @@ def shown(value: Any) -> str:
     return f"`{value}`" if isinstance(value, str) else f"`{json.dumps(value)}`"
 
 
-def rows(part: type[Settings], owner: str, keys: Iterable[str] | None = None) -> list[str]:
-    """The table of a settings class; `owner` chooses among meanings of one name."""
+def meaning(part: type[Settings], key: str) -> str:
+    """What stands under a key, there or where a parent class declared it first."""
+    for owner in part.__mro__:
+        info = getattr(owner, "model_fields", {}).get(key)
+        if info is not None and info.description:
+            return str(info.description)
+    raise LookupError(f"{part.__module__}.{part.__name__}: {key} has no meaning; write a docstring under the field")
+
+
+def rows(part: type[Settings], keys: Iterable[str] | None = None) -> list[str]:
+    """The table of a settings class."""
     properties = part.model_json_schema()["properties"]
     lines = ["| key | allowed | default | meaning |", "|---|---|---|---|"]
     for key in part.model_fields if keys is None else keys:
         info = part.model_fields[key]
-        meaning = MEANINGS.get(f"{owner}.{key}") or MEANINGS[key]
-        if key == "policy_delay" and info.default is not None:
-            meaning = DELAY_OF_TD3
         default = "required" if info.is_required() else shown(info.get_default(call_default_factory=True))
-        kind = ALLOWED.get(f"{owner}.{key}") or ALLOWED.get(key) or allowed(properties[key])
-        lines.append(f"| `{key}` | {kind} | {default} | {meaning} |")
+        kind = ALLOWED.get(key) or allowed(properties[key])
+        lines.append(f"| `{key}` | {kind} | {default} | {meaning(part, key)} |")
     return lines
 
 
@@ -210,7 +118,7 @@ def own_defaults(spec: AlgorithmSpec) -> str:
 def algorithm(spec: AlgorithmSpec) -> list[str]:
     """The section of one algorithm."""
     head = [f"### `{spec.name}`", "", f"{spec.title}, {spec.regime}.", ""]
-    lines = [*head, *rows(spec.learner.Config, spec.name), ""]
+    lines = [*head, *rows(spec.learner.Config), ""]
     if different := own_defaults(spec):
         lines += [f"Other defaults than those above: {different}.", ""]
     return lines
@@ -222,27 +130,27 @@ def render() -> str:
         INTRODUCTION,
         "## Fields of `TrainConfig`\n",
         "The clock counts environment steps online and gradient updates offline and while RLPD pretrains.\n",
-        *rows(TrainConfig, "TrainConfig"),
+        *rows(TrainConfig),
         "\n## `algo_kwargs` of every algorithm\n",
-        *rows(OptimizationConfig, ""),
-        *rows(NetworkConfig, "")[2:],
-        *rows(ControlConfig, "")[2:],
+        *rows(OptimizationConfig),
+        *rows(NetworkConfig)[2:],
+        *rows(ControlConfig)[2:],
         "\nBeside these, every algorithm has `learning_rate` and `gamma` (in its own table below).\n",
         "### `early_stopping`\n\nAt least one of `patience` and `target_return`.\n",
-        *rows(EarlyStopping, ""),
+        *rows(EarlyStopping),
         "\n### `learning_rate_schedule`\n",
-        *rows(Schedule, ""),
+        *rows(Schedule),
         "\n## `algo_kwargs` of online algorithms, and RLPD\n",
-        *rows(OnlineConfig, ""),
+        *rows(OnlineConfig),
         "\n## `algo_kwargs` of offline algorithms, and RLPD: the data\n",
         "The best episodes are chosen first, then rewards are scaled, then shifted.\n",
-        *rows(DatasetConfig, ""),
+        *rows(DatasetConfig),
         "\nEach entry of `datasets` has the `dataset_…` keys and:\n",
-        *rows(WeightedChoice, "", ["weight"]),
+        *rows(WeightedChoice, ["weight"]),
         "\n## `algo_kwargs` of offline algorithms: budgets\n",
-        *rows(BudgetConfig, ""),
+        *rows(BudgetConfig),
         "\n## `algo_kwargs` of RLPD: prior data\n",
-        *rows(PriorDataConfig, ""),
+        *rows(PriorDataConfig),
         "\n## `algo_kwargs` of each algorithm\n",
         *[line for spec in list_algorithm_specs() for line in algorithm(spec)],
     ]

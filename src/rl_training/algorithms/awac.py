@@ -29,8 +29,11 @@ class AWACConfig(TargetConfig):
     """`awac_lambda` divides the advantage; `max_advantage_weight` caps the weights of `exp` only."""
 
     awac_lambda: PositiveFloat = 1.0
+    """divisor of the advantage in the cloning weights"""
     max_advantage_weight: PositiveFloat = 100.0
+    """cap of the cloning weights (`weighting: exp`)"""
     weighting: Literal["exp", "softmax"] = "exp"
+    """clipped exponential, or softmax over the batch"""
 
 
 def advantage_weights(advantages: Tensor, config: AWACConfig) -> Tensor:

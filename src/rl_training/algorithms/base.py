@@ -42,13 +42,16 @@ class LearnerConfig(Settings):
     """Hyperparameters every learner has."""
 
     learning_rate: PositiveFloat = 3e-4
+    """of Adam"""
     gamma: Fraction = 0.99
+    """discount"""
 
 
 class TargetConfig(LearnerConfig):
     """`tau`: the share of the way the target networks go at each of their moves."""
 
     tau: Annotated[float, Field(gt=0, le=1)] = 0.005
+    """share of the way the target networks go at each of their moves"""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ class Learner:
     Model: ClassVar[Callable[..., ModelBase]]
     Network: ClassVar[type[NetworkConfig]] = NetworkConfig
     discrete: ClassVar[bool] = False
+    # Whether batches must hold the data's own next actions (offline only).
+    needs_next_actions: ClassVar[bool] = False
     # Names of the optimisers a learning-rate schedule turns; None means all.
     scheduled: ClassVar[tuple[str, ...] | None] = None
     # Whether `explore` depends on how far the run has come.

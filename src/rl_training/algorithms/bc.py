@@ -28,6 +28,7 @@ class BCConfig(LearnerConfig):
     """`stochastic`: clone by log-likelihood instead of squared error."""
 
     stochastic: bool = False
+    """clone by log-likelihood instead of squared error"""
 
 
 def error_terms(policy_actions: Tensor, actions: Tensor) -> Terms:

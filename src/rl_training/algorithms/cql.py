@@ -50,10 +50,15 @@ class CQLConfig(SoftConfig):
 
     backup_entropy: bool = False
     actor_learning_rate: PositiveFloat = 1e-4
+    """of the actor, where it differs"""
     cql_alpha: NonNegativeFloat = 5.0
+    """weight of the conservative penalty"""
     n_actions: PositiveInt = 10
+    """sampled actions per state and kind in the penalty"""
     lagrange_threshold: float | None = None
+    """learn the penalty's weight to hold it near this value; null keeps `cql_alpha`"""
     bc_steps: NonNegativeInt = 0
+    """updates in which the actor clones the data instead of maximising Q"""
 
 
 class Multiplier(nn.Module):

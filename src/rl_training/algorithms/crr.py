@@ -32,10 +32,15 @@ class CRRConfig(TargetConfig):
     """`beta` divides the advantage; `beta` and `max_weight` concern `weight_type: exp` only."""
 
     beta: PositiveFloat = 1.0
+    """divisor of the advantage (`weight_type: exp`)"""
     n_action_samples: PositiveInt = 4
+    """policy actions the advantage is measured against"""
     max_weight: PositiveFloat = 20.0
+    """cap of the cloning weights (`weight_type: exp`)"""
     advantage_type: Literal["mean", "max"] = "mean"
+    """against their mean or their maximum"""
     weight_type: Literal["binary", "exp"] = "exp"
+    """clone where the advantage is positive, or with exponential weights"""
 
 
 def advantage(q_data: Tensor, q_policy: Tensor, advantage_type: str) -> Tensor:

@@ -13,6 +13,7 @@ class DelayedActorConfig(SoftConfig):
     """`policy_delay`: critic updates per actor update; unset, the trainer's `gradient_updates_per_step`."""
 
     policy_delay: PositiveInt | None = None
+    """critic updates per actor update; null means `gradient_updates_per_step`"""
 
 
 class DelayedActor(Learner):

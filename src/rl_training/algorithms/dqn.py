@@ -29,11 +29,17 @@ class DQNConfig(LearnerConfig):
 
     learning_rate: PositiveFloat = 1e-4
     tau: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """share of the way the target networks go at each of their moves"""
     double_q: bool = False
+    """the online network chooses the action that the target network values"""
     exploration_initial_eps: Fraction = 1.0
+    """share of random actions at the start"""
     exploration_final_eps: Fraction = 0.05
+    """share of random actions after the decay"""
     exploration_fraction: Fraction = 0.1
+    """part of the run over which it falls linearly"""
     target_update_interval: PositiveInt = 1_000
+    """updates between moves of the target network"""
 
 
 def q_terms(q: Tensor, target: Tensor) -> Terms:

@@ -39,7 +39,9 @@ class EDACConfig(SoftConfig):
     """`eta` weighs diversity against the TD loss; 0 switches it off."""
 
     num_critics: PositiveInt = 10
+    """size of the ensemble"""
     eta: NonNegativeFloat = 1.0
+    """weight of the critics' diversity; 0 is SAC-N"""
 
     @model_validator(mode="after")
     def _diversity_needs_two(self) -> Self:

@@ -36,8 +36,11 @@ class IQLConfig(TargetConfig):
     """`beta` multiplies the advantage (AWAC's lambda divides); the authors' locomotion settings."""
 
     expectile: Annotated[float, Field(gt=0, lt=1)] = 0.7
+    """which expectile of Q the value aims at"""
     beta: NonNegativeFloat = 3.0
+    """factor on the advantage in the cloning weights"""
     max_weight: PositiveFloat = 100.0
+    """cap of the cloning weights"""
 
 
 def value_terms(advantages: Tensor, expectile: float) -> Terms:

@@ -36,7 +36,9 @@ class REDQConfig(DelayedActorConfig):
     """`subset_size`: the target critics drawn for each update."""
 
     num_critics: PositiveInt = 10
+    """size of the ensemble"""
     subset_size: PositiveInt = 2
+    """target critics whose minimum is backed up, drawn anew at each update"""
 
 
 def _sample_target_critic_indices(

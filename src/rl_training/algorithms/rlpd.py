@@ -36,8 +36,11 @@ class RLPDConfig(DelayedActorConfig):
     """`subset_size`: the target critics drawn for each update; all of two by default."""
 
     num_critics: Annotated[int, Field(ge=2)] = 2
+    """size of the ensemble"""
     subset_size: PositiveInt = 2
+    """target critics whose minimum is backed up, drawn anew at each update"""
     layer_norm: bool = False
+    """LayerNorm after each hidden layer of the critics"""
 
     @model_validator(mode="after")
     def _subset_fits(self) -> Self:

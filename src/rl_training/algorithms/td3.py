@@ -27,9 +27,13 @@ class TD3Config(TargetConfig):
     """Noise scales are standard deviations in internal action units."""
 
     policy_delay: PositiveInt = 2
+    """critic updates per update of actor and targets"""
     target_policy_noise: NonNegativeFloat = 0.2
+    """deviation of the noise on target actions, in units of [-1, 1]"""
     target_noise_clip: NonNegativeFloat = 0.5
+    """bound of that noise"""
     exploration_noise: NonNegativeFloat = 0.1
+    """deviation of the noise while collecting, in units of [-1, 1]"""
 
 
 def smoothed_action(action: Tensor, noise: Tensor, clip: float) -> Tensor:

@@ -27,6 +27,7 @@ class TD3BCConfig(TD3Config):
     """`bc_alpha`: how much a unit of normalised Q counts against a unit of squared action error."""
 
     bc_alpha: PositiveFloat = 2.5
+    """weight of Q against the squared action error"""
 
 
 def actor_terms(q: Tensor, policy_actions: Tensor, actions: Tensor, bc_alpha: float) -> Terms:

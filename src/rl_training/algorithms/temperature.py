@@ -31,9 +31,13 @@ class SoftConfig(TargetConfig):
     """
 
     alpha: Alpha = 0.2
+    """weight of the entropy: a number, or `auto` to learn it"""
     initial_alpha: PositiveFloat = 1.0
+    """where `alpha: auto` starts"""
     target_entropy: float | None = None
+    """entropy that `alpha: auto` aims at; null means the algorithm's rule"""
     backup_entropy: bool = True
+    """entropy in the critics' target"""
 
 
 class Temperature(nn.Module):

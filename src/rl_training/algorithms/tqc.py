@@ -35,8 +35,11 @@ class TQCConfig(SoftConfig):
     """The paper's five critics of 25 quantiles; the number to drop is chosen per task."""
 
     num_critics: PositiveInt = 5
+    """size of the ensemble"""
     n_quantiles: PositiveInt = 25
+    """quantiles per critic"""
     top_quantiles_to_drop_per_net: NonNegativeInt = 2
+    """largest target quantiles dropped, per critic"""
 
 
 def critic_terms(quantiles: Tensor, atoms: Tensor) -> Terms:

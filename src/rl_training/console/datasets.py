@@ -16,8 +16,8 @@ from rl_training.console.output import note, show_table
 from rl_training.data.columns import Columns
 from rl_training.data.datasets import DatasetStatistics, TransitionDataset
 from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_columns, write_columns
+from rl_training.data.formats.minari import minari_folder
 from rl_training.data.loading import DatasetConfig
-from rl_training.data.minari_files import minari_folder
 from rl_training.data.validation import resolve_spaces
 from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError, DatasetError

@@ -1,7 +1,8 @@
-"""Named columns of transitions as they stand in a file or in a user's arrays, read in pieces.
+"""Named columns of transitions as they stand in a file or in a user's arrays, read in chunks.
 
 Columns are raw: the environment's units, the file's own number types, nothing checked but what the reader of
-the format had to check. `packing.py` turns them into rows.
+the format had to check. `packing.py` turns them into rows. A *chunk* is a run of consecutive rows, small enough to
+be worked on in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CHUNK_BYTES = 64 * 2**20
 
 
 class Column(Protocol):
-    """One column that can be read piece by piece; pieces in rising order cost one pass."""
+    """One column that can be read chunk by chunk; chunks in rising order cost one pass."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -132,15 +133,15 @@ class Columns:
     def _row_bytes(self) -> int:
         return sum(math.prod(column.shape[1:]) * column.dtype.itemsize for column in self.data.values())
 
-    def spans(self) -> Iterator[tuple[int, int]]:
-        """`(start, stop)` of pieces of about `CHUNK_BYTES` that cover all rows."""
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """`(start, stop)` of chunks of about `CHUNK_BYTES` that cover all rows, in order."""
         step = max(1, CHUNK_BYTES // max(1, self._row_bytes()))
         for start in range(0, len(self), step):
             yield start, min(start + step, len(self))
 
-    def chunks(self) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
-        """`(first row, pieces of every column)`, in order."""
-        for start, stop in self.spans():
+    def read_chunks(self) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
+        """`(first row, all columns)` of each chunk, in order."""
+        for start, stop in self.chunks():
             yield start, {name: column.read(start, stop) for name, column in self.data.items()}
 
     def close(self) -> None:

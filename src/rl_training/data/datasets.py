@@ -1,7 +1,7 @@
 """`TransitionDataset`: a fixed set of packed transitions with its episodes, ready to be sampled.
 
 Observations are raw, continuous actions are in [-1, 1], `dones` is 1 only at true terminations. Time limits
-and cuts end an episode without ending the value of its last state. Data that exceed memory are read in pieces
+and cuts end an episode without ending the value of its last state. Data that exceed memory are read in chunks
 and kept in a memory-mapped file (see `packing.py`).
 """
 
@@ -63,7 +63,8 @@ class TransitionDataset:
 
     `episode_ends` is empty when the rows are shuffled transitions. `parts` is set on a mixture: rows are then
     drawn with the parts' weights, not uniformly. `reward_map` is the (scale, shift) the rewards have been through,
-    so that new experience can be given the same. Transforms return new data sets.
+    so that new experience can be given the same. `next_actions` says that the rows hold them. Transforms return new
+    data sets.
     """
 
     rows: NDArray[np.float32]
@@ -73,6 +74,7 @@ class TransitionDataset:
     notes: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     reward_map: tuple[float, float] = (1.0, 0.0)
+    next_actions: bool = False
     memory_limit: int | None = field(default=None, repr=False)
 
     @classmethod
@@ -131,7 +133,7 @@ class TransitionDataset:
 
     @property
     def layout(self) -> RowLayout:
-        return RowLayout.of(self.spaces)
+        return RowLayout.of(self.spaces, next_actions=self.next_actions)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -164,8 +166,8 @@ class TransitionDataset:
     def fingerprint(self) -> str:
         """A checksum of every number in the rows: data that changed between two runs are noticed."""
         checksum = 0
-        for piece in self._chunks():
-            checksum = zlib.crc32(np.ascontiguousarray(self.rows[piece]).data, checksum)
+        for chunk in self._chunks():
+            checksum = zlib.crc32(np.ascontiguousarray(self.rows[chunk]).data, checksum)
         return f"{checksum:08x}"
 
     def columns(self) -> Columns:
@@ -198,8 +200,8 @@ class TransitionDataset:
             parts = self.parts or (Part(len(self), 1.0),)
             total, first = np.zeros(self.spaces.obs_dim), 0
             for part in parts:
-                pieces = self._pieces(first, first + part.rows)
-                total += part.weight * (sum(value(piece.obs.numpy()).sum(0) for piece in pieces) / part.rows)
+                chunks = self._viewed_chunks(first, first + part.rows)
+                total += part.weight * (sum(value(chunk.obs.numpy()).sum(0) for chunk in chunks) / part.rows)
                 first += part.rows
             return total / sum(part.weight for part in parts)
 
@@ -218,8 +220,8 @@ class TransitionDataset:
 
     def statistics(self) -> DatasetStatistics:
         """Counts, returns, lengths and ranges."""
-        low = np.min([piece.actions.numpy().min(0) for piece in self._pieces()], axis=0)
-        high = np.max([piece.actions.numpy().max(0) for piece in self._pieces()], axis=0)
+        low = np.min([chunk.actions.numpy().min(0) for chunk in self._viewed_chunks()], axis=0)
+        high = np.max([chunk.actions.numpy().max(0) for chunk in self._viewed_chunks()], axis=0)
         mean, std = self.observation_moments()
         episodes = len(self.episode_ends)
         returns = self.episode_returns() if episodes else None
@@ -250,9 +252,9 @@ class TransitionDataset:
     def with_rewards(self, scale: float = 1.0, shift: float = 0.0) -> Self:
         """Every reward `r` becomes `scale * r + shift`."""
         rows = allocate_rows(self.name, len(self), self.layout.width, self.memory_limit)
-        for piece in self._chunks():
-            rows[piece] = self.rows[piece]
-            view = self._view(rows[piece]).rewards.numpy()
+        for chunk in self._chunks():
+            rows[chunk] = self.rows[chunk]
+            view = self._view(rows[chunk]).rewards.numpy()
             rewards = view.astype(np.float64) * scale + shift
             if not np.all(np.abs(rewards) < np.finfo(np.float32).max):
                 raise DatasetError(f"{self.name}: rewards overflow with scale {scale:g} and shift {shift:g}")
@@ -293,8 +295,52 @@ class TransitionDataset:
             parts=self._remaining_parts(starts[best], lengths[best]),
         )
 
+    def with_next_actions(self) -> Self:
+        """Rows that also hold the data's action in their next observation, which is the following row's.
+
+        A terminated episode has none after its last row; the row's own action stands there, and `dones` masks it.
+        An episode that was cut has none either, but would need one: its last row is left out.
+        """
+        if self.next_actions:
+            return self
+        starts, lengths = self._episodes("learning from next actions")
+        cut = self.dones[self.episode_ends] == 0
+        remaining = lengths - cut
+        if not remaining.any():
+            raise DatasetError(f"{self.name}: no row has a next action, every episode is cut after its first row")
+        note = f"{np.count_nonzero(cut)} rows left out: the last of a cut episode, without a next action"
+        return replace(
+            self,
+            rows=self._rows_with_next_actions(self.episode_ends[cut]),
+            episode_ends=np.cumsum(remaining[remaining > 0]) - 1,
+            notes=(*self.notes, note) if cut.any() else self.notes,
+            parts=self._remaining_parts(starts, remaining),
+            next_actions=True,
+        )
+
+    def _rows_with_next_actions(self, left_out: NDArray[np.int64]) -> NDArray[np.float32]:
+        layout = RowLayout.of(self.spaces, next_actions=True)
+        rows = allocate_rows(self.name, len(self) - len(left_out), layout.width, self.memory_limit)
+        kept, continued = np.ones(len(self), np.bool_), np.ones(len(self), np.bool_)
+        kept[left_out], continued[self.episode_ends] = False, False
+        written = 0
+        for chunk in self._chunks():
+            index = chunk.start + np.flatnonzero(kept[chunk])
+            here, after = self._view(self.rows[index]), self._view(self.rows[index + continued[index]])
+            layout.pack(
+                obs=here.obs.numpy(),
+                actions=here.actions.numpy(),
+                rewards=here.rewards.numpy(),
+                next_obs=here.next_obs.numpy(),
+                dones=here.dones.numpy(),
+                out=rows[written : written + len(index)],
+                next_actions=after.actions.numpy(),
+            )
+            written += len(index)
+        return rows
+
     def _remaining_parts(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Part, ...]:
-        """The parts of a mixture after only some episodes were kept.
+        """The parts of a mixture after rows were left out; `lengths` remain of the episodes that began at `starts`.
 
         A part's weight shrinks with its rows, so that what was kept of a row-uniform mixture is drawn uniformly;
         an empty part leaves the mixture.
@@ -310,16 +356,19 @@ class TransitionDataset:
     def _episodes(self, purpose: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First row and length of each episode."""
         if len(self.episode_ends) == 0:
-            raise DatasetError(f"{self.name}: {purpose} needs episodes, but the rows are unordered")
+            raise DatasetError(
+                f"{self.name}: {purpose} needs episodes, but the rows are unordered; use data "
+                "whose rows follow each other"
+            )
         starts = np.concatenate([[0], self.episode_ends[:-1] + 1])
         return starts, self.episode_ends - starts + 1
 
-    def _pieces(self, start: int = 0, stop: int | None = None) -> Iterator[TransitionBatch]:
-        for piece in self._chunks(start, stop):
-            yield self._view(self.rows[piece])
+    def _viewed_chunks(self, start: int = 0, stop: int | None = None) -> Iterator[TransitionBatch]:
+        for chunk in self._chunks(start, stop):
+            yield self._view(self.rows[chunk])
 
     def _chunks(self, start: int = 0, stop: int | None = None) -> Iterator[slice]:
-        """Runs of rows small enough to be worked on in memory."""
+        """Consecutive rows, few enough to be worked on in memory, that cover those from `start` to `stop`."""
         stop = len(self) if stop is None else stop
         for first in range(start, stop, _CHUNK_ROWS):
             yield slice(first, min(first + _CHUNK_ROWS, stop))
@@ -328,7 +377,7 @@ class TransitionDataset:
 def mix(
     components: Sequence[tuple[TransitionDataset, float]], *, memory_limit: int | None = None
 ) -> TransitionDataset:
-    """A data set whose batches draw each row from a component with probability `weight / sum(weights)`."""
+    """A mixture of data sets: each row of a batch is drawn from a part with probability `weight / sum(weights)`."""
     if not components:
         raise ConfigError("datasets: at least one data set is needed", key="datasets")
     first = components[0][0]
@@ -339,6 +388,8 @@ def mix(
         difference = first.spaces.difference(dataset.spaces)
         if difference:
             raise DatasetError(f"{first.name} and {dataset.name} cannot be mixed: {difference}")
+        if first.next_actions != dataset.next_actions:
+            raise DatasetError(f"{first.name} and {dataset.name} cannot be mixed: only one has next actions")
     name = " + ".join(dataset.name for dataset, _ in components)
     sizes = [len(dataset) for dataset, _ in components]
     rows = allocate_rows(name, sum(sizes), first.layout.width, memory_limit)
@@ -362,6 +413,7 @@ def mix(
         notes=tuple(f"{dataset.name}: {note}" for dataset, _ in components for note in dataset.notes),
         parts=tuple(Part(size, weight / total) for size, (_, weight) in zip(sizes, components)),
         reward_map=maps.pop(),
+        next_actions=first.next_actions,
         memory_limit=memory_limit,
     )
 

@@ -23,11 +23,17 @@ class DatasetChoice(Settings):
     """Where one data set comes from."""
 
     dataset_kind: Literal["random", "npz", "hdf5", "minari"] = "random"
+    """where the data comes from; `random` collects it from the environment"""
     dataset_path: str | None = None
+    """file of kind `npz` or `hdf5`"""
     dataset_id: str | None = None
+    """Minari id"""
     dataset_download: bool = False
+    """let a Minari data set that is not on this machine be fetched"""
     dataset_size: PositiveInt = 10_000
+    """transitions to collect (`random`)"""
     dataset_seed: NonNegativeInt = 0
+    """seed of the collecting (`random`)"""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -63,9 +69,10 @@ class DatasetChoice(Settings):
 
 
 class WeightedChoice(DatasetChoice):
-    """One component of a mixture and its share of each batch."""
+    """One part of a mixture and its share of each batch."""
 
     weight: PositiveFloat = 1.0
+    """share of each batch, relative to the other data sets"""
 
 
 class DatasetConfig(DatasetChoice):
@@ -77,13 +84,21 @@ class DatasetConfig(DatasetChoice):
     """
 
     datasets: Annotated[tuple[WeightedChoice, ...], BeforeValidator(list_as_tuple)] = ()
+    """several of such, mixed; each with the keys above and a `weight`"""
     normalize_observations: bool = False
+    """by the mean and deviation of the data as drawn; stored with the policy"""
     reward_scale: PositiveFloat = 1.0
+    """factor on rewards; RLPD applies it to new experience too"""
     reward_shift: float = 0.0
+    """added to rewards after scaling; RLPD adds it to new experience too"""
     reward_range_scaling: bool = False
+    """scale rewards so that episode returns span 1000, as IQL does"""
     top_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """keep the best share of the episodes by return discounted with 0.99"""
     action_low: Floats | None = None
+    """action bounds where neither environment nor file tells them"""
     action_high: Floats | None = None
+    """with `action_low`"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -51,8 +51,8 @@ def allocate_rows(name: str, count: int, width: int, memory_limit: int | None = 
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(count, width))
 
 
-class Segment(NamedTuple):
-    """Consecutive checked rows whose successors are known."""
+class Linked(NamedTuple):
+    """A block whose next observations are known."""
 
     block: Block
     next_obs: NDArray[np.float32]
@@ -62,9 +62,9 @@ class Segment(NamedTuple):
 class Walk:
     """One pass over columns that checks every row and finds the episodes.
 
-    Without `next_observations` they are the following row's observations; the last row of an episode that did
-    not terminate then has none and is not kept, a terminal row keeps its own, which is never looked at.
-    After the pass, `ends` and `kept` have a flag per row of the columns and `chaining` its verdict.
+    Where the columns have no `next_observations`, these are the following row's observations. The last row of an
+    episode that did not terminate then has none and is not kept; a terminal row gets its own, which is masked.
+    After the pass, `ends` and `kept` have a flag per row of the columns, and `chaining.ordered()` its verdict.
     """
 
     def __init__(self, columns: Columns, spaces: SpaceSpec) -> None:
@@ -74,9 +74,9 @@ class Walk:
         self.ends = np.zeros(len(columns), np.bool_)
         self.kept = np.ones(len(columns), np.bool_)
 
-    def __iter__(self) -> Iterator[Segment]:
+    def __iter__(self) -> Iterator[Linked]:
         carried: Block | None = None  # the last row so far, which needs its successor
-        for first, raw in self.columns.chunks():
+        for first, raw in self.columns.read_chunks():
             block = self.checker.block(first, raw)
             if carried is not None:
                 block, first = carried.join(block), first - 1
@@ -96,7 +96,7 @@ class Walk:
             ready = slice(0, len(end) if final else len(end) - 1)
             self.ends[first : first + ready.stop] = end[ready]
             self.kept[first : first + ready.stop] = keep[ready]
-            yield Segment(block.rows(ready), next_obs[ready], keep[ready])
+            yield Linked(block.rows(ready), next_obs[ready], keep[ready])
 
 
 def pack(columns: Columns, spaces: SpaceSpec, memory_limit: int | None = None) -> Packed:

@@ -1,6 +1,6 @@
 """What must hold of raw columns before anything is trained on them; every error names file, column and row.
 
-Numbers are checked piece by piece (`Checker`). Whether `next_observations` belong to their rows can only be
+Numbers are checked chunk by chunk (`Checker`). Whether `next_observations` belong to their rows can only be
 said of the whole set, so `Chaining` gathers evidence and gives its verdict at the end:
 
 - inside an episode the next observation is the following row's observation: *ordered*;
@@ -24,7 +24,7 @@ CHAIN_TOLERANCE = 1e-5  # absolute and relative; files round observations
 
 
 class Block(NamedTuple):
-    """Checked columns of consecutive rows, actions already internal."""
+    """The checked columns of a chunk, actions already internal: a chunk is raw, a block can be trusted."""
 
     obs: NDArray[np.float32]  # [n, O]
     actions: NDArray[np.float32]  # [n, A], or [n] if discrete
@@ -38,9 +38,9 @@ class Block(NamedTuple):
         columns: list[Any] = [None if a is None else np.concatenate([a, b]) for a, b in zip(self, later)]
         return Block(*columns)
 
-    def rows(self, span: slice) -> Block:
+    def rows(self, wanted: slice) -> Block:
         """Some rows alone."""
-        columns: list[Any] = [None if column is None else column[span] for column in self]
+        columns: list[Any] = [None if column is None else column[wanted] for column in self]
         return Block(*columns)
 
 
@@ -108,14 +108,14 @@ def _describe(spaces: SpaceSpec) -> str:
 
 
 class Checker:
-    """Turns raw pieces into checked blocks."""
+    """Turns raw chunks into checked blocks."""
 
     def __init__(self, name: str, spaces: SpaceSpec) -> None:
         self.name = name
         self.spaces = spaces
 
     def block(self, first: int, raw: dict[str, NDArray[Any]]) -> Block:
-        """The columns of one piece, whose first row is row `first` of the set."""
+        """The columns of one chunk, whose first row is row `first` of the set."""
         timeouts, following = raw.get("timeouts"), raw.get("next_observations")
         return Block(
             obs=self._finite("observations", raw["observations"], first),
@@ -165,11 +165,12 @@ class Checker:
         slack = ACTION_TOLERANCE * (high - low)
         outside = np.argwhere((values < low - slack) | (values > high + slack))
         if len(outside):
-            row, part = (int(index) for index in outside[0])
+            row, component = (int(index) for index in outside[0])
             raise self._fail(
                 "actions",
                 first + row,
-                f"{values[row, part]:g} (component {part}) is outside [{low[part]:g}, {high[part]:g}]; "
+                f"{values[row, component]:g} (component {component}) is outside "
+                f"[{low[component]:g}, {high[component]:g}]; "
                 "actions are expected in the environment's units",
             )
         return spaces.from_env(values)
@@ -186,7 +187,7 @@ class Chaining:
         self.first_break = self.first_crossing = -1
 
     def observe(self, block: Block, first: int) -> NDArray[np.bool_]:
-        """Which rows but the last of `block` lack a continuation in the row after them, outside ends."""
+        """Which rows of `block`, its last aside, the row after does not continue although no flag ends them."""
         assert block.next_obs is not None
         following, here, after = block.next_obs[:-1], block.obs[:-1], block.obs[1:]
         chained = _close(following, after)

@@ -12,7 +12,7 @@ from rl_training.data.transitions import RowLayout
 
 
 class Part(NamedTuple):
-    """A run of consecutive rows and the probability mass they share."""
+    """One data set of a mixture: how many consecutive rows it has, and the probability mass they share."""
 
     rows: int
     weight: float

@@ -72,50 +72,50 @@ PlainMapping = Annotated[dict[str, Any], BeforeValidator(_plain)]
 
 
 class TrainConfig(Settings):
-    """Everything a run is made of; two equal configs describe the same run.
-
-    algo                 registry name; case, `+` and `-` do not matter
-    env_id               Gymnasium id, or None to train on data alone
-    seed                 None asks `with_seed` to draw one
-    total_timesteps      environment steps; offline, gradient updates
-    output_dir           folder that receives the run folder
-    device               auto, cpu, cuda or cuda:N
-    num_envs             environments stepped together; intervals count steps of all of them
-    eval_episodes        episodes of each evaluation; 0 switches evaluation off
-    eval_max_steps       bound of an evaluation episode; None: the environment's own, or 10,000 where it has none
-    log_interval, checkpoint_interval    in steps of the clock
-    keep_checkpoints     how many of the newest stay on disk
-    tags                 free words, recorded with the run
-    algo_kwargs          settings of the algorithm, its data and its controls, one flat mapping
-    env_kwargs           passed to `gymnasium.make`
-    init_from            checkpoint whose networks the run starts from
-    allow_import         permit an `env_id` of the form `module:Env`, which imports that module
-    env_processes        run each environment in a process of its own, which may die or hang without harm
-    env_timeout          seconds after which such an environment counts as hung
-    acceleration, tf32   how updates are executed; `auto` picks by device
-    """
+    """Everything a run is made of; two equal configs describe the same run."""
 
     algo: Annotated[Text, AfterValidator(normalise_algo)]
+    """algorithm; case, `+` and `-` do not matter"""
     env_id: Text | None
+    """Gymnasium id; null trains on data alone (offline algorithms)"""
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = 0
+    """null draws one and records it"""
     total_timesteps: PositiveInt
+    """environment steps; offline, gradient updates"""
     output_dir: Annotated[Text, BeforeValidator(_path_as_text)] = "runs"
+    """folder that receives the run folder"""
     device: Annotated[str, AfterValidator(_known_device)] = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one"""
     num_envs: PositiveInt = 1
+    """environments stepped together; intervals count the steps of all of them"""
     eval_episodes: NonNegativeInt = 5
+    """episodes of each evaluation; 0 switches evaluation off"""
     eval_max_steps: PositiveInt | None = None
+    """bound of an evaluation episode; null: the environment's own limit, or 10,000 where it has none"""
     log_interval: PositiveInt = 1_000
+    """ticks of the clock between rows of `metrics.csv` and TensorBoard"""
     checkpoint_interval: PositiveInt = 10_000
+    """ticks of the clock between checkpoints"""
     keep_checkpoints: PositiveInt = 3
+    """how many of the newest stay on disk (`best/` is kept besides)"""
     tags: Annotated[tuple[str, ...], BeforeValidator(list_as_tuple)] = ()
+    """free words, recorded with the run"""
     algo_kwargs: PlainMapping = Field(default_factory=dict)
+    """the settings listed in the sections below"""
     env_kwargs: PlainMapping = Field(default_factory=dict)
+    """passed to `gymnasium.make`"""
     init_from: Annotated[Text, BeforeValidator(_path_as_text)] | None = None
+    """checkpoint whose networks the run starts from"""
     allow_import: bool = False
+    """permit an `env_id` of the form `module:Env`, which imports that module"""
     env_processes: bool = False
+    """each environment in a process of its own, which may die or hang without harm"""
     env_timeout: PositiveFloat = 60.0
+    """seconds after which such an environment counts as hung"""
     acceleration: Literal["auto", "eager", "compile", "graph"] = "auto"
+    """how updates run; `auto` is `compile` on a GPU and `eager` on a CPU"""
     tf32: bool = False
+    """TF32 matrix products on a GPU: faster, 10 bits of mantissa"""
 
     if not TYPE_CHECKING:  # a type checker should see the fields as parameters
 

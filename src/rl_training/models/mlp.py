@@ -31,7 +31,9 @@ class NetworkConfig(Settings):
     """Shapes of the networks; critics take `hidden_sizes` too unless given their own."""
 
     hidden_sizes: Sizes = (256, 256)
+    """hidden layers of every network"""
     critic_hidden_sizes: Sizes | None = None
+    """hidden layers of the critics where they differ; null means `hidden_sizes`"""
 
 
 def _init_matrix(weight: Tensor, bias: Tensor, fan_in: int, init: Init) -> None:

@@ -14,8 +14,11 @@ class EarlyStopping(Settings):
     """At least one of `patience` (evaluations) and `target_return` must be given."""
 
     patience: PositiveInt | None = None
+    """evaluations without improvement until the run stops"""
     min_improvement: Annotated[float, Field(ge=0)] = 0.0
+    """what counts as an improvement of the mean return"""
     target_return: float | None = None
+    """stop as soon as an evaluation's mean return reaches it"""
 
     @model_validator(mode="after")
     def _something_to_stop_at(self) -> Self:
@@ -28,7 +31,9 @@ class ControlConfig(Settings):
     """`eval_interval` in ticks of the clock: environment steps online, gradient updates offline."""
 
     eval_interval: PositiveInt | None = None
+    """ticks of the clock between evaluations; null evaluates at the end only"""
     early_stopping: EarlyStopping | None = None
+    """when to stop before the end (see below); needs `eval_interval`"""
 
     @model_validator(mode="after")
     def _stopping_needs_evaluating(self) -> Self:

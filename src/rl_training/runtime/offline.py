@@ -38,7 +38,9 @@ class BudgetConfig(Settings):
     """
 
     max_updates: PositiveInt | None = None
+    """bound on updates beside `total_timesteps`"""
     max_epochs: PositiveInt | None = None
+    """bound on passes over the data"""
 
     def updates(self, total: int, dataset_size: int, batch_size: int) -> int:
         """The smallest of the three budgets, in updates."""
@@ -96,7 +98,8 @@ class Prepared:
         env_spaces = _infer_env_spaces(job.config)
         if job.checkpoint is not None:
             require_data(job.checkpoint.records["dataset"], job.dataset, job.checkpoint.path)
-        self.dataset = data = _build_offline_dataset(job.config, section, env_spaces, job.dataset)
+        data = _build_offline_dataset(job.config, section, env_spaces, job.dataset)
+        self.dataset = data = data.with_next_actions() if job.sections.learner.needs_next_actions else data
         self.in_memory = job.dataset is not None
         self.spaces = env_spaces or data.spaces
         self.learner: Learner = build_learner(

@@ -21,7 +21,9 @@ class PriorDataConfig(Settings):
     """`offline_batch_ratio`: the prior data's share of each online minibatch."""
 
     offline_pretrain_updates: NonNegativeInt = 0
+    """updates on the prior data before the first environment step"""
     offline_batch_ratio: Fraction = 0.5
+    """share of prior data in each online batch, `round(ratio · batch_size)` rows"""
 
 
 class OfflineToOnline(Regime):

@@ -28,9 +28,13 @@ class OnlineConfig(Settings):
     """The rhythm of collecting and learning, in environment steps whatever `num_envs`."""
 
     buffer_capacity: PositiveInt = 1_000_000
+    """transitions the replay buffer keeps"""
     learning_starts: NonNegativeInt = 1_000
+    """environment steps with random actions before the first update"""
     train_frequency: PositiveInt = 1
+    """environment steps between rounds of updates"""
     gradient_updates_per_step: PositiveInt = 1
+    """updates per round"""
 
     def earned(self, step: int) -> int:
         """Updates that should have been made by `step`: so many per `train_frequency` steps after the start."""

@@ -14,7 +14,9 @@ class Schedule(Settings):
     """The factor on the learning rate falls from 1 to `final_factor` over the run."""
 
     type: Literal["constant", "linear", "cosine"]
+    """shape of the factor on the learning rate"""
     final_factor: Fraction = 0.0
+    """where the factor ends"""
 
 
 def _by_name(value: Any) -> Any:
@@ -28,8 +30,11 @@ class OptimizationConfig(Settings):
     """
 
     batch_size: PositiveInt = 256
+    """transitions per update"""
     learning_rate_schedule: Annotated[Schedule, BeforeValidator(_by_name)] = Schedule(type="constant")
+    """a name, or a mapping (see below); counts updates"""
     warmup_steps: NonNegativeInt = 0
+    """updates over which the learning rate rises linearly before the schedule starts"""
 
     @property
     def constant(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the readers and writers of data files share: opening safely and writing whole files or none."""
+"""What the formats share: opening files safely, writing whole ones or none, and the numbers beside the columns."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import importlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from rl_training.errors import DatasetError, MissingDependencyError
 from rl_training.memory import human_bytes
+
+SMALL = 4096  # more numbers than any action space has components
 
 
 def require(module: str, purpose: str) -> Any:
@@ -42,6 +46,21 @@ def hollow(name: str, column: str, declared: int, held: int) -> DatasetError:
         f"{name}: column {column!r} declares {human_bytes(declared)} but the file holds {human_bytes(held)} "
         "of it; the file is damaged or not to be trusted"
     )
+
+
+def space_of(name: str, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Arguments of `Columns` from the numbers a file has beside its columns."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if value.dtype.kind not in "fiub" or value.size > SMALL or value.size == 0:
+            raise DatasetError(f"{name}: {key} must be a few numbers, got {value.size} of type {value.dtype}")
+        if key.startswith("action_"):
+            found[key] = tuple(float(x) for x in value.reshape(-1))
+        elif value.size != 1 or value.dtype.kind not in "iu" or (key == "num_actions" and value.item() < 1):
+            raise DatasetError(f"{name}: {key} must be one whole number, got {value.reshape(-1)[:3].tolist()}")
+        else:
+            found[key] = int(value.item())
+    return found
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from rl_training.data.columns import Columns
-from rl_training.data.hdf5_files import read_hdf5, write_hdf5
-from rl_training.data.minari_files import read_minari, write_minari
-from rl_training.data.npz_files import read_npz, write_npz
+from rl_training.data.formats.hdf5 import read_hdf5, write_hdf5
+from rl_training.data.formats.minari import read_minari, write_minari
+from rl_training.data.formats.npz import read_npz, write_npz
 from rl_training.data.validation import declared_spaces, resolve_spaces
 from rl_training.errors import ConfigError
 from rl_training.settings import nearest

@@ -10,7 +10,6 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,11 +18,10 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from rl_training.data.columns import OPTIONAL, REQUIRED, Column, Columns
-from rl_training.data.files import existing_file, hollow, new_file
+from rl_training.data.formats.files import SMALL, existing_file, hollow, new_file, space_of
 from rl_training.errors import DatasetError
 from rl_training.memory import available_memory
 
-_SMALL = 4096  # more numbers than any action space has components
 _MAX_EXPANSION = 1100  # deflate, which numpy uses, cannot expand more than about 1032 times
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError)
 
@@ -120,29 +118,14 @@ def read_npz(path: str | os.PathLike[str]) -> Columns:
         raise
 
 
-def space_of(name: str, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Arguments of `Columns` from the numbers a file has beside its columns."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if value.dtype.kind not in "fiub" or value.size > _SMALL or value.size == 0:
-            raise DatasetError(f"{name}: {key} must be a few numbers, got {value.size} of type {value.dtype}")
-        if key.startswith("action_"):
-            found[key] = tuple(float(x) for x in value.reshape(-1))
-        elif value.size != 1 or value.dtype.kind not in "iu" or (key == "num_actions" and value.item() < 1):
-            raise DatasetError(f"{name}: {key} must be one whole number, got {value.reshape(-1)[:3].tolist()}")
-        else:
-            found[key] = int(value.item())
-    return found
-
-
 def _numbers(column: NpzColumn) -> NDArray[Any]:
-    if math.prod(column.shape) > _SMALL:
+    if math.prod(column.shape) > SMALL:
         raise DatasetError(f"{column.path}: {column.column} must be a few numbers, got {list(column.shape)}")
     return column.read(0, column.shape[0] if column.shape else 1)
 
 
 def write_npz(path: str | os.PathLike[str], columns: Columns) -> Path:
-    """Write columns as a compressed archive, in pieces; an existing file is never replaced."""
+    """Write columns as a compressed archive, in chunks; an existing file is never replaced."""
     target = Path(path)
     if target.suffix != ".npz":
         raise DatasetError(f"{target}: the name of an npz file must end in .npz")
@@ -163,7 +146,7 @@ def write_npz(path: str | os.PathLike[str], columns: Columns) -> Path:
                         "shape": tuple(column.shape),
                     },
                 )
-                for start, stop in columns.spans():
+                for start, stop in columns.chunks():
                     member.write(np.ascontiguousarray(column.read(start, stop)).tobytes())
         for name, value in extra.items():
             if value is not None:

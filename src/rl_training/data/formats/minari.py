@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.columns import Columns
-from rl_training.data.files import existing_file, new_folder, require
-from rl_training.data.hdf5_files import Hdf5Column, damage_at, hard_linked, open_hdf5, stored_column
+from rl_training.data.formats.files import existing_file, new_folder, require
+from rl_training.data.formats.hdf5 import Hdf5Column, damage_at, hard_linked, open_hdf5, stored_column
 from rl_training.data.packing import Walk
 from rl_training.data.validation import resolve_spaces
 from rl_training.errors import DatasetError
@@ -52,14 +52,14 @@ class EpisodeColumn:
         self.dtype = np.result_type(*{episode.dtype for episode in episodes})
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        pieces = []
+        found = []
         for index in range(int(np.searchsorted(self.ends, start, side="right")), len(self.ends)):
             first = int(self.ends[index - 1]) if index else 0
             if first >= stop:
                 break
             low, high = max(start, first) - first, min(stop, int(self.ends[index])) - first
-            pieces.append(self.episodes[index].read(low + self.shift, high + self.shift))
-        return np.concatenate(pieces).astype(self.dtype, copy=False)
+            found.append(self.episodes[index].read(low + self.shift, high + self.shift))
+        return np.concatenate(found).astype(self.dtype, copy=False)
 
 
 class TimeoutColumn:

@@ -1,4 +1,4 @@
-"""Transitions in HDF5 files of D4RL's layout, read in pieces by h5py.
+"""Transitions in HDF5 files of D4RL's layout, read in chunks by h5py.
 
 An HDF5 file can point into other files and declare data it does not have. Only hard links to plain stored
 numbers are followed; what is declared must be there.
@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.columns import OPTIONAL, REQUIRED, Column, Columns
-from rl_training.data.files import existing_file, hollow, new_file, require
-from rl_training.data.npz_files import space_of
+from rl_training.data.formats.files import existing_file, hollow, new_file, require, space_of
 from rl_training.errors import DatasetError
 from rl_training.memory import human_bytes
 
-_MAX_PIECE = 2**30  # the library holds a whole compressed chunk in memory, whatever part is read
+_MAX_CHUNK = 2**30  # h5py unpacks a compressed chunk of the file whole, however few of its rows are read
 
 # What h5py raises on files that are damaged or were made to look like HDF5.
 DAMAGED = (OSError, KeyError, ValueError, RuntimeError, TypeError, NotImplementedError, OverflowError)
@@ -38,13 +37,13 @@ class Hdf5Column:
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         try:
-            piece: NDArray[Any] = self.dataset[start:stop]
+            rows: NDArray[Any] = self.dataset[start:stop]
         except DAMAGED as error:
             raise DatasetError(
                 f"{self.place}: column {self.column!r} is damaged between rows {start} and {stop}: "
                 f"{one_line(error)}"
             ) from None
-        return piece
+        return rows
 
 
 def open_hdf5(file: Path) -> Any:
@@ -79,10 +78,10 @@ def stored_column(group: Any, name: str, place: str) -> Hdf5Column:
             f"{place}: column {name!r} declares {human_bytes(declared)} but only {present} of its {expected} "
             "pieces are in the file"
         )
-    piece = math.prod(dataset.chunks) * dataset.dtype.itemsize
-    if piece > _MAX_PIECE:
+    chunk_size = math.prod(dataset.chunks) * dataset.dtype.itemsize
+    if chunk_size > _MAX_CHUNK:
         raise DatasetError(
-            f"{place}: column {name!r} is stored in pieces of {human_bytes(piece)}; write it in smaller chunks"
+            f"{place}: column {name!r} is stored in pieces of {human_bytes(chunk_size)}; write it in smaller chunks"
         )
     return Hdf5Column(dataset, place, name)
 
@@ -130,7 +129,7 @@ def one_line(error: BaseException) -> str:
 
 
 def write_hdf5(path: str | os.PathLike[str], columns: Columns) -> Path:
-    """Write columns in D4RL's layout, compressed, in pieces; an existing file is never replaced."""
+    """Write columns in D4RL's layout, compressed, in chunks; an existing file is never replaced."""
     target = Path(path)
     if target.suffix not in (".hdf5", ".h5"):
         raise DatasetError(f"{target}: the name of an HDF5 file must end in .hdf5 or .h5")
@@ -140,7 +139,7 @@ def write_hdf5(path: str | os.PathLike[str], columns: Columns) -> Path:
             dataset = file.create_dataset(
                 name, shape=column.shape, dtype=column.dtype, chunks=True, compression="gzip"
             )
-            for start, stop in columns.spans():
+            for start, stop in columns.chunks():
                 dataset[start:stop] = column.read(start, stop)
         if columns.action_low is not None and columns.action_high is not None:
             file.attrs["action_low"] = np.asarray(columns.action_low)
