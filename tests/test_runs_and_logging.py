@@ -188,7 +188,7 @@ def test_csv_numbers_are_exact_and_columns_grow(tmp_path: Path) -> None:
     sink = fill(path, [1, 2])
     sink.write(3, 2.0, {"eval/mean_reward": -0.1, "odd, name": float("nan")})
     sink.close()
-    assert path.read_text().splitlines()[0] == 'step,time,loss,eval/mean_reward,"odd, name"'
+    assert path.read_text().splitlines()[0] == 'step,time,schema,loss,eval/mean_reward,"odd, name"'
     rows = rows_of(path)
     assert [row["step"] for row in rows] == ["1", "2", "3"]
     assert float(rows[0]["loss"]) == 1 / 3

@@ -18,7 +18,7 @@ CONFIGS = packaged_configs()
 @pytest.mark.parametrize("algo", ALL)
 def test_every_key_has_one_owner(algo: str) -> None:
     sections = get_algorithm_spec(algo).sections
-    keys = Counter(key for part in sections.parts.values() for key in part.model_fields)
+    keys = Counter(key for part in sections.parts for key in part.model_fields)
     assert [key for key, count in keys.items() if count > 1] == []
     assert sections.owners().keys() == keys.keys()
 

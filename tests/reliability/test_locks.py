@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Pa
     config = tiny("sac", tmp_path, env_id=FAULTY, env_kwargs={"at": 40, "how": "hang"}, eval_episodes=0)
     child = Child(lambda: train(config), tmp_path.with_suffix(".txt"))
     children.append(child)
-    wait_for(lambda: list(tmp_path.glob("*/checkpoints/step_000000030")))
+    wait_for(lambda: any(b'"saved": true' in record.read_bytes() for record in tmp_path.glob("*/run.json")))
     [run] = tmp_path.iterdir()
     before = contents(run)
     with pytest.raises(
@@ -66,11 +65,12 @@ def test_a_resume_from_an_older_checkpoint_leaves_the_newer_ones(tmp_path: Path)
 def test_a_failed_resume_gives_the_lock_back(tmp_path: Path) -> None:
     run = interrupted(tiny("sac", tmp_path), 30)
     [checkpoint] = (run / "checkpoints").iterdir()
-    shutil.rmtree(run / "tb")
-    (run / "tb").write_text("a file where a folder should be")
-    with pytest.raises(OSError, match="tb"):
+    (run / "metrics.csv").rename(run / "aside.csv")
+    (run / "metrics.csv").mkdir()  # a folder where a file should be
+    with pytest.raises(OSError, match="metrics"):
         resume(run)
-    (run / "tb").unlink()
+    (run / "metrics.csv").rmdir()
+    (run / "aside.csv").rename(run / "metrics.csv")
     assert resume(run).run_dir == run
     assert checkpoint.is_dir()
     assert os.getpid() == run_record(run)["pid"]
