@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -18,13 +19,16 @@ IMPORTABLE = f"tests.reliability.faulty_worlds:{FAULTY}"
 class Faulty(gym.Env[NDArray[np.float32], Any]):
     """Walks at random for episodes of 25 steps; its step number `at`, counted over all episodes, goes wrong.
 
-    `how`: obs, reward, raise, exit, kill, hang; `wait` are seconds every step takes.
+    `how`: obs, reward, raise, exit, sys.exit, kill, hang; `wait` are seconds every step takes. With `endless` no
+    episode ever ends.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
-    def __init__(self, at: int = -1, how: str = "", discrete: bool = False, wait: float = 0.0) -> None:
-        self.at, self.how, self.pause = at, how, wait
+    def __init__(
+        self, at: int = -1, how: str = "", discrete: bool = False, wait: float = 0.0, endless: bool = False
+    ) -> None:
+        self.at, self.how, self.pause, self.endless = at, how, wait, endless
         self.action_space = gym.spaces.Discrete(3) if discrete else gym.spaces.Box(-1.0, 3.0, (1,), np.float32)
         self.steps = 0
 
@@ -42,6 +46,8 @@ class Faulty(gym.Env[NDArray[np.float32], Any]):
             raise RuntimeError("the motor is on fire")
         if broken == "exit":
             os._exit(7)
+        if broken == "sys.exit":
+            sys.exit(0)
         if broken == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if broken == "hang":
@@ -50,8 +56,49 @@ class Faulty(gym.Env[NDArray[np.float32], Any]):
         if broken == "obs":
             obs[1] = np.nan
         reward = np.inf if broken == "reward" else float(np.sum(action))
-        return obs, reward, False, self.t == 25, {}
+        return obs, reward, False, self.t == 25 and not self.endless, {}
 
 
-if FAULTY not in gym.registry:
-    gym.register(FAULTY, entry_point=Faulty)
+class WrongForm(gym.Env[Any, Any]):
+    """Answers in a form no environment may: `answer` names a method of this class that returns it."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    right = np.array([1.0, 2.0, 3.0], np.float32)
+
+    def __init__(self, answer: str) -> None:
+        self.answer, self.taken = answer, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        forms: dict[str, Any] = {
+            "reset: observation alone": self.right,
+            "reset: three values": (self.right, {}, {}),
+            "reset: scalar": (1.0, {}),
+            "reset: too long": (np.zeros(4), {}),
+        }
+        return forms.get(self.answer, (self.right, {}))
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        good = (self.right, 0.5, False, self.taken % 25 == 0, {})
+        if self.taken < 30:
+            return good
+        forms: dict[str, Any] = {
+            "step: old interface": (self.right, 0.5, False, {}),
+            "step: observation alone": self.right,
+            "step: column": (self.right[:, None], *good[1:]),
+            "step: too short": (self.right[:2], *good[1:]),
+            "step: words": (["a", "b", "c"], *good[1:]),
+            "step: no reward": (self.right, None, *good[2:]),
+            "step: reward in a list": (self.right, [0.5], *good[2:]),
+            "step: reward of shape 1": (self.right, np.array([0.5]), *good[2:]),
+            "step: terminated is None": (self.right, 0.5, None, False, {}),
+            "step: truncated is a number": (self.right, 0.5, False, 0, {}),
+        }
+        return forms.get(self.answer, good)
+
+
+WRONG_FORM = "WrongForm-v0"
+for _name, _world in ((FAULTY, Faulty), (WRONG_FORM, WrongForm)):
+    if _name not in gym.registry:
+        gym.register(_name, entry_point=_world)

@@ -18,7 +18,7 @@ from typing import Any
 import typer
 import typer.core
 
-from rl_training.console.output import flags, one_line, warn
+from rl_training.console.output import flags, one_line, prepare_streams, warn
 from rl_training.errors import RLTrainingError
 
 _USAGE = 2
@@ -28,6 +28,7 @@ class OneLineGroup(typer.core.TyperGroup):
     """A command group that ends the process with the exit code of what went wrong."""
 
     def main(self, *args: Any, **options: Any) -> Any:
+        prepare_streams()
         flags.debug = flags.quiet = False
         with _one_line_warnings():
             raise SystemExit(self._run(*args, **{**options, "standalone_mode": False}))

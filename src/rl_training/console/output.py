@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 import rich.box
 from rich.console import Console
@@ -23,6 +26,44 @@ class Flags:
 
 flags = Flags()
 """Of the command that is running; every command starts from the defaults."""
+
+
+# What stands for a character that the terminal cannot show.
+_LIKENESS = {"±": "+/-", "→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "’": "'"}
+
+
+def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    return "".join(_LIKENESS.get(letter, "?") for letter in text), error.end
+
+
+def prepare_streams() -> None:
+    """Make this process's streams safe to write to: closed ones lead nowhere, narrow ones show a likeness.
+
+    A closed descriptor is opened on nothing first, or the next file to be opened would become standard error.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, which is this one
+    codecs.register_error("rl_training.plain", _in_plain_letters)
+    sys.stdout, sys.stderr = _prepared(sys.stdout), _prepared(sys.stderr)
+
+
+def _prepared(stream: TextIO | None) -> TextIO:
+    if stream is None:
+        return open_nothing()
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="rl_training.plain")
+    return stream
+
+
+def open_nothing() -> TextIO:
+    """A stream that takes everything and keeps nothing."""
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - lives as long as the process
 
 
 def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:

@@ -13,6 +13,8 @@ from typing import TextIO
 import rich.progress
 from rich.console import Console
 
+from rl_training.console.output import open_nothing
+
 
 class Progress:
     """The console: a progress bar on a terminal, plain lines elsewhere, nothing when quiet.
@@ -32,7 +34,7 @@ class Progress:
         unit: str = "steps",
     ) -> None:
         self._total, self._unit, self._quiet = total, unit, quiet
-        self._stream = stream if stream is not None else sys.stderr
+        self._stream = stream or sys.stderr or open_nothing()
         self._marks = deque([(time.monotonic(), start)], maxlen=10)
         self._shown: dict[str, float] = {}
         self._bar: rich.progress.Progress | None = None

@@ -151,8 +151,11 @@ class Offline(Regime):
             job.config.total_timesteps, self.size, self.batch_size
         )
 
+    def ready(self) -> None:
+        self.updates = self.updater(self.job, self.parts.source)
+
     def fit(self, session: Session) -> None:
-        fit_offline(session, self.updater(self.job, self.parts.source), updates=self.total_updates)
+        fit_offline(session, self.updates, updates=self.total_updates)
 
     def extra_metrics(self, clock: Clock) -> dict[str, float]:
         epoch = self.learner.updates / updates_per_epoch(self.size, self.batch_size)

@@ -70,13 +70,17 @@ class OfflineToOnline(Regime):
     def start(self) -> None:
         self.collector.start()
 
+    def ready(self) -> None:
+        self.prior_updates = self.updater(self.job, self.parts.source)
+        self.mixed_updates = self.updater(self.job, self.mixed)
+
     def fit(self, session: Session) -> None:
         if session.clock.phase == "pretrain":
-            fit_offline(session, self.updater(self.job, self.parts.source), updates=self.pretraining)
+            fit_offline(session, self.prior_updates, updates=self.pretraining)
         if session.running:
             session.enter_phase("online")
-            updater = self.updater(self.job, self.mixed)
-            fit_online(session, updater, self.collector, self.online, max_updates=self.budget.max_updates)
+            most = self.budget.max_updates
+            fit_online(session, self.mixed_updates, self.collector, self.online, max_updates=most)
 
     def extra_metrics(self, clock: Clock) -> dict[str, float]:
         prior_rows, online_rows = self.split

@@ -123,8 +123,11 @@ class Online(Regime):
     def start(self) -> None:
         self.collector.start()
 
+    def ready(self) -> None:
+        self.updates = self.updater(self.job, self.collector.buffer)
+
     def fit(self, session: Session) -> None:
-        fit_online(session, self.updater(self.job, self.collector.buffer), self.collector, self.online)
+        fit_online(session, self.updates, self.collector, self.online)
 
     def close(self) -> None:
         self.collector.envs.close()

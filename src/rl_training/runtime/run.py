@@ -3,7 +3,7 @@
     with the regime built (spaces, data, learner, environments)
         with the run's folder open (lock, signals, log, status)
             take up the checkpoint, or start
-            fit, finish
+            make ready, fit, finish
 
 A regime (`online`, `offline`, `offline_to_online`) says what is built, how long it trains and how; a session is one
 run's folder, log, evaluation and checkpoints. The two meet here only.
@@ -108,6 +108,10 @@ class Regime(ABC):
         """Begin where no checkpoint is taken up."""
 
     @abstractmethod
+    def ready(self) -> None:
+        """Make what updates need, once the learner is as it will be trained: a recorded update keeps addresses."""
+
+    @abstractmethod
     def fit(self, session: Session) -> None:
         """Train to the end of the budget, or until somebody stops the run."""
 
@@ -149,6 +153,7 @@ def run(
             regime.start()
         else:
             _take_up(session, job, job.checkpoint, regime)
+        regime.ready()
         _write_down(session, job, regime)
         session.begin()
         regime.fit(session)

@@ -1,0 +1,70 @@
+"""Promise 27: nothing that exists is started over: a run with results is never begun again in place."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rl_training.errors import ConfigError
+from tests.reliability.selection import REGIMES
+from tests.runs import logged, resume, run_record, tiny, train
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file() and file.name != "lock"}
+
+
+def emptied(run: Path) -> Path:
+    """What people do to save disk."""
+    for path in (run / "checkpoints").iterdir():
+        shutil.rmtree(path)
+    return run
+
+
+@pytest.mark.parametrize("algo", REGIMES)
+def test_a_finished_run_whose_checkpoints_were_deleted(algo: str, tmp_path: Path) -> None:
+    run = emptied(train(tiny(algo, tmp_path, kwargs={"eval_interval": 20})).run_dir)
+    before = contents(run)
+    message = rf"{run.name}: has no checkpoint to resume from, but it is finished; --init-from {run}/best starts"
+    with pytest.raises(ConfigError, match=message):
+        resume(run)
+    with pytest.raises(ConfigError, match=message):
+        resume(run, changes={"total_timesteps": 200})
+    assert contents(run) == before
+
+
+def test_a_stopped_run_without_a_best_policy_names_another_way(tmp_path: Path) -> None:
+    result = train(tiny("sac", tmp_path, eval_episodes=0))
+    emptied(result.run_dir)
+    with pytest.raises(
+        ConfigError, match=r"it is finished; rl-training train --config .*config\.resolved\.yaml makes it again"
+    ):
+        resume(result.run_dir)
+
+
+def test_a_run_that_had_saved_before_it_was_killed(tmp_path: Path) -> None:
+    result = train(tiny("sac", tmp_path, eval_episodes=0))
+    record = (result.run_dir / "run.json").read_text().replace('"status": "finished"', '"status": "running"')
+    (result.run_dir / "run.json").write_text(record)
+    emptied(result.run_dir)
+    with pytest.raises(ConfigError, match="but its checkpoints were deleted; "):
+        resume(result.run_dir)
+
+
+def test_a_run_with_nothing_to_lose_starts_again_and_keeps_its_log(tmp_path: Path) -> None:
+    """Killed before the first checkpoint: its rows tell of work that is gone, and are kept beside the new ones."""
+    config = tiny("sac", tmp_path, eval_episodes=0)
+    result = train(config)
+    run = emptied(result.run_dir)
+    record = (run / "run.json").read_text().replace('"status": "finished"', '"status": "running"')
+    (run / "run.json").write_text(record.replace('"saved": true', '"saved": false'))
+    old = (run / "metrics.csv").read_bytes()
+    with pytest.warns(UserWarning, match="ended before its first checkpoint; it starts again"):
+        again = resume(run)
+    assert again.run_dir == run
+    assert again.metrics == result.metrics
+    assert (run / "metrics.before-1.csv").read_bytes() == old
+    assert [row["step"] for row in logged(run)] == ["20", "40", "60"]
+    assert run_record(run)["status"] == "finished"
