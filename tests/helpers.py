@@ -17,7 +17,7 @@ from rl_training.spaces import SpaceSpec
 OBS, ACTIONS, CHOICES, BATCH = 3, 2, 4, 16
 CONTINUOUS = SpaceSpec(obs_dim=OBS, low=(-2.0,) * ACTIONS, high=(2.0,) * ACTIONS)
 DISCRETE = SpaceSpec(obs_dim=OBS, num_actions=CHOICES)
-# Sizes and periods small enough that a handful of updates goes through every phase.
+# Sizes and periods small enough that a handful of updates goes through every variant.
 SMALL: dict[str, Any] = {
     "num_critics": 3,
     "n_quantiles": 5,
@@ -92,7 +92,7 @@ def member(net: EnsembleMLP, i: int) -> nn.Sequential:
     for linear, norm in net._layers():
         layers.append(_linear(linear.weight[i], linear.bias[i, 0]))
         if norm is not None:
-            own = nn.LayerNorm(norm.weight.shape[-1], dtype=norm.weight.dtype)
+            own = nn.LayerNorm(norm.weight.shape[-1], eps=norm.epsilon, dtype=norm.weight.dtype)
             own.weight.data.copy_(norm.weight[i, 0].detach())
             own.bias.data.copy_(norm.bias[i, 0].detach())
             layers.append(own)

@@ -85,7 +85,7 @@ def test_the_critics_gradient_is_that_of_double_backward(eta: float) -> None:
     """With eta 0 the reference is SAC-N: summed squared errors on the minimum of all targets."""
     learner, batch = exact(eta), double(random_batch())
     noise = next(same_noise(0, 2, *batch.actions.shape)).double()
-    loss, terms = learner.critic_loss(batch, noise)
+    loss, terms = learner.critic_loss(batch, *noise)
     expected, gradients = by_double_backward(learner, batch, noise[0], eta)
     torch.testing.assert_close(loss, expected, rtol=1e-7, atol=1e-7)
     parameters = dict(learner.model.critics.net.named_parameters())
@@ -106,7 +106,7 @@ def test_the_actor_climbs_the_minimum_of_all_critics() -> None:
     actions, logprobs = learner.model.actor.sample_with_logprob(batch.obs, noise[1])
     inputs = torch.cat([batch.obs, actions], -1)
     q = torch.stack([member(learner.model.critics.net, i)(inputs)[:, 0] for i in range(4)])
-    _, terms = learner.actor_loss(batch, noise)
+    _, terms = learner.actor_loss(batch, *noise)
     torch.testing.assert_close(terms["actor_loss"], (0.2 * logprobs - q.min(0).values).mean())
     torch.testing.assert_close(terms["q_policy_std"], q.std(0, correction=0).mean())
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 import rl_training.algorithms as algorithms
 from rl_training.algorithms import Learner
-from rl_training.algorithms.base import Execution
+from rl_training.algorithms.execution import Execution
 from rl_training.algorithms.optim import apply_lists
 from rl_training.data.transitions import TransitionBatch
 from tests.helpers import ACTIONS, CHOICES, OBS, all_learners, build, random_batch, snapshot
 
 LEARNERS = all_learners()
-UPDATES = 4  # goes through every phase of the small learners twice
+UPDATES = 4  # goes through every variant of the small learners twice
 SOFT = ("critic_loss", "actor_loss", "target_q_mean", "entropy_term")
 CLONING = (
     *("critic_loss", "actor_loss", "target_q_mean"),
@@ -74,12 +74,12 @@ def test_the_first_six_are_here() -> None:
 
 def test_an_update_moves_what_it_owns_and_nothing_else(learner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each optimiser that runs every tensor moves; targets go `tau` of the way; the rest stays."""
-    calls: list[tuple[set[str], dict[nn.Module, nn.Module], float]] = []
+    calls: list[tuple[set[str], dict[nn.Module, nn.Module], float | None]] = []
     minimize = learner.minimize
 
-    def spy(inputs: Any, objectives: Any, targets: Any = None, *, tau: float = 0.0) -> Any:
-        calls.append((set(objectives), dict(targets or {}), tau))
-        return minimize(inputs, objectives, targets, tau=tau)
+    def spy(inputs: Any, objectives: Any, *, tau: float | None = None) -> Any:
+        calls.append((set(objectives), {} if tau is None else learner.targets(), tau))
+        return minimize(inputs, objectives, tau=tau)
 
     monkeypatch.setattr(learner, "minimize", spy)
     moved_ever: set[int] = set()
@@ -121,7 +121,9 @@ def test_both_ways_to_step_agree(learner_class: type[Learner]) -> None:
 
 
 @pytest.mark.parametrize("stepped", [("critics",), ("critics", "actor")])
-def test_a_target_follows_whoever_steps_its_source(stepped: tuple[str, ...]) -> None:
+def test_a_target_follows_whoever_steps_its_source(
+    stepped: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One optimiser, none of this update, or several: the target goes all the way to what is there afterwards."""
     learner, batch = build(algorithms.TD3), batch_for(algorithms.TD3)
     model, noise = learner.model, torch.zeros_like(batch.actions)
@@ -131,7 +133,8 @@ def test_a_target_follows_whoever_steps_its_source(stepped: tuple[str, ...]) -> 
     targets = {model.target_critics: model.critics, model.target_actor: model.actor, copied: both}
     with torch.no_grad():
         model.target_actor.net.head.bias.add_(1.0)
-    learner.minimize((batch, noise), {name: losses[name] for name in stepped}, targets, tau=1.0)
+    monkeypatch.setattr(learner, "targets", lambda: targets)
+    learner.minimize((batch, noise), {name: losses[name] for name in stepped}, tau=1.0)
     for target, source in targets.items():
         for t, s in zip(target.parameters(), source.parameters()):
             assert torch.equal(t, s)

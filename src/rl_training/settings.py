@@ -101,7 +101,9 @@ def describe(error: ValidationError, fields: Mapping[str, FieldInfo], place: str
 class Settings(BaseModel):
     """Immutable, typed, closed: an unknown key or a value out of range is a `ConfigError`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], place: str = "") -> Self:

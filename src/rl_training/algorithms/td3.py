@@ -24,12 +24,16 @@ from rl_training.settings import NonNegativeFloat, PositiveInt
 
 
 class TD3Config(TargetConfig):
-    """Noise scales are standard deviations in internal action units."""
+    """The paper's settings."""
 
     policy_delay: PositiveInt = 2
+    """critic updates per update of actor and targets"""
     target_policy_noise: NonNegativeFloat = 0.2
+    """deviation of the noise on target actions, in units of [-1, 1]"""
     target_noise_clip: NonNegativeFloat = 0.5
+    """bound of that noise"""
     exploration_noise: NonNegativeFloat = 0.1
+    """deviation of the noise while collecting, in units of [-1, 1]"""
 
 
 def smoothed_action(action: Tensor, noise: Tensor, clip: float) -> Tensor:
@@ -70,18 +74,17 @@ class TD3(Learner):
     def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
         return noisy_mode(policy, obs, rng, self.config.exploration_noise)
 
-    def phase(self) -> bool:
-        """Whether this update moves the actor and the targets."""
-        return self.ends_period(self.config.policy_delay)
+    def variant(self, update: int) -> bool:
+        """Whether the update moves the actor and the targets."""
+        return self.ends_period(update, self.config.policy_delay)
 
-    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         noise = self.config.target_policy_noise * self.normal(*batch.actions.shape)
-        if not phase:
+        if not variant:
             return self.minimize((batch, noise), {"critics": self.critic_loss})
         return self.minimize(
             (batch, noise),
             {"critics": self.critic_loss, "actor": self.actor_loss},
-            {self.model.target_critics: self.model.critics, self.model.target_actor: self.model.actor},
             tau=self.config.tau,
         )
 

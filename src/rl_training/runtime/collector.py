@@ -50,7 +50,7 @@ class Collector:
         self.learning_starts = learning_starts
         self.total_steps = total_steps
         self.reward_map = reward_map
-        self.acting = ActingPolicy(learner.model)
+        self.acting = ActingPolicy(learner)
         self.rng = np.random.default_rng(np.random.SeedSequence((envs.seed, 0xAC7)))
         self.steps = 0
         self.returns: deque[float] = deque(maxlen=_WINDOW)

@@ -18,7 +18,7 @@ from rl_training.errors import ConfigError, DivergedError, MemoryLimitError
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, human_bytes
-from rl_training.runtime.acceleration import Updater
+from rl_training.runtime.acceleration import Updater, accelerate
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.envs import COLLECTION, EnvPool, spaces_of
@@ -255,11 +255,11 @@ def run_offline(
             session.say("no environment (env_id: null): evaluation is skipped")
         if checkpoint_state is not None:
             session.resume_or_stop()
+        accelerate(learner, config.acceleration)
         updater = Updater(
             learner,
             parts.source,
             optimization.batch_size,
-            mode=config.acceleration,
             schedule=optimization,
             total_updates=updates,
         )

@@ -12,7 +12,7 @@ from rl_training.data.sources import MixedSource
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.acceleration import Updater
+from rl_training.runtime.acceleration import Updater, accelerate
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
@@ -134,17 +134,17 @@ def run_offline_to_online(
                     learner,
                     source,
                     optimization.batch_size,
-                    mode=config.acceleration,
                     schedule=optimization,
                     total_updates=total_updates,
                 )
 
+            accelerate(learner, config.acceleration)
             session.begin()
             if session.clock.phase == "pretrain":
                 fit_offline(session, updater(parts.source), updates=pretraining)
-                collector.acting.stale = True
             if session.running:
                 session.enter_phase("online")
+                learner.rhythm_start = session.clock.pretrain_updates  # each environment step is a whole period
                 fit_online(session, updater(mixed), collector, online, max_updates=budget.max_updates)
             return session.finish()
     finally:

@@ -14,7 +14,7 @@ from rl_training.errors import ConfigError, MemoryLimitError
 from rl_training.experiment.checkpointing import Checkpoint, RowsToSave
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, room_on_gpu
-from rl_training.runtime.acceleration import Updater
+from rl_training.runtime.acceleration import Updater, accelerate
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
@@ -74,7 +74,6 @@ def fit_online(
         collector.step()
         due = online.earned(collector.steps) - earned
         updater.run(due if max_updates is None else min(due, max_updates - learner.updates))
-        collector.acting.stale = True
         session.clock.global_step = collector.steps
         session.tick()
 
@@ -189,11 +188,11 @@ def run_online(
             else:
                 session.note_inexact(restore_online(collector, checkpoint_state))
                 session.resume_or_stop()
+            accelerate(learner, config.acceleration)
             updater = Updater(
                 learner,
                 buffer,
                 optimization.batch_size,
-                mode=config.acceleration,
                 schedule=optimization,
                 total_updates=online.earned(config.total_timesteps),
             )

@@ -117,7 +117,7 @@ class Session:
         self._log_cadence = Cadence(config.log_interval)
         self._save_cadence = Cadence(config.checkpoint_interval)
         self._save_failed = False
-        self._acting = ActingPolicy(learner.model)
+        self._acting = ActingPolicy(learner)
         self._mark = (time.monotonic(), clock.ticks)
         self._checkpoint_cost = [0.0, 0.0]
         self._restored_total = 0
@@ -188,7 +188,6 @@ class Session:
             return {}
         if self.evaluated_at != self.clock.ticks:
             check_finite(self.learner, f"by step {self.clock.ticks}")
-            self._acting.stale = True
             metrics = self._evaluator.run(self._acting.current(), self.config.eval_episodes)
             self.last_evaluation, self.evaluated_at = metrics, self.clock.ticks
             row = {
