@@ -28,6 +28,16 @@ SMALL: dict[str, Any] = {
 }
 
 
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+
+
 def all_learners() -> list[type[Learner]]:
     """Every learner the package exports, once, whatever aliases it has."""
     exported = (getattr(algorithms, name) for name in algorithms.__all__)
@@ -39,13 +49,20 @@ def small_options(learner: type[Learner], **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in SMALL.items() if key in learner.Config.model_fields} | changes
 
 
-def build(learner: type[Learner], *, normalize: bool = False, seed: int = 0, **changes: Any) -> Any:
+def build(
+    learner: type[Learner],
+    *,
+    normalize: bool = False,
+    network: dict[str, Any] | None = None,
+    seed: int = 0,
+    **changes: Any,
+) -> Any:
     """A small learner; the same `seed` gives the same networks and noise."""
     options = small_options(learner, **changes)
     torch.manual_seed(seed)
     model = learner.build_model(
         DISCRETE if learner.discrete else CONTINUOUS,
-        learner.Network(hidden_sizes=(16, 16)),
+        learner.Network.parse({"hidden_sizes": (16, 16)} | (network or {})),
         learner.Config.parse(options),
         normalize_observations=normalize,
     )
@@ -96,7 +113,7 @@ def member(net: EnsembleMLP, i: int) -> nn.Sequential:
             own.weight.data.copy_(norm.weight[i, 0].detach())
             own.bias.data.copy_(norm.bias[i, 0].detach())
             layers.append(own)
-        layers.append(nn.ReLU())
+        layers.append(ACTIVATIONS[net.activation]())
     return nn.Sequential(*layers, _linear(net.head.weight[i], net.head.bias[i, 0]))
 
 

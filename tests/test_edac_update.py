@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, tensor
 
 from rl_training.algorithms import EDAC, critic_diversity_loss, edac_loss
+from rl_training.errors import ConfigError
 from rl_training.models import MLPREDQModel
 from rl_training.models.mlp import NetworkConfig
 from tests.helpers import ACTIONS, CONTINUOUS, OBS, build, double, member, random_batch, same_noise
@@ -165,6 +166,21 @@ def test_a_single_critic_cannot_be_diverse() -> None:
     assert metrics["q_data_std"] == 0
     with pytest.raises(ValueError, match=r"^eta must be >= 0.0, got -1.0$"):
         EDAC(model=model, eta=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ({"layer_norm": True}, "^layer_norm must be false unless"),
+        ({"activation": "elu"}, "^activation must be 'relu'"),
+    ],
+    ids=["layer_norm", "activation"],
+)
+def test_diversity_is_refused_where_action_gradients_are_not_defined(network: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        build(EDAC, network=network)
+    assert "\n" not in str(caught.value)
+    build(EDAC, network=network, eta=0.0).update(random_batch()._asdict(), global_step=0)
 
 
 def test_the_authors_shapes_are_the_default() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import rl_training.algorithms as algorithms
 from rl_training.algorithms import Learner
 from rl_training.algorithms.execution import Execution
-from rl_training.algorithms.optim import apply_lists
+from rl_training.algorithms.optim import Adam, apply_lists
 from rl_training.data.transitions import TransitionBatch
 from tests.helpers import ACTIONS, CHOICES, OBS, all_learners, build, random_batch, snapshot
 
@@ -138,6 +138,92 @@ def test_a_target_follows_whoever_steps_its_source(
     for target, source in targets.items():
         for t, s in zip(target.parameters(), source.parameters()):
             assert torch.equal(t, s)
+
+
+def test_every_network_without_gradient_is_a_declared_target_and_starts_as_its_source(learner: Any) -> None:
+    targets = learner.targets()
+    held = {id(p) for module in targets for p in module.parameters()}
+    assert held == {id(p) for m in learner.modules().values() for p in m.parameters() if not p.requires_grad}
+    for target, source in targets.items():
+        for t, s in zip(target.parameters(), source.parameters(), strict=True):
+            assert torch.equal(t, s)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "silu"])
+def test_every_learner_takes_an_activation(learner_class: type[Learner], activation: str) -> None:
+    options = {"eta": 0.0} if learner_class.name == "edac" else {}
+    plain, other = (
+        build(learner_class, **options),
+        build(learner_class, network={"activation": activation}, **options),
+    )
+    ours, theirs = snapshot(plain), snapshot(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    obs = torch.randn(20, OBS)
+    if not learner_class.discrete:
+        assert not torch.equal(plain.model.policy.mode(obs), other.model.policy.mode(obs))
+    assert all(term.isfinite() for term in update(other, UPDATES).values())
+
+
+@pytest.mark.parametrize("learner_class", [c for c in LEARNERS if c.name != "bc"])  # BC has no critic
+def test_every_learner_takes_layer_norm(learner_class: type[Learner]) -> None:
+    """In the networks that value, never in an actor."""
+    options: dict[str, Any] = {"eta": 0.0} if learner_class.name == "edac" else {}
+    in_network = "layer_norm" in learner_class.Network.model_fields
+    section = {"network": {"layer_norm": True}} if in_network else {"layer_norm": True}
+    learner = build(learner_class, **section, **options)
+    places = {"model.critics", "model.target_critics", "model.value"}
+    if learner_class.discrete:
+        places = {"model.actor", "model.target"}
+    norms = {name.partition(".net.")[0] for name in learner.state_dict()["networks"] if ".norms." in name}
+    assert norms == places & {name.partition(".net.")[0] for name in learner.state_dict()["networks"]}
+    assert all(term.isfinite() for term in update(learner, UPDATES).values())
+
+
+def test_every_setting_says_what_it_means(learner_class: type[Learner]) -> None:
+    for section in (learner_class.Config, learner_class.Network):
+        for key, field in section.model_fields.items():
+            assert field.description, key
+            assert "\n" not in field.description, key
+
+
+def test_settings_of_adam_reach_the_step(learner: Any) -> None:
+    name, optimizer = next(iter(learner.optimizers.items()))
+    decayed = Adam(optimizer.parameters, 1e-3, betas=(0.8, 0.9), eps=1e-4, weight_decay=0.1)
+    same = learner.adam(learner.model.actor, learning_rate=1e-3, betas=(0.8, 0.9), eps=1e-4, weight_decay=0.1)
+    assert decayed.settings == same.settings == ((0.8, 0.9), 1e-4, 0.1)
+    learner.optimizers[name] = decayed
+    assert all(term.isfinite() for term in update(learner, UPDATES).values())
+
+
+def test_whatever_changes_the_networks_raises_their_version(learner: Any) -> None:
+    versions = [learner.version]
+    for change in (
+        lambda: update(learner),
+        lambda: learner.load_state_dict(copy.deepcopy(learner.state_dict())),
+        lambda: learner.load_networks(snapshot(learner)),
+    ):
+        change()
+        versions.append(learner.version)
+    assert versions == sorted(set(versions))
+
+
+def test_an_exception_inside_a_step_leaves_the_learner_torn(learner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = copy.deepcopy(learner.state_dict())
+    update(learner)
+    assert not learner.torn
+
+    def fails(*arguments: Any) -> Any:
+        raise MemoryError
+
+    for owner, part, torn in ((learner, "_gradients", False), (learner.execution, "apply", True)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, part, fails)
+            with pytest.raises(MemoryError):
+                update(learner)
+        assert learner.torn == torn, part
+    learner.load_state_dict(whole)
+    assert not learner.torn
 
 
 def test_terms_are_finite_scalars_with_the_promised_names(learner: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -120,12 +121,14 @@ def test_the_conservative_gap_of_uniform_actions_is_the_log_mean_exp() -> None:
     close(gap, [math.log(2 * math.e + 2 * math.e**3) - 2])
 
 
+@pytest.mark.parametrize("settings", [{}, {"betas": (0.5, 0.9), "eps": 1e-3}, {"weight_decay": 0.5}])
 @pytest.mark.parametrize("apply", [apply_fused, apply_lists])
-def test_adam_is_torch_s(apply: Callable[..., None]) -> None:
+def test_adam_is_torch_s(apply: Callable[..., None], settings: dict[str, Any]) -> None:
     start = [torch.randn(3, 4), torch.randn(5), torch.randn(6, 6)]
     ours = [p.clone() for p in start]
     theirs = [p.clone().requires_grad_() for p in start]
-    optimizer, reference = Adam(ours, 1e-2), torch.optim.Adam(theirs, lr=1e-2)
+    kind = torch.optim.AdamW if "weight_decay" in settings else torch.optim.Adam
+    optimizer, reference = Adam(ours, 1e-2, **settings), kind(theirs, lr=1e-2, **settings)
     target = [torch.zeros_like(p) for p in ours]
     followed = [torch.zeros_like(p) for p in ours]
     for step in range(20):
@@ -142,6 +145,35 @@ def test_adam_is_torch_s(apply: Callable[..., None]) -> None:
     for mine, other, mine_target, other_target in zip(ours, theirs, target, followed):
         torch.testing.assert_close(mine, other.detach(), atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(mine_target, other_target, atol=1e-6, rtol=1e-6)
+
+
+TRACED = torch.compile(apply_lists, backend="aot_eager", fullgraph=True, dynamic=False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=["float64", "float32"]
+)
+@pytest.mark.parametrize("apply", [apply_fused, apply_lists, TRACED], ids=["fused", "lists", "traced"])
+def test_the_first_steps_are_as_long_as_torch_s(
+    apply: Callable[..., None], dtype: torch.dtype, tolerance: float
+) -> None:
+    """From zero, so that nothing hides the steps, with a rate that float32 has exactly: 1 - 0.999 has few digits.
+
+    In float32 what is left is the rounding of a handful of operations; the bias corrections are exact.
+    """
+    ours, theirs = [torch.zeros(50, dtype=dtype)], torch.zeros(50, dtype=torch.float64, requires_grad=True)
+    optimizer, reference = Adam(ours, 2.0**-7), torch.optim.Adam([theirs], lr=2.0**-7)
+    gradient = torch.rand(50, dtype=dtype) + 0.5
+    for _ in range(10):
+        before = ours[0].clone()
+        ours[0].zero_()
+        apply(optimizer.group([gradient]), [])
+        length = ours[0].clone()
+        ours[0].add_(before)
+        start = theirs.detach().clone()
+        theirs.grad = gradient.double()
+        reference.step()
+        torch.testing.assert_close(length.double(), theirs.detach() - start, rtol=tolerance, atol=0)
 
 
 @pytest.mark.parametrize("apply", [apply_fused, apply_lists])

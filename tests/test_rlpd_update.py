@@ -116,6 +116,12 @@ def test_the_actor_moves_once_per_policy_delay() -> None:
     assert moved == [False, False, True] * 2
 
 
+def test_a_rhythm_can_begin_at_any_update() -> None:
+    learner = build(RLPD, policy_delay=3)
+    learner.rhythm_start = 4
+    assert [learner.variant(update) for update in range(4, 10)] == [False, False, True] * 2
+
+
 def test_mistakes_are_named() -> None:
     model = MLPREDQModel(OBS, ACTIONS, (8,), 3)
     with pytest.raises(ValueError, match=r"^subset_size must be <= num_critics \(3\), got 4$"):

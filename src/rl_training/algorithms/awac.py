@@ -79,11 +79,8 @@ class AWAC(Learner):
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a~
-        return self.minimize(
-            (self.outputs(batch, next_noise, noise),),
-            {"critics": self.critic_loss, "actor": self.actor_loss},
-            tau=self.config.tau,
-        )
+        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
+        return self.minimize((self.outputs(batch, next_noise, noise),), objectives, tau=self.config.tau)
 
     def outputs(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Outputs:
         """Every network once, side by side: the losses are arithmetic on what they return."""

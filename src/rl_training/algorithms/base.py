@@ -104,12 +104,12 @@ class Learner:
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        """What of the hyperparameters decides the model's shape, as arguments of `Model`."""
+        """The hyperparameters that shape the model, as arguments of `Model`."""
         return {}
 
     @classmethod
     def configure(cls, config: Any, updates_per_step: int) -> Any:
-        """Hyperparameters that follow from the trainer's rhythm where the user left them open."""
+        """Fill in what the user left open and the number of updates per environment step decides."""
         return config
 
     def gradient_step(self, batch: TransitionBatch, variant: Hashable) -> Terms:
@@ -117,7 +117,7 @@ class Learner:
         raise NotImplementedError
 
     def variant(self, update: int) -> Hashable:
-        """Which variant of `gradient_step` an update (counted from 0) is: a CUDA graph is captured for each."""
+        """Which variant of `gradient_step` an update (counted from 0) is; each has a CUDA graph of its own."""
         return None
 
     def ends_period(self, update: int, period: int) -> bool:
@@ -153,7 +153,7 @@ class Learner:
         return {"model": self.model}
 
     def expect_terms(self, **values: float | Tensor) -> None:
-        """Terms that not every update produces, and what they read until one does."""
+        """Name terms that not every update produces, with their values until one does."""
         self._terms.update({name: torch.as_tensor(value, device=self.device) for name, value in values.items()})
 
     def normal(self, *shape: int) -> Tensor:
@@ -200,7 +200,7 @@ class Learner:
         return batch._replace(obs=normalizer(batch.obs), next_obs=normalizer(batch.next_obs))
 
     def compute(self, inputs: tuple[Any, ...], *functions: Callable[..., Any]) -> list[Any]:
-        """What several losses share, each a function of `inputs`, computed side by side."""
+        """The results of `functions` of `inputs`, side by side: what several losses share."""
         return self.execution.parallel(
             [partial(self.execution.prepared(function), *inputs) for function in functions]
         )
@@ -260,7 +260,7 @@ class Learner:
             optimizer.learning_rate.fill_(rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """Three drawers: `networks` and `optimizers` (flat name -> tensor), `counters` (plain values)."""
+        """Three parts: `networks` and `optimizers` (flat name -> tensor), `counters` (plain values)."""
         networks = {
             f"{name}.{key}": tensor
             for name, module in self.modules().items()
@@ -282,7 +282,7 @@ class Learner:
         self.torn = False
 
     def load_networks(self, networks: Mapping[str, Tensor]) -> None:
-        """The first drawer alone, in place."""
+        """Restore the `networks` part alone, in place."""
         for name, module in self.modules().items():
             module.load_state_dict(_below(networks, name))
         self.version += 1

@@ -25,19 +25,12 @@ from rl_training.algorithms.base import Terms
 from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_error, td_target
 from rl_training.algorithms.soft import SoftActorCritic, SoftConfig
 from rl_training.data.transitions import TransitionBatch
-from rl_training.models.mlp import NetworkConfig
+from rl_training.models.mlp import ThreeLayerConfig
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, squashed_log_prob, squashed_sample
-from rl_training.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Sizes
+from rl_training.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 MULTIPLIER_LIMIT = 1e6
-
-
-class CQLNetwork(NetworkConfig):
-    """The authors' three hidden layers."""
-
-    hidden_sizes: Sizes = (256, 256, 256)
-    """hidden layers of every network"""
 
 
 class CQLConfig(SoftConfig):
@@ -129,7 +122,7 @@ class CQL(SoftActorCritic):
     name = "cql"
     Config = CQLConfig
     Model = MLPSACModel
-    Network = CQLNetwork
+    Network = ThreeLayerConfig
 
     def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
@@ -160,11 +153,8 @@ class CQL(SoftActorCritic):
         # At s and s': the first row for a (actor) and a' (backup), the others for the penalty's actions.
         noises = self.normal(1 + n, 2, *shape)
         uniform = 2.0 * torch.rand(n, *shape, device=self.device, generator=self.generator) - 1.0
-        return self.minimize(
-            (batch, noises, noises[0, 0], uniform),
-            {"critics": self.critic_loss, "actor": self.cloning_loss if variant else self.actor_loss},
-            tau=self.config.tau,
-        )
+        objectives = {"critics": self.critic_loss, "actor": self.cloning_loss if variant else self.actor_loss}
+        return self.minimize((batch, noises, noises[0, 0], uniform), objectives, tau=self.config.tau)
 
     def critic_loss(
         self, batch: TransitionBatch, noises: Tensor, noise: Tensor, uniform: Tensor

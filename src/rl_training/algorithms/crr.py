@@ -97,11 +97,8 @@ class CRR(Learner):
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         noises = self.normal(1 + self.config.n_action_samples, *batch.actions.shape)
         next_noise, noise = noises[0], noises[1:]  # for a' and for the m actions
-        return self.minimize(
-            (self.outputs(batch, next_noise, noise),),
-            {"critics": self.critic_loss, "actor": self.actor_loss},
-            tau=self.config.tau,
-        )
+        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
+        return self.minimize((self.outputs(batch, next_noise, noise),), objectives, tau=self.config.tau)
 
     def outputs(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Outputs:
         """Every network once, side by side: the losses are arithmetic on what they return."""

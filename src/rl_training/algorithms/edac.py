@@ -24,17 +24,10 @@ from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_
 from rl_training.algorithms.soft import SoftActorCritic, SoftConfig
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
-from rl_training.models.mlp import NetworkConfig
+from rl_training.models.mlp import ThreeLayerConfig
 from rl_training.models.mlp_redq import MLPREDQModel
 from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS
-from rl_training.settings import NonNegativeFloat, PositiveInt, Sizes
-
-
-class EDACNetwork(NetworkConfig):
-    """The authors' three hidden layers."""
-
-    hidden_sizes: Sizes = (256, 256, 256)
-    """hidden layers of every network"""
+from rl_training.settings import NonNegativeFloat, PositiveInt
 
 
 class EDACConfig(SoftConfig):
@@ -101,12 +94,12 @@ class EDAC(SoftActorCritic):
     name = "edac"
     Config = EDACConfig
     Model = MLPREDQModel
-    Network = EDACNetwork
+    Network = ThreeLayerConfig
     of_model = ("num_critics",)
 
     def __init__(self, *, model: MLPREDQModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
-        reason = "unless eta is 0: action gradients are those of plain ReLU critics"
+        reason = "unless eta is 0: diversity needs the action gradients of plain ReLU critics"
         if self.config.eta > 0 and model.layer_norm:
             raise ConfigError(f"layer_norm must be false {reason}")
         if self.config.eta > 0 and (activation := model.critics.net.activation) != "relu":
@@ -118,11 +111,8 @@ class EDAC(SoftActorCritic):
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
-        return self.minimize(
-            (batch, next_noise, noise),
-            {"critics": self.critic_loss, "actor": self.actor_loss},
-            tau=self.config.tau,
-        )
+        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
+        return self.minimize((batch, next_noise, noise), objectives, tau=self.config.tau)
 
     def critic_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
         with torch.no_grad():

@@ -93,11 +93,8 @@ class IQL(Learner):
         }
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
-        return self.minimize(
-            (self.outputs(batch),),
-            {"critics": self.critic_loss, "value": self.value_loss, "actor": self.actor_loss},
-            tau=self.config.tau,
-        )
+        objectives = {"critics": self.critic_loss, "value": self.value_loss, "actor": self.actor_loss}
+        return self.minimize((self.outputs(batch),), objectives, tau=self.config.tau)
 
     def outputs(self, batch: TransitionBatch) -> Outputs:
         """Every network once, side by side: the losses are arithmetic on what they return."""

@@ -24,7 +24,7 @@ def squared_error(q: Tensor, target: Tensor) -> Tensor:
 
 
 def critic_terms(q: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """A critics' loss without halves or means over critics: `q [N, B]` against `target [B]`."""
+    """Squared error summed over critics and not halved: `q [N, B]` against `target [B]`."""
     return {"critic_loss": squared_error(q, target), "target_q_mean": target.mean()}
 
 

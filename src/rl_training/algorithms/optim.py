@@ -47,7 +47,7 @@ class Adam:
     ) -> None:
         self.parameters = list(parameters)
         self.base_learning_rate = learning_rate
-        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self.settings = betas, eps, weight_decay
         device = self.parameters[0].device
         self.learning_rate = torch.tensor(learning_rate, dtype=torch.float32, device=device)
         self.step = torch.zeros((), dtype=torch.float32, device=device)
@@ -56,17 +56,8 @@ class Adam:
 
     def group(self, gradients: Sequence[Tensor]) -> Group:
         """What `apply_fused` or `apply_lists` needs to take one step."""
-        return Group(
-            self.parameters,
-            gradients,
-            self.exp_avg,
-            self.exp_avg_sq,
-            self.step,
-            self.learning_rate,
-            self.betas,
-            self.eps,
-            self.weight_decay,
-        )
+        state = self.exp_avg, self.exp_avg_sq, self.step, self.learning_rate
+        return Group(self.parameters, gradients, *state, *self.settings)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Step count and moments; rates, betas and decay are no state: they follow from configuration."""
@@ -90,7 +81,7 @@ Follow = tuple[list[Tensor], list[Tensor], float]
 
 
 def follow(follows: Sequence[Follow]) -> None:
-    """Polyak averaging: move targets their share of the way, target <- target + tau (source - target)."""
+    """Polyak averaging: target <- target + tau (source - target)."""
     for targets, sources, tau in follows:
         torch._foreach_lerp_(targets, sources, tau)
 

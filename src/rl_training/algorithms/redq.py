@@ -84,11 +84,7 @@ class REDQ(DelayedActor):
             device=self.device,
         )
         objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if variant else {})
-        return self.minimize(
-            (batch, next_noise, noise, subset),
-            objectives,
-            tau=self.config.tau,
-        )
+        return self.minimize((batch, next_noise, noise, subset), objectives, tau=self.config.tau)
 
     def critic_loss(
         self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor, subset: Tensor

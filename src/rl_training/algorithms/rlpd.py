@@ -99,11 +99,7 @@ class RLPD(DelayedActor):
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
         objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if variant else {})
-        return self.minimize(
-            (batch, next_noise, noise, self.target_subset()),
-            objectives,
-            tau=self.config.tau,
-        )
+        return self.minimize((batch, next_noise, noise, self.target_subset()), objectives, tau=self.config.tau)
 
     def target_subset(self) -> Tensor | None:
         """The target critics of this update, `[M]`; None, and no draw, where the subset is all of them."""

@@ -40,7 +40,7 @@ class SoftConfig(TargetConfig):
 
 
 class DelayedActorConfig(SoftConfig):
-    """Those of a learner with many critic updates per environment step and one actor update."""
+    """For many critic updates per environment step (a high UTD ratio) and one actor update."""
 
     policy_delay: PositiveInt | None = None
     """critic updates per actor update; null means `gradient_updates_per_step`"""
@@ -96,7 +96,7 @@ class SoftActorCritic(Learner):
 
 
 class DelayedActor(SoftActorCritic):
-    """One whose actor moves at the last of every `policy_delay` updates (unset, a bare learner's: at each)."""
+    """A `SoftActorCritic` whose actor moves at the last of every `policy_delay` updates; unset, at each."""
 
     def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)

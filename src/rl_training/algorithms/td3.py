@@ -82,11 +82,8 @@ class TD3(Learner):
         noise = self.config.target_policy_noise * self.normal(*batch.actions.shape)
         if not variant:
             return self.minimize((batch, noise), {"critics": self.critic_loss})
-        return self.minimize(
-            (batch, noise),
-            {"critics": self.critic_loss, "actor": self.actor_loss},
-            tau=self.config.tau,
-        )
+        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
+        return self.minimize((batch, noise), objectives, tau=self.config.tau)
 
     def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
         with torch.no_grad():

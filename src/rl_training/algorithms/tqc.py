@@ -130,11 +130,8 @@ class TQC(SoftActorCritic):
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
-        return self.minimize(
-            (batch, next_noise, noise),
-            {"critics": self.critic_loss, "actor": self.actor_loss},
-            tau=self.config.tau,
-        )
+        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
+        return self.minimize((batch, next_noise, noise), objectives, tau=self.config.tau)
 
     def critic_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
         with torch.no_grad():

@@ -56,6 +56,13 @@ class NetworkConfig(NetworkShape):
     """LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its network)"""
 
 
+class ThreeLayerConfig(NetworkConfig):
+    """The depth that the authors of CQL and EDAC use."""
+
+    hidden_sizes: Sizes = (256, 256, 256)
+    """hidden layers of every network"""
+
+
 class MLPOptions(TypedDict, total=False):
     """Keywords of an `EnsembleMLP`, handed through by whatever contains one."""
 
