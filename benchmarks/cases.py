@@ -15,7 +15,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.data.sources import TensorSource
 from rl_training.data.transitions import RowLayout
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.runtime.acceleration import Acceleration, Updater
+from rl_training.runtime.acceleration import Acceleration, Updater, accelerate
 from rl_training.spaces import SpaceSpec
 
 OBS_DIM, ACTION_DIM, ROWS = 17, 6, 50_000
@@ -48,7 +48,7 @@ class Case:
 
     @property
     def period(self) -> int:
-        """Updates after which the learner repeats itself: every phase has had its turn."""
+        """Updates after which the learner repeats itself: every variant has had its turn."""
         config = self.learner.Config.parse(self.settings)
         return int(getattr(config, "policy_delay", None) or 1)
 
@@ -152,12 +152,13 @@ def build(case: Case, device: torch.device, *, seed: int = 0) -> Learner:
 
 
 def updater(
-    case: Case, device: torch.device, *, mode: Acceleration = "auto", batch: int = 256, seed: int = 0
+    case: Case, device: torch.device, *, acceleration: Acceleration = "auto", batch: int = 256, seed: int = 0
 ) -> Updater:
     """Everything an update needs, data on the device included."""
     learner = build(case, device, seed=seed)
+    accelerate(learner, acceleration)
     rows = random_rows(case.spaces).to(device)
-    return Updater(learner, TensorSource(rows, RowLayout.of(case.spaces), learner.generator), batch, mode=mode)
+    return Updater(learner, TensorSource(rows, RowLayout.of(case.spaces), learner.generator), batch)
 
 
 def installed(library: str) -> bool:

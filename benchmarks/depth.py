@@ -44,10 +44,10 @@ def _nudge(learner: Learner) -> None:
 
 
 def _trajectory(
-    case: Case, device: torch.device, mode: Any, batch: int, stops: list[int], *, nudged: bool = False
+    case: Case, device: torch.device, acceleration: Any, batch: int, stops: list[int], *, nudged: bool = False
 ) -> list[torch.Tensor]:
     """All parameters after each number of updates in `stops`, from the same start and random numbers."""
-    runner = cases.updater(case, device, mode=mode, batch=batch)
+    runner = cases.updater(case, device, acceleration=acceleration, batch=batch)
     if nudged:
         _nudge(runner.learner)
     found, done = [], 0
@@ -85,7 +85,7 @@ def check(chosen: list[Case], options: argparse.Namespace, device: torch.device)
 
 def _sync_free(case: Case, device: torch.device, options: argparse.Namespace) -> bool:
     """Whether blocks of updates pass with every host read forbidden."""
-    runner = cases.updater(case, device, mode=options.acceleration, batch=options.batch)
+    runner = cases.updater(case, device, acceleration=options.acceleration, batch=options.batch)
     runner.run(60)
     wait()
     torch.cuda.set_sync_debug_mode("error")
@@ -123,7 +123,7 @@ def scaling(chosen: list[Case], options: argparse.Namespace, device: torch.devic
         for axis, variants in _variants(case, options.batch).items():
             rates = {}
             for value, (variant, batch) in variants.items():
-                runner = cases.updater(variant, device, mode=options.acceleration, batch=batch)
+                runner = cases.updater(variant, device, acceleration=options.acceleration, batch=batch)
                 measured = alternate({"ours": runner}, seconds=options.seconds / 3, blocks=3, period=variant.period)
                 rates[str(value)] = measured["ours"].median
                 print(f"{case.name}, {axis} {value}: {number(rates[str(value)])}", flush=True)
@@ -131,8 +131,8 @@ def scaling(chosen: list[Case], options: argparse.Namespace, device: torch.devic
 
 
 def operations(case: Case, batch: int) -> float:
-    """Floating-point operations in the products of one update, averaged over the learner's phases."""
-    runner = cases.updater(case, torch.device("cpu"), mode="eager", batch=batch)
+    """Floating-point operations in the products of one update, averaged over the learner's variants."""
+    runner = cases.updater(case, torch.device("cpu"), acceleration="eager", batch=batch)
     with FlopCounterMode(display=False) as counter:
         runner.run(case.period)
     return float(counter.get_total_flops()) / case.period
@@ -220,7 +220,7 @@ def profile(chosen: list[Case], options: argparse.Namespace, device: torch.devic
     """Kernels (on a CPU: operators) of one update by name."""
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     for case in chosen:
-        runner = cases.updater(case, device, mode=options.acceleration, batch=options.batch)
+        runner = cases.updater(case, device, acceleration=options.acceleration, batch=options.batch)
         measured = alternate({"ours": runner}, seconds=options.seconds / 2, blocks=3, period=case.period)
         rate = measured["ours"].median
         with torch.profiler.profile(activities=[activity]) as record:
@@ -234,7 +234,13 @@ def profile(chosen: list[Case], options: argparse.Namespace, device: torch.devic
                 kernels[event.name].append(event.self_cpu_time_total)
         rows = [(name, len(t) / _PROFILED, sum(t) / _PROFILED) for name, t in kernels.items()]
         rows.sort(key=lambda row: -row[2])
-        entry: Entry = {"case": case.name, "tf32": options.tf32, "mode": runner.mode, "rate": rate, "kernels": rows}
+        entry: Entry = {
+            "case": case.name,
+            "tf32": options.tf32,
+            "mode": runner.learner.execution.acceleration,
+            "rate": rate,
+            "kernels": rows,
+        }
         print(f"\n{case.name}: {1e6 / rate:.0f} µs, {sum(r[1] for r in rows):.1f} kernels")
         for name, count, spent in rows[:25]:
             print(f"{spent:8.1f} µs {count:6.1f} × {name[:100]}")

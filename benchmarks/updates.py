@@ -54,7 +54,7 @@ def arguments() -> argparse.Namespace:
 
 def measure(case: cases.Case, options: argparse.Namespace, device: torch.device) -> Entry:
     """One row: ours, and the peer if there is one."""
-    ours = cases.updater(case, device, mode=options.acceleration, batch=options.batch)
+    ours = cases.updater(case, device, acceleration=options.acceleration, batch=options.batch)
     peer = None if options.no_peers else peers.connect(case, device, options.batch, options.peer_python)
     contenders: dict[str, Runs] = {"ours": ours} | ({"peer": peer} if peer is not None else {})
     try:
@@ -67,7 +67,7 @@ def measure(case: cases.Case, options: argparse.Namespace, device: torch.device)
         "case": case.name,
         "hidden": list(case.hidden),
         "batch": options.batch,
-        "mode": ours.mode,
+        "mode": ours.learner.execution.acceleration,
         "tf32": options.tf32,
         "rate": rates["ours"].median,
         "blocks": rates["ours"].blocks,

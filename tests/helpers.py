@@ -17,7 +17,7 @@ from rl_training.spaces import SpaceSpec
 OBS, ACTIONS, CHOICES, BATCH = 3, 2, 4, 16
 CONTINUOUS = SpaceSpec(obs_dim=OBS, low=(-2.0,) * ACTIONS, high=(2.0,) * ACTIONS)
 DISCRETE = SpaceSpec(obs_dim=OBS, num_actions=CHOICES)
-# Sizes and periods small enough that a handful of updates goes through every phase.
+# Sizes and periods small enough that a handful of updates goes through every variant.
 SMALL: dict[str, Any] = {
     "num_critics": 3,
     "n_quantiles": 5,
@@ -25,6 +25,16 @@ SMALL: dict[str, Any] = {
     "target_update_interval": 2,
     "n_actions": 2,
     "n_action_samples": 2,
+}
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
 }
 
 
@@ -39,13 +49,20 @@ def small_options(learner: type[Learner], **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in SMALL.items() if key in learner.Config.model_fields} | changes
 
 
-def build(learner: type[Learner], *, normalize: bool = False, seed: int = 0, **changes: Any) -> Any:
+def build(
+    learner: type[Learner],
+    *,
+    normalize: bool = False,
+    network: dict[str, Any] | None = None,
+    seed: int = 0,
+    **changes: Any,
+) -> Any:
     """A small learner; the same `seed` gives the same networks and noise."""
     options = small_options(learner, **changes)
     torch.manual_seed(seed)
     model = learner.build_model(
         DISCRETE if learner.discrete else CONTINUOUS,
-        learner.Network(hidden_sizes=(16, 16)),
+        learner.Network.parse({"hidden_sizes": (16, 16)} | (network or {})),
         learner.Config.parse(options),
         normalize_observations=normalize,
     )
@@ -92,11 +109,11 @@ def member(net: EnsembleMLP, i: int) -> nn.Sequential:
     for linear, norm in net._layers():
         layers.append(_linear(linear.weight[i], linear.bias[i, 0]))
         if norm is not None:
-            own = nn.LayerNorm(norm.weight.shape[-1], dtype=norm.weight.dtype)
+            own = nn.LayerNorm(norm.weight.shape[-1], eps=norm.epsilon, dtype=norm.weight.dtype)
             own.weight.data.copy_(norm.weight[i, 0].detach())
             own.bias.data.copy_(norm.bias[i, 0].detach())
             layers.append(own)
-        layers.append(nn.ReLU())
+        layers.append(ACTIVATIONS[net.activation]())
     return nn.Sequential(*layers, _linear(net.head.weight[i], net.head.bias[i, 0]))
 
 

@@ -42,7 +42,7 @@ def test_the_actor_clones_by_the_advantage_over_its_own_action() -> None:
     advantages = minimum(batch.actions) - minimum(own)
     logprobs = learner.model.actor.log_prob(batch.obs, batch.actions)
     weights = (advantages / 0.7).exp().clamp(max=100.0)
-    loss, terms = learner.actor_loss(learner.outputs(batch, noise))
+    loss, terms = learner.actor_loss(learner.outputs(batch, *noise))
     torch.testing.assert_close(terms["advantage_mean"], advantages.mean(), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(terms["advantage_weight_mean"], weights.mean())
     torch.testing.assert_close(loss, -(weights.detach() * logprobs).mean())
@@ -57,7 +57,7 @@ def test_the_target_is_the_minimum_at_a_policy_action_without_entropy() -> None:
     own = learner.model.actor.sample(batch.next_obs, noise[0])
     q = learner.model.target_critics(batch.next_obs, own).min(0).values
     target = batch.rewards + 0.9 * (1 - batch.dones) * q
-    _, terms = learner.critic_loss(learner.outputs(batch, noise))
+    _, terms = learner.critic_loss(learner.outputs(batch, *noise))
     torch.testing.assert_close(terms["target_q_mean"], target.mean())
     errors = (learner.model.critics(batch.obs, batch.actions) - target) ** 2
     torch.testing.assert_close(terms["critic_loss"], errors.mean(1).sum())

@@ -63,3 +63,5 @@ def test_mistakes_are_named() -> None:
         BC(model=MLPBCModel(OBS, ACTIONS, (8,)), stochastic=True)
     with pytest.raises(ValueError, match=r"^critic_hidden_sizes has no meaning for BC"):
         MLPBCModel(OBS, ACTIONS, (8,), critic_hidden_sizes=(8,))
+    with pytest.raises(ValueError, match=r"^layer_norm has no meaning for BC"):
+        MLPBCModel(OBS, ACTIONS, (8,), layer_norm=True)

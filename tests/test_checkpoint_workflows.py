@@ -251,6 +251,19 @@ def test_an_offline_policy_continues_online(offline: str, online: str, tmp_path:
             assert torch.equal(ours[name], ours[name.replace("target_", "")]) or name in shared
 
 
+def test_a_target_the_other_run_had_not_starts_as_what_it_follows(tmp_path: Path) -> None:
+    """AWAC has no target policy. CRR's, after an update too small to move anything, is the policy taken over."""
+    before = train(tiny("awac", tmp_path, total_timesteps=20, eval_episodes=0))
+    kwargs = {"learning_rate": 1e-30}
+    config = tiny("crr", tmp_path, kwargs=kwargs, init_from=before.run_dir, total_timesteps=1, eval_episodes=0)
+    theirs = read_checkpoint(before.checkpoint_path).tensors["networks"]
+    ours = read_checkpoint(train(config).checkpoint_path).tensors["networks"]
+    targets = [name for name in ours if name.startswith("target_actor.")]
+    assert targets
+    for name in targets:
+        assert torch.equal(ours[name], theirs[f"model.{name.removeprefix('target_')}"]), name
+
+
 def test_critics_are_taken_over_whole_or_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Critics with LayerNorm are not EDAC's, though most of their tensors have the same shapes."""
     before = train(tiny("edac", tmp_path, kwargs={"num_critics": 3}, total_timesteps=20, eval_episodes=0))

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, tensor
 
 from rl_training.algorithms import CQL, cql_loss
-from rl_training.algorithms.cql import critic_terms
-from rl_training.algorithms.losses import conservative_gap
+from rl_training.algorithms.cql import conservative_gap, critic_terms
 from tests.helpers import ACTIONS, BATCH, CONTINUOUS, build, double, member, random_batch
 
 
@@ -33,7 +32,7 @@ def test_the_penalty_is_the_sum_over_single_actions() -> None:
     learner, batch = build(CQL, n_actions=n, cql_alpha=2.0, gamma=0.9), double(random_batch())
     learner.model.double()
     noise, uniform = draws(n)
-    _, terms = learner.critic_loss(batch, noise, uniform)
+    _, terms = learner.critic_loss(batch, noise, noise[0, 0], uniform)
     actor, penalty, error = learner.model.actor, 0.0, 0.0
     with torch.no_grad():
         next_action = actor.sample(batch.next_obs, noise[0, 1])
@@ -60,7 +59,8 @@ def test_the_penalty_is_the_sum_over_single_actions() -> None:
 def test_the_critics_loss_leaves_the_policy_alone() -> None:
     learner, batch = build(CQL), double(random_batch())
     learner.model.double()
-    loss, _ = learner.critic_loss(batch, *draws(2))
+    noise, uniform = draws(2)
+    loss, _ = learner.critic_loss(batch, noise, noise[0, 0], uniform)
     reached = torch.autograd.grad(loss, list(learner.model.actor.parameters()), allow_unused=True)
     assert all(gradient is None for gradient in reached)
 
@@ -103,20 +103,26 @@ def test_the_actor_clones_for_bc_steps_and_then_climbs() -> None:
     actions, logprobs = learner.model.actor.sample_with_logprob(batch.obs, noise[0, 0])
     cloned = learner.model.actor.log_prob(batch.obs, batch.actions)
     q = learner.model.critics(batch.obs, actions).min(0).values
-    torch.testing.assert_close(learner.cloning_loss(batch, noise, uniform)[0], (0.5 * logprobs - cloned).mean())
-    torch.testing.assert_close(learner.actor_loss(batch, noise, uniform)[0], (0.5 * logprobs - q).mean())
-    phases = []
+    torch.testing.assert_close(
+        learner.cloning_loss(batch, noise, noise[0, 0], uniform)[0], (0.5 * logprobs - cloned).mean()
+    )
+    torch.testing.assert_close(
+        learner.actor_loss(batch, noise, noise[0, 0], uniform)[0], (0.5 * logprobs - q).mean()
+    )
+    variants = []
     for i in range(4):
-        phases.append(learner.phase())
+        variants.append(learner.variant(learner.updates))
         learner.update(batch._asdict(), global_step=i)
-    assert phases == [True, True, False, False]
+    assert variants == [True, True, False, False]
 
 
 def test_entropy_enters_the_backup_only_when_asked() -> None:
     batch = random_batch(done=0.0)
     noise, uniform = (t.float() for t in draws(2))
     means = [
-        build(CQL, backup_entropy=flag, gamma=1.0).critic_loss(batch, noise, uniform)[1]["target_q_mean"].item()
+        build(CQL, backup_entropy=flag, gamma=1.0)
+        .critic_loss(batch, noise, noise[0, 0], uniform)[1]["target_q_mean"]
+        .item()
         for flag in (True, False)
     ]
     _, logprobs = build(CQL).model.actor.sample_with_logprob(batch.next_obs, noise[0, 1])

@@ -50,7 +50,7 @@ def test_the_learner_filters_by_the_mean_of_both_critics(advantage_type: str, we
     advantages = mean_q(batch.actions) - baseline
     weights = (advantages > 0).float() if weight_type == "binary" else advantages.exp().clamp(max=20.0)
     logprobs = learner.model.actor.log_prob(batch.obs, batch.actions)
-    loss, terms = learner.actor_loss(learner.outputs(batch, noise))
+    loss, terms = learner.actor_loss(learner.outputs(batch, noise[0], noise[1:]))
     torch.testing.assert_close(terms["advantage_mean"], advantages.mean(), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(loss, -(weights * logprobs).mean())
 
@@ -60,7 +60,7 @@ def test_the_target_is_the_minimum_at_an_action_of_the_target_policy() -> None:
     noise = torch.randn(3, 16, ACTIONS)
     with torch.no_grad():  # tell the two policies apart
         learner.model.actor.net.head.bias.add_(1.0)
-    _, terms = learner.critic_loss(learner.outputs(batch, noise))
+    _, terms = learner.critic_loss(learner.outputs(batch, noise[0], noise[1:]))
 
     def target(policy: torch.nn.Module) -> Tensor:
         q = learner.model.target_critics(batch.next_obs, policy.sample(batch.next_obs, noise[0]))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, tensor
 
 from rl_training.algorithms import EDAC, critic_diversity_loss, edac_loss
+from rl_training.errors import ConfigError
 from rl_training.models import MLPREDQModel
 from rl_training.models.mlp import NetworkConfig
 from tests.helpers import ACTIONS, CONTINUOUS, OBS, build, double, member, random_batch, same_noise
@@ -85,7 +86,7 @@ def test_the_critics_gradient_is_that_of_double_backward(eta: float) -> None:
     """With eta 0 the reference is SAC-N: summed squared errors on the minimum of all targets."""
     learner, batch = exact(eta), double(random_batch())
     noise = next(same_noise(0, 2, *batch.actions.shape)).double()
-    loss, terms = learner.critic_loss(batch, noise)
+    loss, terms = learner.critic_loss(batch, *noise)
     expected, gradients = by_double_backward(learner, batch, noise[0], eta)
     torch.testing.assert_close(loss, expected, rtol=1e-7, atol=1e-7)
     parameters = dict(learner.model.critics.net.named_parameters())
@@ -106,7 +107,7 @@ def test_the_actor_climbs_the_minimum_of_all_critics() -> None:
     actions, logprobs = learner.model.actor.sample_with_logprob(batch.obs, noise[1])
     inputs = torch.cat([batch.obs, actions], -1)
     q = torch.stack([member(learner.model.critics.net, i)(inputs)[:, 0] for i in range(4)])
-    _, terms = learner.actor_loss(batch, noise)
+    _, terms = learner.actor_loss(batch, *noise)
     torch.testing.assert_close(terms["actor_loss"], (0.2 * logprobs - q.min(0).values).mean())
     torch.testing.assert_close(terms["q_policy_std"], q.std(0, correction=0).mean())
 
@@ -165,6 +166,21 @@ def test_a_single_critic_cannot_be_diverse() -> None:
     assert metrics["q_data_std"] == 0
     with pytest.raises(ValueError, match=r"^eta must be >= 0.0, got -1.0$"):
         EDAC(model=model, eta=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ({"layer_norm": True}, "^layer_norm must be false unless"),
+        ({"activation": "elu"}, "^activation must be 'relu'"),
+    ],
+    ids=["layer_norm", "activation"],
+)
+def test_diversity_is_refused_where_action_gradients_are_not_defined(network: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        build(EDAC, network=network)
+    assert "\n" not in str(caught.value)
+    build(EDAC, network=network, eta=0.0).update(random_batch()._asdict(), global_step=0)
 
 
 def test_the_authors_shapes_are_the_default() -> None:

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 import rl_training.algorithms as algorithms
 from rl_training.algorithms import Learner
-from rl_training.algorithms.base import Execution
-from rl_training.algorithms.optim import apply_lists
+from rl_training.algorithms.execution import Execution
+from rl_training.algorithms.optim import Adam, apply_lists
 from rl_training.data.transitions import TransitionBatch
 from tests.helpers import ACTIONS, CHOICES, OBS, all_learners, build, random_batch, snapshot
 
 LEARNERS = all_learners()
-UPDATES = 4  # goes through every phase of the small learners twice
+UPDATES = 4  # goes through every variant of the small learners twice
 SOFT = ("critic_loss", "actor_loss", "target_q_mean", "entropy_term")
 CLONING = (
     *("critic_loss", "actor_loss", "target_q_mean"),
@@ -74,12 +74,12 @@ def test_the_first_six_are_here() -> None:
 
 def test_an_update_moves_what_it_owns_and_nothing_else(learner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each optimiser that runs every tensor moves; targets go `tau` of the way; the rest stays."""
-    calls: list[tuple[set[str], dict[nn.Module, nn.Module], float]] = []
+    calls: list[tuple[set[str], dict[nn.Module, nn.Module], float | None]] = []
     minimize = learner.minimize
 
-    def spy(inputs: Any, objectives: Any, targets: Any = None, *, tau: float = 0.0) -> Any:
-        calls.append((set(objectives), dict(targets or {}), tau))
-        return minimize(inputs, objectives, targets, tau=tau)
+    def spy(inputs: Any, objectives: Any, *, tau: float | None = None) -> Any:
+        calls.append((set(objectives), {} if tau is None else learner.targets(), tau))
+        return minimize(inputs, objectives, tau=tau)
 
     monkeypatch.setattr(learner, "minimize", spy)
     moved_ever: set[int] = set()
@@ -121,7 +121,9 @@ def test_both_ways_to_step_agree(learner_class: type[Learner]) -> None:
 
 
 @pytest.mark.parametrize("stepped", [("critics",), ("critics", "actor")])
-def test_a_target_follows_whoever_steps_its_source(stepped: tuple[str, ...]) -> None:
+def test_a_target_follows_whoever_steps_its_source(
+    stepped: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One optimiser, none of this update, or several: the target goes all the way to what is there afterwards."""
     learner, batch = build(algorithms.TD3), batch_for(algorithms.TD3)
     model, noise = learner.model, torch.zeros_like(batch.actions)
@@ -131,10 +133,97 @@ def test_a_target_follows_whoever_steps_its_source(stepped: tuple[str, ...]) -> 
     targets = {model.target_critics: model.critics, model.target_actor: model.actor, copied: both}
     with torch.no_grad():
         model.target_actor.net.head.bias.add_(1.0)
-    learner.minimize((batch, noise), {name: losses[name] for name in stepped}, targets, tau=1.0)
+    monkeypatch.setattr(learner, "targets", lambda: targets)
+    learner.minimize((batch, noise), {name: losses[name] for name in stepped}, tau=1.0)
     for target, source in targets.items():
         for t, s in zip(target.parameters(), source.parameters()):
             assert torch.equal(t, s)
+
+
+def test_every_network_without_gradient_is_a_declared_target_and_starts_as_its_source(learner: Any) -> None:
+    targets = learner.targets()
+    held = {id(p) for module in targets for p in module.parameters()}
+    assert held == {id(p) for m in learner.modules().values() for p in m.parameters() if not p.requires_grad}
+    for target, source in targets.items():
+        for t, s in zip(target.parameters(), source.parameters(), strict=True):
+            assert torch.equal(t, s)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "silu"])
+def test_every_learner_takes_an_activation(learner_class: type[Learner], activation: str) -> None:
+    options = {"eta": 0.0} if learner_class.name == "edac" else {}
+    plain, other = (
+        build(learner_class, **options),
+        build(learner_class, network={"activation": activation}, **options),
+    )
+    ours, theirs = snapshot(plain), snapshot(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    obs = torch.randn(20, OBS)
+    if not learner_class.discrete:
+        assert not torch.equal(plain.model.policy.mode(obs), other.model.policy.mode(obs))
+    assert all(term.isfinite() for term in update(other, UPDATES).values())
+
+
+@pytest.mark.parametrize("learner_class", [c for c in LEARNERS if c.name != "bc"])  # BC has no critic
+def test_every_learner_takes_layer_norm(learner_class: type[Learner]) -> None:
+    """In the networks that value, never in an actor."""
+    options: dict[str, Any] = {"eta": 0.0} if learner_class.name == "edac" else {}
+    in_network = "layer_norm" in learner_class.Network.model_fields
+    section = {"network": {"layer_norm": True}} if in_network else {"layer_norm": True}
+    learner = build(learner_class, **section, **options)
+    places = {"model.critics", "model.target_critics", "model.value"}
+    if learner_class.discrete:
+        places = {"model.actor", "model.target"}
+    norms = {name.partition(".net.")[0] for name in learner.state_dict()["networks"] if ".norms." in name}
+    assert norms == places & {name.partition(".net.")[0] for name in learner.state_dict()["networks"]}
+    assert all(term.isfinite() for term in update(learner, UPDATES).values())
+
+
+def test_every_setting_says_what_it_means(learner_class: type[Learner]) -> None:
+    for section in (learner_class.Config, learner_class.Network):
+        for key, field in section.model_fields.items():
+            assert field.description, key
+            assert "\n" not in field.description, key
+
+
+def test_settings_of_adam_reach_the_step(learner: Any) -> None:
+    name, optimizer = next(iter(learner.optimizers.items()))
+    decayed = Adam(optimizer.parameters, 1e-3, betas=(0.8, 0.9), eps=1e-4, weight_decay=0.1)
+    same = learner.adam(learner.model.actor, learning_rate=1e-3, betas=(0.8, 0.9), eps=1e-4, weight_decay=0.1)
+    assert decayed.settings == same.settings == ((0.8, 0.9), 1e-4, 0.1)
+    learner.optimizers[name] = decayed
+    assert all(term.isfinite() for term in update(learner, UPDATES).values())
+
+
+def test_whatever_changes_the_networks_raises_their_version(learner: Any) -> None:
+    versions = [learner.version]
+    for change in (
+        lambda: update(learner),
+        lambda: learner.load_state_dict(copy.deepcopy(learner.state_dict())),
+        lambda: learner.load_networks(snapshot(learner)),
+    ):
+        change()
+        versions.append(learner.version)
+    assert versions == sorted(set(versions))
+
+
+def test_an_exception_inside_a_step_leaves_the_learner_torn(learner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = copy.deepcopy(learner.state_dict())
+    update(learner)
+    assert not learner.torn
+
+    def fails(*arguments: Any) -> Any:
+        raise MemoryError
+
+    for owner, part, torn in ((learner, "_gradients", False), (learner.execution, "apply", True)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, part, fails)
+            with pytest.raises(MemoryError):
+                update(learner)
+        assert learner.torn == torn, part
+    learner.load_state_dict(whole)
+    assert not learner.torn
 
 
 def test_terms_are_finite_scalars_with_the_promised_names(learner: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -109,6 +110,25 @@ def test_a_single_network_is_an_ensemble_of_one_without_its_axis() -> None:
     torch.testing.assert_close(net(x), sequential(net)(x))
 
 
+@pytest.mark.parametrize("activation", get_args(mlp.Activation))
+def test_every_activation_is_torch_s(activation: mlp.Activation) -> None:
+    net, x = EnsembleMLP(2, 5, (8, 6), 3, layer_norm=True, activation=activation).double(), torch.randn(7, 5)
+    for i in range(2):
+        torch.testing.assert_close(net(x.double())[i], member(net, i)(x.double()))
+
+
+def test_the_epsilon_of_layer_norm_is_a_setting() -> None:
+    assert mlp.NetworkConfig().layer_norm_epsilon == 1e-6
+    x = 1e-3 * torch.randn(7, 5, dtype=torch.float64)
+    outputs = []
+    for epsilon in (1e-6, 1e-2):
+        torch.manual_seed(0)
+        net = MLP(5, (8,), 3, layer_norm=True, layer_norm_epsilon=epsilon).double()
+        torch.testing.assert_close(net(x), sequential(net)(x))
+        outputs.append(net(x))
+    assert not torch.allclose(*outputs)
+
+
 @pytest.mark.parametrize("hidden", [(8,), (8, 6), (8, 6, 4)])
 def test_slopes_are_autograd_s_and_so_are_their_gradients(hidden: tuple[int, ...]) -> None:
     net = EnsembleMLP(3, 5, hidden, 1).double()
@@ -129,7 +149,8 @@ def test_slopes_are_autograd_s_and_so_are_their_gradients(hidden: tuple[int, ...
 
 
 def test_slopes_of_networks_that_have_none_are_refused() -> None:
-    for net in (EnsembleMLP(2, 5, (8,), 1, layer_norm=True), EnsembleMLP(2, 5, (8,), 3)):
+    plain = EnsembleMLP(2, 5, (8,), 1, activation="elu")
+    for net in (EnsembleMLP(2, 5, (8,), 1, layer_norm=True), EnsembleMLP(2, 5, (8,), 3), plain):
         with pytest.raises(ValueError, match="plain ReLU critics"):
             net.with_slopes(torch.zeros(4, 5), 2)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from rl_training.algorithms import RLPD
 from rl_training.data.sources import MixedSource
+from rl_training.data.transitions import TransitionBatch
 from rl_training.experiment.checkpointing import read_checkpoint
-from tests.runs import ShortRun, logged, replay_rows, short_run, tiny, train
+from tests.runs import ShortRun, interrupted, logged, replay_rows, resume, short_run, tiny, train
 
 METRICS = {"critic_loss", "actor_loss", "target_q_mean", "entropy_term"}
 
@@ -70,6 +73,32 @@ def test_the_actor_moves_once_per_environment_step(
     result = train(tiny(algo, tmp_path, kwargs=kwargs, total_timesteps=30, eval_episodes=0))
     steps = read_checkpoint(result.checkpoint_path).tensors["optimizers"]
     assert (steps["critics.step"].item(), steps["actor.step"].item()) == (44, actor_steps)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_any_pretraining_leaves_the_actor_on_the_last_minibatch_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    moves: list[bool] = []
+    step = RLPD.gradient_step
+
+    def watched(self: RLPD, batch: TransitionBatch, variant: object) -> Any:
+        moves.append(bool(variant))
+        return step(self, batch, variant)
+
+    monkeypatch.setattr(RLPD, "gradient_step", watched)
+    kwargs = {"gradient_updates_per_step": 4, "policy_delay": None, "offline_pretrain_updates": 6}
+    config = tiny("rlpd", tmp_path, kwargs=kwargs, total_timesteps=30, eval_episodes=0, checkpoint_interval=10)
+    if resumed:
+        run = interrupted(config, 6 + 20)
+        moves.clear()
+        resume(run)
+    else:
+        train(config)
+        assert moves[:6] == [False, False, False, True, False, False]
+        del moves[:6]
+    assert moves
+    assert moves == [False, False, False, True] * (len(moves) // 4)
 
 
 def test_new_experience_has_the_rewards_of_the_prior_data(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_the_target_is_the_minimum_of_a_random_subset() -> None:
     batch = random_batch(done=0.0)._replace(rewards=torch.zeros(16))
     noise = torch.zeros(2, *batch.actions.shape)
     minima = [
-        float(learner.critic_loss(batch, noise, learner.target_subset())[1]["target_q_mean"]) for _ in range(100)
+        float(learner.critic_loss(batch, *noise, learner.target_subset())[1]["target_q_mean"]) for _ in range(100)
     ]
     counts = [minima.count(value) for value in (0.0, 1.0, 2.0)]  # of six pairs three, two and one
     assert sum(counts) == 100
@@ -58,17 +58,17 @@ def test_an_ensemble_s_actor_climbs_the_mean_and_its_loss_is_a_mean() -> None:
     constant_outputs(learner.model.critics.net, [0.0, 1.0, 2.0, 7.0])
     noise = torch.randn(2, *batch.actions.shape)
     _, logprobs = learner.model.actor.sample_with_logprob(batch.obs, noise[1])
-    _, terms = learner.actor_loss(batch, noise, None)
+    _, terms = learner.actor_loss(batch, *noise, None)
     torch.testing.assert_close(terms["actor_loss"], (0.5 * logprobs - 2.5).mean())
     done = batch._replace(dones=torch.ones(16), rewards=torch.ones(16))
-    _, terms = learner.critic_loss(done, noise, None)
+    _, terms = learner.critic_loss(done, *noise, None)
     assert terms["critic_loss"].item() == pytest.approx((1 + 0 + 1 + 36) / 4)
 
 
 def test_entropy_leaves_the_target_when_asked() -> None:
     batch, noise = random_batch(done=0.0), torch.randn(2, 16, ACTIONS)
     means = [
-        float(build(RLPD, backup_entropy=flag, gamma=1.0).critic_loss(batch, noise, None)[1]["target_q_mean"])
+        float(build(RLPD, backup_entropy=flag, gamma=1.0).critic_loss(batch, *noise, None)[1]["target_q_mean"])
         for flag in (True, False)
     ]
     _, logprobs = build(RLPD).model.actor.sample_with_logprob(batch.next_obs, noise[0])
@@ -114,6 +114,12 @@ def test_the_actor_moves_once_per_policy_delay() -> None:
         learner.update(random_batch(seed=i)._asdict(), global_step=i)
         moved.append(any(not torch.equal(a, b) for a, b in zip(before, learner.model.actor.parameters())))
     assert moved == [False, False, True] * 2
+
+
+def test_a_rhythm_can_begin_at_any_update() -> None:
+    learner = build(RLPD, policy_delay=3)
+    learner.rhythm_start = 4
+    assert [learner.variant(update) for update in range(4, 10)] == [False, False, True] * 2
 
 
 def test_mistakes_are_named() -> None:

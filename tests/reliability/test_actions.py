@@ -15,7 +15,7 @@ from rl_training.environments.making import read_spaces
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.models.mlp import NetworkConfig
+from rl_training.models.mlp import NetworkShape
 from rl_training.runtime.workflows import LoadedPolicy
 from rl_training.spaces import SpaceSpec
 from tests.runs import TINY, owned
@@ -33,7 +33,7 @@ def policy_for(algo: str, spaces: SpaceSpec) -> LoadedPolicy:
     sections = get_algorithm_spec(algo).sections
     resolved = sections.resolve(owned(algo, TINY))
     model = sections.learner.build_model(
-        spaces, resolved[NetworkConfig], resolved[LearnerConfig], normalize_observations=False
+        spaces, resolved[NetworkShape], resolved[LearnerConfig], normalize_observations=False
     )
     config = TrainConfig(algo=algo, env_id=None, total_timesteps=1)
     return LoadedPolicy(model.policy.requires_grad_(False).eval(), spaces, config)

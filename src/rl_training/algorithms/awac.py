@@ -12,21 +12,21 @@ Axes: critics `[2, B]`, weights `[B]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import TargetConfig, Terms
-from rl_training.algorithms.cloning import Outputs, WeightedCloner, cloning_loss
-from rl_training.algorithms.losses import clipped_exponential, cloning_terms
+from rl_training.algorithms.base import Learner, TargetConfig, Terms
+from rl_training.algorithms.losses import clipped_exponential, cloning_terms, critic_terms, td_target
 from rl_training.data.transitions import TransitionBatch
-from rl_training.models.policies import squashed_action, squashed_log_prob
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, squashed_action, squashed_log_prob
 from rl_training.settings import PositiveFloat
 
 
 class AWACConfig(TargetConfig):
-    """`awac_lambda` divides the advantage; `max_advantage_weight` caps the weights of `exp` only."""
+    """How advantages become the weights of the clone."""
 
     awac_lambda: PositiveFloat = 1.0
     """divisor of the advantage in the cloning weights"""
@@ -45,32 +45,70 @@ def advantage_weights(advantages: Tensor, config: AWACConfig) -> Tensor:
 
 
 def awac_loss(batch: Mapping[str, Any]) -> Terms:
-    """Every term from precomputed tensors, see `cloning_loss`."""
-    return cloning_loss(batch)
+    """Every term from precomputed tensors: `q1_values q2_values target_q_values behavior_logprobs advantages
+    advantage_weights`."""
+    q = torch.stack([batch["q1_values"], batch["q2_values"]])
+    return critic_terms(q, batch["target_q_values"]) | cloning_terms(
+        batch["behavior_logprobs"], batch["advantages"], batch["advantage_weights"]
+    )
 
 
-class AWAC(WeightedCloner):
+class Outputs(NamedTuple):
+    """What the networks say of one batch; `q` and `logprobs` carry gradients."""
+
+    q: Tensor  # Q(s, a) of the data's actions, [2, B]
+    logprobs: Tensor  # log pi(a|s) of the data's actions, [B]
+    policy_q: Tensor  # min Q(s, a~), [B]
+    target: Tensor  # what the critics regress on, [B]
+
+
+class AWAC(Learner):
     """Advantage-weighted actor-critic on an `MLPSACModel`."""
 
     name = "awac"
     Config = AWACConfig
+    Model = MLPSACModel
 
-    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
-        noise = self.normal(2, *batch.actions.shape)  # for a' and for a~
-        return self.minimize(
-            (self.outputs(batch, noise),),
-            {"critics": self.critic_loss, "actor": self.actor_loss},
-            {self.model.target_critics: self.model.critics},
-            tau=self.config.tau,
-        )
+    def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **hyperparameters)
+        self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
 
-    def policy(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
+    @classmethod
+    def model_options(cls, config: Any) -> dict[str, Any]:
+        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
+
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
+        next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a~
+        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
+        return self.minimize((self.outputs(batch, next_noise, noise),), objectives, tau=self.config.tau)
+
+    def outputs(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Outputs:
+        """Every network once, side by side: the losses are arithmetic on what they return."""
+        functions = self.q_values, self.policy, self.target
+        q, (logprobs, policy_q), target = self.compute((batch, next_noise, noise), *functions)
+        return Outputs(q, logprobs, policy_q, target)
+
+    def q_values(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Tensor:
+        q: Tensor = self.model.critics(batch.obs, batch.actions)
+        return q
+
+    def policy(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """log pi(a|s) of the data's actions and min Q(s, a~), each `[B]`."""
         mean, log_std = self.model.actor(batch.obs)
         with torch.no_grad():
-            actions = squashed_action(mean, log_std, noise[1])
+            actions = squashed_action(mean, log_std, noise)
             q = self.model.critics(batch.obs, actions).amin(0)
         return squashed_log_prob(mean, log_std, batch.actions), q
+
+    @torch.no_grad()
+    def target(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Tensor:
+        next_actions = self.model.actor.sample(batch.next_obs, next_noise)
+        value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
+        return td_target(batch.rewards, batch.dones, value, self.config.gamma)
+
+    def critic_loss(self, outputs: Outputs) -> tuple[Tensor, Terms]:
+        terms = critic_terms(outputs.q, outputs.target)
+        return terms["critic_loss"], terms
 
     def actor_loss(self, outputs: Outputs) -> tuple[Tensor, Terms]:
         advantages = outputs.q.detach().amin(0) - outputs.policy_q

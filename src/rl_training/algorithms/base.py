@@ -12,21 +12,21 @@ the same function runs eagerly, compiled, captured, or in a test with known nois
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.optim import Adam, Follow, Group, apply_fused, apply_lists, follow
+from rl_training.algorithms.execution import Execution
+from rl_training.algorithms.optim import Adam, Follow, follow
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model as ModelBase
-from rl_training.models.mlp import NetworkConfig
+from rl_training.models.mlp import NetworkConfig, NetworkShape
 from rl_training.models.policies import Policy
 from rl_training.settings import Fraction, PositiveFloat, Settings
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 Terms = dict[str, Tensor]
 Loss = Callable[..., tuple[Tensor, Terms]]
-Result = TypeVar("Result")
 
 
 class LearnerConfig(Settings):
@@ -48,10 +47,10 @@ class LearnerConfig(Settings):
 
 
 class TargetConfig(LearnerConfig):
-    """`tau`: the share of the way the target networks go at each of their moves."""
+    """Those of a learner with target networks."""
 
     tau: Annotated[float, Field(gt=0, le=1)] = 0.005
-    """share of the way the target networks go at each of their moves"""
+    """share of the way the target networks go at each of their moves (Polyak averaging)"""
 
 
 @dataclass(frozen=True)
@@ -60,41 +59,6 @@ class UpdateResult:
 
     metrics: Terms
     num_gradient_steps: int = 1
-
-
-@dataclass
-class Execution:
-    """How `minimize` runs its parts; the mathematics does not know.
-
-    `transform` may compile a function; `apply` steps an optimiser and moves what follows it; with `branches`, what
-    does not depend on each other runs on streams of its own, which a CUDA graph turns into parallel branches.
-    """
-
-    transform: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
-    apply: Callable[[Group, list[Follow]], None] = apply_fused
-    branches: tuple[torch.cuda.Stream, ...] = ()
-    _transformed: dict[Any, Callable[..., Any]] = field(default_factory=dict)
-
-    def parallel(self, jobs: Sequence[Callable[[], Result]]) -> list[Result]:
-        """Results of jobs that do not depend on each other: the first runs here, the others on branches."""
-        contexts: list[AbstractContextManager[Any]] = [nullcontext() for _ in jobs]
-        branches = self.branches[: max(0, len(jobs) - 1)]
-        for i, branch in enumerate(branches, start=1):
-            branch.wait_stream(torch.cuda.current_stream(branch.device))
-            contexts[i] = torch.cuda.stream(branch)
-        results = []
-        for context, job in zip(contexts, jobs):
-            with context:
-                results.append(job())
-        for branch in branches:
-            torch.cuda.current_stream(branch.device).wait_stream(branch)
-        return results
-
-    def prepared(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The transformed function, made once (bound methods compare equal, so they are good keys)."""
-        if function not in self._transformed:
-            self._transformed[function] = self.transform(function)
-        return self._transformed[function]
 
 
 class Learner:
@@ -106,55 +70,68 @@ class Learner:
     name: ClassVar[str]
     Config: ClassVar[type[LearnerConfig]] = LearnerConfig
     Model: ClassVar[Callable[..., ModelBase]]
-    Network: ClassVar[type[NetworkConfig]] = NetworkConfig
+    Network: ClassVar[type[NetworkShape]] = NetworkConfig
     discrete: ClassVar[bool] = False
-    # Whether batches must hold the data's own next actions (offline only).
-    needs_next_actions: ClassVar[bool] = False
+    # Hyperparameters the model has already decided: unset they are the model's, another value is refused.
+    of_model: ClassVar[tuple[str, ...]] = ()
     # Names of the optimisers a learning-rate schedule turns; None means all.
     scheduled: ClassVar[tuple[str, ...] | None] = None
     # Whether `explore` depends on how far the run has come.
     explores_by_progress: ClassVar[bool] = False
+    # Whether minibatches must hold the data's own next action (`TransitionBatch.next_actions`).
+    needs_next_actions: ClassVar[bool] = False
 
     def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
-        self.config: Any = self.Config.parse(hyperparameters)
+        decided = {name: getattr(model, name) for name in self.of_model}
+        self.config: Any = self.Config.parse(decided | hyperparameters)
+        for name, value in decided.items():
+            if (given := getattr(self.config, name)) != value:
+                raise ConfigError(f"{name} must equal the model's {value}, got {given}")
         self.model = model
         self.device: torch.device = model.device
         self.optimizers: dict[str, Adam] = {}
         self.updates = 0
+        # The update from which periods are counted (see `ends_period`); not part of the state.
+        self.rhythm_start = 0
+        # Raised whenever the networks have changed, so that whoever keeps a copy knows that it is old.
         self.version = 0
+        # True after an exception inside a step, which leaves some parameters stepped and others not.
         self.torn = False
         self.generator = torch.Generator(self.device)
         self.seed(int(torch.randint(2**31, ())))
-        self.execution = Execution(apply=apply_lists if self.device.type == "cuda" else apply_fused)
-        # The slope of a loss in itself, made once: autograd would fill a new one at every loss of every update.
-        self._one = torch.ones((), device=self.device)
+        self.execution = Execution.on(self.device)
+        self._one = torch.ones((), device=self.device)  # `grad_outputs` of `autograd.grad`, allocated once
         self._terms: Terms = {}
-        self._found: dict[nn.Module, list[Tensor]] = {}
-        self._owners: dict[nn.Module, str | None] = {}
+        self._follows: dict[tuple[Hashable, ...], dict[str | None, list[Follow]]] = {}
 
     # What a subclass provides.
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        """What of the hyperparameters decides the model's shape, as arguments of `Model`."""
+        """The hyperparameters that shape the model, as arguments of `Model`."""
         return {}
 
     @classmethod
     def configure(cls, config: Any, updates_per_step: int) -> Any:
-        """Hyperparameters that follow from the trainer's rhythm where the user left them open."""
+        """Fill in what the user left open and the number of updates per environment step decides."""
         return config
 
-    def gradient_step(self, batch: TransitionBatch, phase: Hashable) -> Terms:
+    def gradient_step(self, batch: TransitionBatch, variant: Hashable) -> Terms:
         """One update on normalised observations; obeys the capture contract (no host reads)."""
         raise NotImplementedError
 
-    def phase(self) -> Hashable:
-        """Which variant of `gradient_step` is next: chosen in Python from the counter, one graph each."""
+    def variant(self, update: int) -> Hashable:
+        """Which variant of `gradient_step` an update (counted from 0) is; each has a CUDA graph of its own."""
         return None
 
-    def ends_period(self, period: int) -> bool:
-        """Whether the update to come is the last of every `period` updates."""
-        return (self.updates + 1) % period == 0
+    def ends_period(self, update: int, period: int) -> bool:
+        """Whether `update` is the last of every `period` updates, counted from `rhythm_start`."""
+        return (update + 1 - self.rhythm_start) % period == 0
+
+    def targets(self) -> dict[nn.Module, nn.Module]:
+        """Each target network and the network it follows; a model declares its own."""
+        declared: dict[nn.Module, nn.Module] = self.model.targets()
+        return declared
 
     def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
         """Actions `[n, A]` for collecting experience with `policy`, at `progress` in [0, 1] of the run."""
@@ -165,16 +142,14 @@ class Learner:
 
     @classmethod
     def build_model(
-        cls, spaces: SpaceSpec, network: NetworkConfig, config: Any, *, normalize_observations: bool = False
+        cls, spaces: SpaceSpec, network: NetworkShape, config: Any, *, normalize_observations: bool = False
     ) -> ModelBase:
-        """The model this learner trains, from the configuration's sections."""
+        """The model this learner trains; every key of its `Network` section is an argument of the model."""
         return cls.Model(
             spaces.obs_dim,
             spaces.num_actions or spaces.action_dim,
-            network.hidden_sizes,
-            critic_hidden_sizes=network.critic_hidden_sizes,
             normalize_observations=normalize_observations,
-            **cls.model_options(config),
+            **dict(network) | cls.model_options(config),
         )
 
     def modules(self) -> dict[str, nn.Module]:
@@ -182,7 +157,7 @@ class Learner:
         return {"model": self.model}
 
     def expect_terms(self, **values: float | Tensor) -> None:
-        """Terms that not every update produces, and what they read until one does."""
+        """Name terms that not every update produces, with their values until one does."""
         self._terms.update({name: torch.as_tensor(value, device=self.device) for name, value in values.items()})
 
     def normal(self, *shape: int) -> Tensor:
@@ -193,21 +168,25 @@ class Learner:
         """Seed the generator that updates and sampling draw from."""
         self.generator.manual_seed(seed)
 
-    def adam(self, *modules: nn.Module, learning_rate: float | None = None) -> Adam:
-        """An optimiser that owns the parameters of `modules`."""
+    def adam(self, *modules: nn.Module, learning_rate: float | None = None, **settings: Any) -> Adam:
+        """An optimiser that owns the parameters of `modules`; `settings` (betas, …) as in `Adam`."""
         parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
-        return Adam(parameters, self.config.learning_rate if learning_rate is None else learning_rate)
+        rate = self.config.learning_rate if learning_rate is None else learning_rate
+        return Adam(parameters, rate, **settings)
 
     def update(self, batch: Mapping[str, Any], *, global_step: int) -> UpdateResult:
         """One update on a batch given by the caller (see `TransitionBatch` for the columns)."""
         if global_step < 0:
             raise ConfigError(f"global_step must be >= 0, got {global_step}")
-        self.step(TransitionBatch.from_mapping(batch))
+        columns = TransitionBatch.from_mapping(batch)
+        if self.needs_next_actions and columns.next_actions is None:
+            raise ConfigError(f"batch: {self.name} needs the column 'next_actions', the data's next action [B, A]")
+        self.step(columns)
         return UpdateResult(dict(self._terms))
 
     def step(self, batch: TransitionBatch) -> None:
         """One update and its bookkeeping."""
-        self.finish_steps(self.gradient_step(self.normalized(batch), self.phase()), 1)
+        self.finish_steps(self.gradient_step(self.normalized(batch), self.variant(self.updates)), 1)
 
     def finish_steps(self, terms: Terms, count: int) -> None:
         """Count the updates; terms of a part that did not run keep their last value."""
@@ -221,26 +200,22 @@ class Learner:
         return self._terms
 
     def normalized(self, batch: TransitionBatch) -> TransitionBatch:
+        """The batch as the networks see it."""
         normalizer = self.model.normalizer
         if not normalizer.enabled:
             return batch
         return batch._replace(obs=normalizer(batch.obs), next_obs=normalizer(batch.next_obs))
 
-    def evaluate(self, inputs: tuple[Any, ...], *functions: Callable[..., Any]) -> list[Any]:
-        """What several losses share, each a function of `inputs`, computed side by side."""
+    def compute(self, inputs: tuple[Any, ...], *functions: Callable[..., Any]) -> list[Any]:
+        """The results of `functions` of `inputs`, side by side: what several losses share."""
         return self.execution.parallel(
             [partial(self.execution.prepared(function), *inputs) for function in functions]
         )
 
     def minimize(
-        self,
-        inputs: tuple[Any, ...],
-        objectives: Mapping[str, Loss],
-        targets: Mapping[nn.Module, nn.Module] | None = None,
-        *,
-        tau: float = 0.0,
+        self, inputs: tuple[Any, ...], objectives: Mapping[str, Loss], *, tau: float | None = None
     ) -> Terms:
-        """Minimise each loss over the parameters its optimiser owns; then let `targets` follow by `tau`.
+        """Minimise each loss over the parameters its optimiser owns; then, given `tau`, move the targets by it.
 
         Gradients are taken for owned parameters only. `objectives` maps an optimiser's name to its loss, a
         function of `inputs`.
@@ -248,35 +223,35 @@ class Learner:
         gradients = self.execution.parallel(
             [partial(self._gradients, name, loss, inputs) for name, loss in objectives.items()]
         )
-        follows: dict[str | None, list[Follow]] = {name: [] for name in (*objectives, None)}
-        for target, source in (targets or {}).items():
-            owner = self._owner(source)
-            follows[owner if owner in objectives else None].append(
-                (self._parameters(target), self._parameters(source), tau)
-            )
+        follows = self._follows_of(tuple(objectives), tau)
+        steps = [
+            partial(self.execution.apply, self.optimizers[name].group(found), follows[name])
+            for name, (found, _) in zip(objectives, gradients)
+        ]
+        self.torn = True
         with torch.no_grad():
-            self.execution.parallel(
-                [
-                    partial(self.execution.apply, self.optimizers[name].group(found), follows[name])
-                    for name, (found, _) in zip(objectives, gradients)
-                ]
-            )
+            self.execution.parallel(steps)
             follow(follows[None])
+        self.torn = False
         return {key: term.detach() for _, terms in gradients for key, term in terms.items()}
 
-    def _parameters(self, module: nn.Module) -> list[Tensor]:
-        """A module's parameters, found once: walking its tree at every update would be felt."""
-        if module not in self._found:
-            self._found[module] = list(module.parameters())
-        return self._found[module]
+    def _follows_of(self, stepped: tuple[str, ...], tau: float | None) -> dict[str | None, list[Follow]]:
+        """The targets that move right after each optimiser of `stepped`; the others, under None, move last.
 
-    def _owner(self, module: nn.Module) -> str | None:
-        """The one optimiser that steps `module`, found once; None where there is none or more than one."""
-        if module not in self._owners:
-            parts = {id(p) for p in self._parameters(module)}
-            names = [n for n, o in self.optimizers.items() if any(id(p) in parts for p in o.parameters)]
-            self._owners[module] = names[0] if len(names) == 1 else None
-        return self._owners[module]
+        Found once: walking the networks at every update would be felt.
+        """
+        if (known := self._follows.get((stepped, tau))) is not None:
+            return known
+        found: dict[str | None, list[Follow]] = {name: [] for name in (*stepped, None)}
+        if tau is not None:
+            for target, source in self.targets().items():
+                sources: list[Tensor] = list(source.parameters())
+                parts = {id(p) for p in sources}
+                owners = [n for n, o in self.optimizers.items() if any(id(p) in parts for p in o.parameters)]
+                owner = owners[0] if len(owners) == 1 and owners[0] in stepped else None
+                found[owner].append((list(target.parameters()), sources, tau))
+        self._follows[stepped, tau] = found
+        return found
 
     def _gradients(self, name: str, loss: Loss, inputs: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Terms]:
         value, terms = self.execution.prepared(loss)(*inputs)
@@ -292,7 +267,7 @@ class Learner:
             optimizer.learning_rate.fill_(rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """Three drawers: `networks` and `optimizers` (flat name -> tensor), `counters` (plain values)."""
+        """Three parts: `networks` and `optimizers` (flat name -> tensor), `counters` (plain values)."""
         networks = {
             f"{name}.{key}": tensor
             for name, module in self.modules().items()
@@ -307,19 +282,18 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore in place what `state_dict` returned."""
-        for name, module in self.modules().items():
-            module.load_state_dict(_below(state["networks"], name))
+        self.load_networks(state["networks"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(_below(state["optimizers"], name))
         self.updates = int(state["counters"]["updates"])
+        self.torn = False
+
+    def load_networks(self, networks: Mapping[str, Tensor]) -> None:
+        """Restore the `networks` part alone, in place."""
+        for name, module in self.modules().items():
+            module.load_state_dict(_below(networks, name))
         self.version += 1
 
 
 def _below(flat: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key[len(prefix) + 1 :]: value for key, value in flat.items() if key.startswith(f"{prefix}.")}
-
-
-def check_num_critics(config: Any, model: Any) -> None:
-    """A learner told of another number of critics than its model has is a mistake."""
-    if config.num_critics != model.num_critics:
-        raise ConfigError(f"num_critics must equal the model's {model.num_critics}, got {config.num_critics}")

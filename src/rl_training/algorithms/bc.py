@@ -19,13 +19,12 @@ from torch import Tensor
 from rl_training.algorithms.base import Learner, LearnerConfig, Terms
 from rl_training.algorithms.losses import action_error
 from rl_training.data.transitions import TransitionBatch
-from rl_training.errors import ConfigError
 from rl_training.models.mlp_bc import MLPBCModel
 from rl_training.models.policies import Policy
 
 
 class BCConfig(LearnerConfig):
-    """`stochastic`: clone by log-likelihood instead of squared error."""
+    """Deterministic unless asked otherwise."""
 
     stochastic: bool = False
     """clone by log-likelihood instead of squared error"""
@@ -54,11 +53,10 @@ class BC(Learner):
     name = "bc"
     Config = BCConfig
     Model = MLPBCModel
+    of_model = ("stochastic",)
 
     def __init__(self, *, model: MLPBCModel, **hyperparameters: Any) -> None:
-        super().__init__(model=model, **{"stochastic": model.stochastic} | hyperparameters)
-        if self.config.stochastic != model.stochastic:
-            raise ConfigError(f"stochastic must equal the model's {model.stochastic}, got {self.config.stochastic}")
+        super().__init__(model=model, **hyperparameters)
         self.optimizers = {"actor": self.adam(model.actor)}
 
     @classmethod
@@ -68,7 +66,7 @@ class BC(Learner):
     def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
         return super().explore(policy, obs, rng, progress) if policy.stochastic else policy.mode(obs)
 
-    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         return self.minimize((batch,), {"actor": self.actor_loss})
 
     def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, Terms]:

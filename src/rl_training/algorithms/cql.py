@@ -21,34 +21,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Learner, Terms
-from rl_training.algorithms.losses import (
-    conservative_gap,
-    soft_actor_terms,
-    soft_value,
-    squared_error,
-    td_target,
-)
-from rl_training.algorithms.temperature import SoftConfig, Temperature
+from rl_training.algorithms.base import Terms
+from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_error, td_target
+from rl_training.algorithms.soft import SoftActorCritic, SoftConfig
 from rl_training.data.transitions import TransitionBatch
-from rl_training.models.mlp import NetworkConfig
+from rl_training.models.mlp import ThreeLayerConfig
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, squashed_log_prob, squashed_sample
-from rl_training.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Sizes
+from rl_training.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 MULTIPLIER_LIMIT = 1e6
 
 
-class CQLNetwork(NetworkConfig):
-    """The authors' three hidden layers."""
-
-    hidden_sizes: Sizes = (256, 256, 256)
-
-
 class CQLConfig(SoftConfig):
-    """`lagrange_threshold` unset keeps the penalty's weight at `cql_alpha`."""
+    """The authors' settings, but for alpha and `bc_steps`."""
 
     backup_entropy: bool = False
+    """entropy in the critics' target"""
     actor_learning_rate: PositiveFloat = 1e-4
     """of the actor, where it differs"""
     cql_alpha: NonNegativeFloat = 5.0
@@ -70,6 +59,15 @@ class Multiplier(nn.Module):
 
     def forward(self) -> Tensor:
         return self.log_value.exp().clamp(0.0, MULTIPLIER_LIMIT)
+
+
+def conservative_gap(q_sampled: Tensor, log_densities: Tensor, q_data: Tensor) -> Tensor:
+    """CQL(H)'s E_s[log sum_k exp(Q(s, a_k) - log p(a_k))] - E[Q(s, a)], per critic.
+
+    `q_sampled [N, K, B]` at K sampled actions, `log_densities [K, B]` of what drew them, `q_data [N, B]` -> `[N]`.
+    The constant log K is not subtracted, as in the authors' code.
+    """
+    return ((q_sampled - log_densities).logsumexp(1) - q_data).mean(-1)
 
 
 def critic_terms(
@@ -118,17 +116,16 @@ def cql_loss(batch: Mapping[str, Any]) -> Terms:
     ) | soft_actor_terms(sampled_q.amin(0), batch["sampled_logprobs"], batch["alpha"])
 
 
-class CQL(Learner):
+class CQL(SoftActorCritic):
     """Conservative Q-learning on an `MLPSACModel`."""
 
     name = "cql"
     Config = CQLConfig
     Model = MLPSACModel
-    Network = CQLNetwork
+    Network = ThreeLayerConfig
 
     def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
-        self.temperature = Temperature(self.config, target_entropy=-float(model.action_dim)).to(self.device)
         self.multiplier: Multiplier | None = None
         critics: list[nn.Module] = [model.critics]
         if self.config.lagrange_threshold is not None:
@@ -144,35 +141,34 @@ class CQL(Learner):
         return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
 
     def modules(self) -> dict[str, nn.Module]:
-        shared: dict[str, nn.Module] = {"model": self.model, "temperature": self.temperature}
+        shared = super().modules()
         return shared if self.multiplier is None else shared | {"multiplier": self.multiplier}
 
-    def phase(self) -> bool:
+    def variant(self, update: int) -> bool:
         """Whether the actor still clones the data."""
-        return bool(self.updates < self.config.bc_steps)
+        return bool(update < self.config.bc_steps)
 
-    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         n, shape = self.config.n_actions, batch.actions.shape
-        # Row 0 is for a (actor) and a' (backup), the others for the penalty at s and s'.
-        noise = self.normal(1 + n, 2, *shape)
+        # At s and s': the first row for a (actor) and a' (backup), the others for the penalty's actions.
+        noises = self.normal(1 + n, 2, *shape)
         uniform = 2.0 * torch.rand(n, *shape, device=self.device, generator=self.generator) - 1.0
-        return self.minimize(
-            (batch, noise, uniform),
-            {"critics": self.critic_loss, "actor": self.cloning_loss if phase else self.actor_loss},
-            {self.model.target_critics: self.model.critics},
-            tau=self.config.tau,
-        )
+        objectives = {"critics": self.critic_loss, "actor": self.cloning_loss if variant else self.actor_loss}
+        return self.minimize((batch, noises, noises[0, 0], uniform), objectives, tau=self.config.tau)
 
-    def critic_loss(self, batch: TransitionBatch, noise: Tensor, uniform: Tensor) -> tuple[Tensor, Terms]:
+    def critic_loss(
+        self, batch: TransitionBatch, noises: Tensor, noise: Tensor, uniform: Tensor
+    ) -> tuple[Tensor, Terms]:
         rows = len(batch.rewards)
         with torch.no_grad():
-            states = torch.cat([batch.obs, batch.next_obs])  # the policy is evaluated once for all draws
-            draws, logprobs = self.model.actor.sample_with_logprob(states, noise.flatten(1, 2))  # [1 + n, 2 B]
-            value = self.model.target_critics(batch.next_obs, draws[0, rows:]).amin(0)  # [B]
+            states = torch.cat([batch.obs, batch.next_obs])  # the policy sees each state once for all draws
+            actions, logprobs = self.model.actor.sample_with_logprob(states, noises.flatten(1, 2))  # [1 + n, 2 B]
+            next_actions, next_logprobs = actions[0, rows:], logprobs[0, rows:]
+            value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
             if self.config.backup_entropy:
-                value = soft_value(value, logprobs[0, rows:], self.temperature.alpha())
+                value = soft_value(value, next_logprobs, self.temperature.alpha())
             target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
-            policy_actions = draws[1:].reshape(-1, *batch.actions.shape)  # [2 n, B, A]
+            policy_actions = actions[1:].reshape(-1, *batch.actions.shape)  # [2 n, B, A]
             uniform_density = logprobs.new_full(uniform.shape[:2], -batch.actions.shape[-1] * math.log(2.0))
             densities = torch.cat([logprobs[1:].reshape(-1, rows), uniform_density])  # [K, B]
             candidates = torch.cat([batch.actions[None], policy_actions, uniform])  # [1 + K, B, A]
@@ -184,14 +180,18 @@ class CQL(Learner):
         loss = terms["critic_loss"]
         return (loss if multiplier is None else loss + terms["multiplier_loss"]), terms
 
-    def actor_loss(self, batch: TransitionBatch, noise: Tensor, uniform: Tensor) -> tuple[Tensor, Terms]:
-        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise[0, 0])
+    def actor_loss(
+        self, batch: TransitionBatch, noises: Tensor, noise: Tensor, uniform: Tensor
+    ) -> tuple[Tensor, Terms]:
+        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise)
         q = self.model.critics(batch.obs, actions, frozen=True).amin(0)  # [B]
         return self._soft_objective(q, logprobs)
 
-    def cloning_loss(self, batch: TransitionBatch, noise: Tensor, uniform: Tensor) -> tuple[Tensor, Terms]:
+    def cloning_loss(
+        self, batch: TransitionBatch, noises: Tensor, noise: Tensor, uniform: Tensor
+    ) -> tuple[Tensor, Terms]:
         mean, log_std = self.model.actor(batch.obs)
-        _, logprobs = squashed_sample(mean, log_std, noise[0, 0])
+        _, logprobs = squashed_sample(mean, log_std, noise)
         return self._soft_objective(squashed_log_prob(mean, log_std, batch.actions), logprobs)
 
     def _soft_objective(self, value: Tensor, logprobs: Tensor) -> tuple[Tensor, Terms]:

@@ -13,23 +13,22 @@ Axes: critics `[2, B]`, at m actions per state `[2, m, B]`, weights `[B]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import TargetConfig, Terms
-from rl_training.algorithms.cloning import Outputs, WeightedCloner, cloning_loss
-from rl_training.algorithms.losses import clipped_exponential, cloning_terms
+from rl_training.algorithms.base import Learner, TargetConfig, Terms
+from rl_training.algorithms.losses import clipped_exponential, cloning_terms, critic_terms, td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.models.policies import squashed_action, squashed_log_prob
+from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, squashed_action, squashed_log_prob
 from rl_training.settings import PositiveFloat, PositiveInt
 
 
 class CRRConfig(TargetConfig):
-    """`beta` divides the advantage; `beta` and `max_weight` concern `weight_type: exp` only."""
+    """How advantages are measured and become the weights of the clone."""
 
     beta: PositiveFloat = 1.0
     """divisor of the advantage (`weight_type: exp`)"""
@@ -56,39 +55,78 @@ def advantage_weights(advantages: Tensor, config: CRRConfig) -> Tensor:
 
 
 def crr_loss(batch: Mapping[str, Any]) -> Terms:
-    """Every term from precomputed tensors, see `cloning_loss`."""
-    return cloning_loss(batch)
+    """Every term from precomputed tensors: `q1_values q2_values target_q_values behavior_logprobs advantages
+    advantage_weights`."""
+    q = torch.stack([batch["q1_values"], batch["q2_values"]])
+    return critic_terms(q, batch["target_q_values"]) | cloning_terms(
+        batch["behavior_logprobs"], batch["advantages"], batch["advantage_weights"]
+    )
 
 
-class CRR(WeightedCloner):
+class Outputs(NamedTuple):
+    """What the networks say of one batch; `q` and `logprobs` carry gradients."""
+
+    q: Tensor  # Q(s, a) of the data's actions, [2, B]
+    logprobs: Tensor  # log pi(a|s) of the data's actions, [B]
+    policy_q: Tensor  # the mean of both critics at the policy's m actions, [m, B]
+    target: Tensor  # what the critics regress on, [B]
+
+
+class CRR(Learner):
     """Critic-regularised regression on an `MLPSACModel`; the target policy is the learner's own."""
 
     name = "crr"
     Config = CRRConfig
+    Model = MLPSACModel
 
     def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
         self.target_actor = frozen_copy(model.actor)
+        self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
+
+    @classmethod
+    def model_options(cls, config: Any) -> dict[str, Any]:
+        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
 
     def modules(self) -> dict[str, nn.Module]:
         return {"model": self.model, "target_actor": self.target_actor}
 
-    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
-        noise = self.normal(1 + self.config.n_action_samples, *batch.actions.shape)  # for a', then for a_j
-        return self.minimize(
-            (self.outputs(batch, noise),),
-            {"critics": self.critic_loss, "actor": self.actor_loss},
-            {self.model.target_critics: self.model.critics, self.target_actor: self.model.actor},
-            tau=self.config.tau,
-        )
+    def targets(self) -> dict[nn.Module, nn.Module]:
+        return {**self.model.targets(), self.target_actor: self.model.actor}
 
-    def policy(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """log pi(a|s) of the data's actions, `[B]`, and the mean Q(s, a_j), `[m, B]`."""
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
+        noises = self.normal(1 + self.config.n_action_samples, *batch.actions.shape)
+        next_noise, noise = noises[0], noises[1:]  # for a' and for the m actions
+        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
+        return self.minimize((self.outputs(batch, next_noise, noise),), objectives, tau=self.config.tau)
+
+    def outputs(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Outputs:
+        """Every network once, side by side: the losses are arithmetic on what they return."""
+        functions = self.q_values, self.policy, self.target
+        q, (logprobs, policy_q), target = self.compute((batch, next_noise, noise), *functions)
+        return Outputs(q, logprobs, policy_q, target)
+
+    def q_values(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Tensor:
+        q: Tensor = self.model.critics(batch.obs, batch.actions)
+        return q
+
+    def policy(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """log pi(a|s) of the data's actions, `[B]`, and the critics' mean at the m actions, `[m, B]`."""
         mean, log_std = self.model.actor(batch.obs)
         with torch.no_grad():
-            samples = squashed_action(mean, log_std, noise[1:])  # [m, B, A]
+            samples = squashed_action(mean, log_std, noise)  # [m, B, A]
             q = self.model.critics.over_actions(batch.obs, samples).mean(0)
         return squashed_log_prob(mean, log_std, batch.actions), q
+
+    @torch.no_grad()
+    def target(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Tensor:
+        next_actions = self.target_actor.sample(batch.next_obs, next_noise)
+        value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
+        return td_target(batch.rewards, batch.dones, value, self.config.gamma)
+
+    def critic_loss(self, outputs: Outputs) -> tuple[Tensor, Terms]:
+        terms = critic_terms(outputs.q, outputs.target)
+        return terms["critic_loss"], terms
 
     def actor_loss(self, outputs: Outputs) -> tuple[Tensor, Terms]:
         advantages = advantage(outputs.q.detach().mean(0), outputs.policy_q, self.config.advantage_type)

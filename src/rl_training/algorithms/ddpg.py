@@ -23,8 +23,11 @@ class DDPGConfig(TD3Config):
     """TD3's settings with its additions switched off."""
 
     policy_delay: PositiveInt = 1
+    """critic updates per update of actor and targets"""
     target_policy_noise: NonNegativeFloat = 0.0
+    """deviation of the noise on target actions, in units of [-1, 1]"""
     target_noise_clip: NonNegativeFloat = 0.0
+    """bound of that noise"""
 
 
 def ddpg_loss(batch: Mapping[str, Any]) -> Terms:

@@ -13,11 +13,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, LearnerConfig, Terms
-from rl_training.algorithms.losses import huber_loss, td_target
+from rl_training.algorithms.losses import td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_q import MLPQNetwork
 from rl_training.models.policies import Policy
@@ -25,11 +26,12 @@ from rl_training.settings import Fraction, PositiveFloat, PositiveInt
 
 
 class DQNConfig(LearnerConfig):
-    """epsilon falls linearly over the first `exploration_fraction` of the run."""
+    """The target is copied (`tau` 1), not averaged, unless told otherwise."""
 
     learning_rate: PositiveFloat = 1e-4
+    """of Adam"""
     tau: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """share of the way the target networks go at each of their moves"""
+    """share of the way the target networks go at each of their moves (Polyak averaging)"""
     double_q: bool = False
     """the online network chooses the action that the target network values"""
     exploration_initial_eps: Fraction = 1.0
@@ -40,6 +42,11 @@ class DQNConfig(LearnerConfig):
     """part of the run over which it falls linearly"""
     target_update_interval: PositiveInt = 1_000
     """updates between moves of the target network"""
+
+
+def huber_loss(q: Tensor, target: Tensor) -> Tensor:
+    """Smooth L1 with its corner at 1."""
+    return F.smooth_l1_loss(q, target)
 
 
 def q_terms(q: Tensor, target: Tensor) -> Terms:
@@ -63,7 +70,7 @@ class DQN(Learner):
 
     def __init__(self, *, model: MLPQNetwork, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
-        self.optimizers = {"q": self.adam(model.actor)}
+        self.optimizers = {"q": self.adam(model.q_network)}
 
     def epsilon(self, progress: float) -> float:
         """The chance of a random action at `progress` in [0, 1] of the run."""
@@ -78,23 +85,22 @@ class DQN(Learner):
         chance = torch.from_numpy(rng.random(n) < self.epsilon(progress))
         return torch.where(chance, random, policy.mode(obs))
 
-    def phase(self) -> bool:
-        """Whether the target follows after this update."""
-        return self.ends_period(self.config.target_update_interval)
+    def variant(self, update: int) -> bool:
+        """Whether the target moves after the update."""
+        return self.ends_period(update, self.config.target_update_interval)
 
-    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
-        targets = {self.model.target: self.model.actor} if phase else {}
-        return self.minimize((batch,), {"q": self.loss}, targets, tau=self.config.tau)
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
+        return self.minimize((batch,), {"q": self.loss}, tau=self.config.tau if variant else None)
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Terms]:
         with torch.no_grad():
             next_q = self.model.target(batch.next_obs)  # [B, K]
             if self.config.double_q:
-                best = self.model.actor(batch.next_obs).argmax(-1, keepdim=True)
+                best = self.model.q_network(batch.next_obs).argmax(-1, keepdim=True)
                 value = next_q.gather(-1, best).squeeze(-1)
             else:
                 value = next_q.amax(-1)
             target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
-        q = self.model.actor(batch.obs).gather(-1, batch.actions[:, None]).squeeze(-1)  # [B]
+        q = self.model.q_network(batch.obs).gather(-1, batch.actions[:, None]).squeeze(-1)  # [B]
         terms = q_terms(q, target)
         return terms["loss"], terms

@@ -1,10 +1,10 @@
 """EDAC: Ensemble-Diversified Actor Critic (An et al. 2021); with `eta: 0` it is SAC-N from the same paper.
 
 SAC with N critics whose minimum, over all N, is both the target and the actor's objective. What makes a smaller N
-enough is diversity: the slopes of the critics in the action, at the data's actions and normalised to length one,
-are pushed apart, L = E[sum_{i != j} <g_i, g_j>] / (N - 1), weighted by `eta`. The TD loss is summed over critics.
-The slopes are forward operations of the model (`Critics.with_slopes`), computed in the same pass as Q, so there is
-no double backward.
+enough is diversity: the critics' action gradients dQ/da, at the data's actions and normalised to length one, are
+pushed apart, L = E[sum_{i != j} <g_i, g_j>] / (N - 1), weighted by `eta`. The TD loss is summed over critics.
+The gradients are forward operations of the model (`Critics.with_slopes`), computed in the same pass as Q, so there
+is no double backward.
 Departures: alpha is fixed unless `alpha: auto` (the authors learn it); torch's initialisation; targets start as
 copies. As in the authors' code all losses are formed before any step.
 Axes: critics `[N, B]`, slopes `[N, B, A]` (`[B, N, A]` at `critic_diversity_loss`).
@@ -17,26 +17,21 @@ from typing import Any, Self
 
 import torch
 from pydantic import model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
-from rl_training.algorithms.base import Learner, Terms, check_num_critics
+from rl_training.algorithms.base import Terms
 from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_error, td_target
-from rl_training.algorithms.temperature import SoftConfig, Temperature
+from rl_training.algorithms.soft import SoftActorCritic, SoftConfig
 from rl_training.data.transitions import TransitionBatch
-from rl_training.models.mlp import NetworkConfig
+from rl_training.errors import ConfigError
+from rl_training.models.mlp import ThreeLayerConfig
 from rl_training.models.mlp_redq import MLPREDQModel
 from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS
-from rl_training.settings import NonNegativeFloat, PositiveInt, Sizes
-
-
-class EDACNetwork(NetworkConfig):
-    """The authors' three hidden layers."""
-
-    hidden_sizes: Sizes = (256, 256, 256)
+from rl_training.settings import NonNegativeFloat, PositiveInt
 
 
 class EDACConfig(SoftConfig):
-    """`eta` weighs diversity against the TD loss; 0 switches it off."""
+    """The paper's ten critics."""
 
     num_critics: PositiveInt = 10
     """size of the ensemble"""
@@ -93,42 +88,35 @@ def edac_loss(batch: Mapping[str, Any]) -> Terms:
     ) | actor_terms(batch["sampled_q_values"].T, batch["sampled_logprobs"], batch["alpha"])
 
 
-class EDAC(Learner):
+class EDAC(SoftActorCritic):
     """Diversified ensembles on an `MLPREDQModel`."""
 
     name = "edac"
     Config = EDACConfig
     Model = MLPREDQModel
-    Network = EDACNetwork
+    Network = ThreeLayerConfig
+    of_model = ("num_critics",)
 
     def __init__(self, *, model: MLPREDQModel, **hyperparameters: Any) -> None:
-        super().__init__(model=model, **{"num_critics": model.num_critics} | hyperparameters)
-        check_num_critics(self.config, model)
-        self.temperature = Temperature(self.config, target_entropy=-float(model.action_dim)).to(self.device)
-        self.optimizers = {
-            "critics": self.adam(model.critics),
-            "actor": self.adam(model.actor, self.temperature),
-        }
+        super().__init__(model=model, **hyperparameters)
+        reason = "unless eta is 0: diversity needs the action gradients of plain ReLU critics"
+        if self.config.eta > 0 and model.layer_norm:
+            raise ConfigError(f"layer_norm must be false {reason}")
+        if self.config.eta > 0 and (activation := model.critics.net.activation) != "relu":
+            raise ConfigError(f"activation must be 'relu' {reason}, got {activation!r}")
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
         return {"num_critics": config.num_critics, "log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
 
-    def modules(self) -> dict[str, nn.Module]:
-        return {"model": self.model, "temperature": self.temperature}
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
+        next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
+        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
+        return self.minimize((batch, next_noise, noise), objectives, tau=self.config.tau)
 
-    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
-        noise = self.normal(2, *batch.actions.shape)  # for a' and for a
-        return self.minimize(
-            (batch, noise),
-            {"critics": self.critic_loss, "actor": self.actor_loss},
-            {self.model.target_critics: self.model.critics},
-            tau=self.config.tau,
-        )
-
-    def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+    def critic_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
         with torch.no_grad():
-            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, noise[0])
+            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, next_noise)
             value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
             if self.config.backup_entropy:
                 value = soft_value(value, next_logprobs, self.temperature.alpha())
@@ -142,8 +130,8 @@ class EDAC(Learner):
         terms = critic_terms(q, target, diversity, self.config.eta)
         return terms["critic_loss"], terms
 
-    def actor_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
-        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise[1])
+    def actor_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
+        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise)
         q = self.model.critics(batch.obs, actions, frozen=True)  # [N, B]
         alpha = self.temperature.alpha()
         terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}

@@ -20,27 +20,27 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, TargetConfig, Terms
-from rl_training.algorithms.losses import (
-    clipped_exponential,
-    cloning_terms,
-    critic_terms,
-    expectile_loss,
-    td_target,
-)
+from rl_training.algorithms.losses import clipped_exponential, cloning_terms, critic_terms, td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.settings import NonNegativeFloat, PositiveFloat
 
 
 class IQLConfig(TargetConfig):
-    """`beta` multiplies the advantage (AWAC's lambda divides); the authors' locomotion settings."""
+    """The authors' locomotion settings."""
 
     expectile: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """which expectile of Q the value aims at"""
     beta: NonNegativeFloat = 3.0
-    """factor on the advantage in the cloning weights"""
+    """factor on the advantage in the cloning weights (AWAC's lambda divides)"""
     max_weight: PositiveFloat = 100.0
     """cap of the cloning weights"""
+
+
+def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
+    """E[|tau - 1(u < 0)| u^2]: pulls V towards the upper expectile of Q."""
+    weight = torch.where(difference > 0, expectile, 1.0 - expectile)
+    return (weight * difference.square()).mean()
 
 
 def value_terms(advantages: Tensor, expectile: float) -> Terms:
@@ -92,18 +92,14 @@ class IQL(Learner):
             "actor": self.adam(model.actor),
         }
 
-    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
-        return self.minimize(
-            (self.outputs(batch),),
-            {"critics": self.critic_loss, "value": self.value_loss, "actor": self.actor_loss},
-            {self.model.target_critics: self.model.critics},
-            tau=self.config.tau,
-        )
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
+        objectives = {"critics": self.critic_loss, "value": self.value_loss, "actor": self.actor_loss}
+        return self.minimize((self.outputs(batch),), objectives, tau=self.config.tau)
 
     def outputs(self, batch: TransitionBatch) -> Outputs:
         """Every network once, side by side: the losses are arithmetic on what they return."""
         functions = self.q_values, self.values, self.log_probs, self.target_minimum, self.target
-        return Outputs(*self.evaluate((batch,), *functions))
+        return Outputs(*self.compute((batch,), *functions))
 
     def q_values(self, batch: TransitionBatch) -> Tensor:
         q: Tensor = self.model.critics(batch.obs, batch.actions)

@@ -1,6 +1,7 @@
 """REDQ: Randomized Ensembled Double Q-learning (Chen et al. 2021).
 
-SAC with N critics and many updates per environment step. Each update draws one random subset of M target
+SAC with N critics and many updates per environment step (the UTD, update-to-data, ratio:
+`gradient_updates_per_step`). Each update draws one random subset of M target
 critics, shared by the whole batch, and backs up its minimum; all N critics regress on the same target (squared
 errors summed over critics). The actor moves once per `policy_delay` updates, on the mean of all N critics.
 Departures: alpha is fixed unless `alpha: auto` (the authors learn it, after 20 updates with 0.2); the target
@@ -17,15 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Terms, check_num_critics
-from rl_training.algorithms.delay import DelayedActor, DelayedActorConfig
-from rl_training.algorithms.losses import (
-    critic_terms,
-    soft_actor_terms,
-    soft_value,
-    td_target,
-)
-from rl_training.algorithms.temperature import Temperature
+from rl_training.algorithms.base import Terms
+from rl_training.algorithms.losses import critic_terms, soft_actor_terms, soft_value, td_target
+from rl_training.algorithms.soft import DelayedActor, DelayedActorConfig
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_redq import MLPREDQModel
@@ -33,7 +28,7 @@ from rl_training.settings import PositiveInt
 
 
 class REDQConfig(DelayedActorConfig):
-    """`subset_size`: the target critics drawn for each update."""
+    """The paper's ten critics and pairs of them."""
 
     num_critics: PositiveInt = 10
     """size of the ensemble"""
@@ -67,47 +62,35 @@ class REDQ(DelayedActor):
     name = "redq"
     Config = REDQConfig
     Model = MLPREDQModel
+    of_model = ("num_critics",)
 
     def __init__(self, *, model: MLPREDQModel, **hyperparameters: Any) -> None:
-        super().__init__(model=model, **{"num_critics": model.num_critics} | hyperparameters)
-        check_num_critics(self.config, model)
+        super().__init__(model=model, **hyperparameters)
         if self.config.subset_size > model.num_critics:
             raise ConfigError(
                 f"subset_size must be <= num_critics ({model.num_critics}), got {self.config.subset_size}"
             )
-        self.temperature = Temperature(self.config, target_entropy=-float(model.action_dim)).to(self.device)
-        self.optimizers = {
-            "critics": self.adam(model.critics),
-            "actor": self.adam(model.actor, self.temperature),
-        }
-        self.expect_terms(actor_loss=0.0, entropy_term=0.0, alpha=self.temperature.alpha())
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
         return {"num_critics": config.num_critics, "init": "xavier"}
 
-    def modules(self) -> dict[str, torch.nn.Module]:
-        return {"model": self.model, "temperature": self.temperature}
-
-    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
-        noise = self.normal(2, *batch.actions.shape)  # for a' and for a
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
+        next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
         subset = _sample_target_critic_indices(
             num_critics=self.config.num_critics,
             subset_size=self.config.subset_size,
             generator=self.generator,
             device=self.device,
         )
-        objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if phase else {})
-        return self.minimize(
-            (batch, noise, subset),
-            objectives,
-            {self.model.target_critics: self.model.critics},
-            tau=self.config.tau,
-        )
+        objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if variant else {})
+        return self.minimize((batch, next_noise, noise, subset), objectives, tau=self.config.tau)
 
-    def critic_loss(self, batch: TransitionBatch, noise: Tensor, subset: Tensor) -> tuple[Tensor, Terms]:
+    def critic_loss(
+        self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor, subset: Tensor
+    ) -> tuple[Tensor, Terms]:
         with torch.no_grad():
-            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, noise[0])
+            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, next_noise)
             next_q = self.model.target_critics(batch.next_obs, next_actions, members=subset)  # [M, B]
             value = next_q.amin(0)  # [B]
             if self.config.backup_entropy:
@@ -117,8 +100,10 @@ class REDQ(DelayedActor):
         terms = critic_terms(q, target)
         return terms["critic_loss"], terms
 
-    def actor_loss(self, batch: TransitionBatch, noise: Tensor, subset: Tensor) -> tuple[Tensor, Terms]:
-        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise[1])
+    def actor_loss(
+        self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor, subset: Tensor
+    ) -> tuple[Tensor, Terms]:
+        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise)
         q = self.model.critics(batch.obs, actions, frozen=True).mean(0)  # [B]
         alpha = self.temperature.alpha()
         terms = soft_actor_terms(q, logprobs, alpha) | {"alpha": alpha}

@@ -18,22 +18,21 @@ from typing import Annotated, Any, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
-from rl_training.algorithms.base import Terms, check_num_critics
-from rl_training.algorithms.delay import DelayedActor, DelayedActorConfig
+from rl_training.algorithms.base import Terms
 from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_error, td_target
 from rl_training.algorithms.redq import _sample_target_critic_indices
-from rl_training.algorithms.temperature import Temperature
+from rl_training.algorithms.soft import DelayedActor, DelayedActorConfig
 from rl_training.data.transitions import TransitionBatch
-from rl_training.errors import ConfigError
+from rl_training.models.mlp import NetworkShape
 from rl_training.models.mlp_redq import MLPREDQModel
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.settings import PositiveInt
 
 
 class RLPDConfig(DelayedActorConfig):
-    """`subset_size`: the target critics drawn for each update; all of two by default."""
+    """Two critics and a target from both, unless asked for more."""
 
     num_critics: Annotated[int, Field(ge=2)] = 2
     """size of the ensemble"""
@@ -89,38 +88,18 @@ class RLPD(DelayedActor):
     name = "rlpd"
     Config = RLPDConfig
     Model = staticmethod(rlpd_model)
-
-    def __init__(self, *, model: MLPSACModel | MLPREDQModel, **hyperparameters: Any) -> None:
-        layer_norm = model.critics.layer_norm
-        of_model = {"num_critics": model.num_critics, "layer_norm": layer_norm}
-        super().__init__(model=model, **of_model | hyperparameters)
-        check_num_critics(self.config, model)
-        if self.config.layer_norm != layer_norm:
-            raise ConfigError(f"layer_norm must equal the model's {layer_norm}, got {self.config.layer_norm}")
-        target_entropy = -0.5 * model.action_dim
-        self.temperature = Temperature(self.config, target_entropy=target_entropy).to(self.device)
-        self.optimizers = {
-            "critics": self.adam(model.critics),
-            "actor": self.adam(model.actor, self.temperature),
-        }
-        self.expect_terms(actor_loss=0.0, entropy_term=0.0, alpha=self.temperature.alpha())
+    Network = NetworkShape  # `layer_norm` is a hyperparameter here
+    of_model = ("num_critics", "layer_norm")
+    entropy_per_dimension = -0.5
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
         return {"num_critics": config.num_critics, "layer_norm": config.layer_norm}
 
-    def modules(self) -> dict[str, nn.Module]:
-        return {"model": self.model, "temperature": self.temperature}
-
-    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
-        noise = self.normal(2, *batch.actions.shape)  # for a' and for a
-        objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if phase else {})
-        return self.minimize(
-            (batch, noise, self.target_subset()),
-            objectives,
-            {self.model.target_critics: self.model.critics},
-            tau=self.config.tau,
-        )
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
+        next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
+        objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if variant else {})
+        return self.minimize((batch, next_noise, noise, self.target_subset()), objectives, tau=self.config.tau)
 
     def target_subset(self) -> Tensor | None:
         """The target critics of this update, `[M]`; None, and no draw, where the subset is all of them."""
@@ -133,9 +112,11 @@ class RLPD(DelayedActor):
             device=self.device,
         )
 
-    def critic_loss(self, batch: TransitionBatch, noise: Tensor, subset: Tensor | None) -> tuple[Tensor, Terms]:
+    def critic_loss(
+        self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor, subset: Tensor | None
+    ) -> tuple[Tensor, Terms]:
         with torch.no_grad():
-            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, noise[0])
+            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, next_noise)
             next_q = self.model.target_critics(batch.next_obs, next_actions, members=subset)  # [M, B]
             value = next_q.amin(0)
             if self.config.backup_entropy:
@@ -145,8 +126,10 @@ class RLPD(DelayedActor):
         terms = critic_terms(q, target)
         return terms["critic_loss"], terms
 
-    def actor_loss(self, batch: TransitionBatch, noise: Tensor, subset: Tensor | None) -> tuple[Tensor, Terms]:
-        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise[1])
+    def actor_loss(
+        self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor, subset: Tensor | None
+    ) -> tuple[Tensor, Terms]:
+        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise)
         q = self.model.critics(batch.obs, actions, frozen=True)  # [N, B]
         alpha = self.temperature.alpha()
         terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}

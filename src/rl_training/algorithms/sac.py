@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Learner, Terms
+from rl_training.algorithms.base import Terms
 from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_error, td_target
-from rl_training.algorithms.temperature import SoftConfig, Temperature
+from rl_training.algorithms.soft import SoftActorCritic, SoftConfig
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_sac import MLPSACModel
 
@@ -42,36 +42,21 @@ def sac_loss(batch: Mapping[str, Any]) -> Terms:
     )
 
 
-class SAC(Learner):
+class SAC(SoftActorCritic):
     """Soft actor-critic on an `MLPSACModel`."""
 
     name = "sac"
     Config = SoftConfig
     Model = MLPSACModel
 
-    def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
-        super().__init__(model=model, **hyperparameters)
-        self.temperature = Temperature(self.config, target_entropy=-float(model.action_dim)).to(self.device)
-        self.optimizers = {
-            "critics": self.adam(model.critics),
-            "actor": self.adam(model.actor, self.temperature),
-        }
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
+        next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
+        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
+        return self.minimize((batch, next_noise, noise), objectives, tau=self.config.tau)
 
-    def modules(self) -> dict[str, torch.nn.Module]:
-        return {"model": self.model, "temperature": self.temperature}
-
-    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
-        noise = self.normal(2, *batch.actions.shape)  # for a' and for a
-        return self.minimize(
-            (batch, noise),
-            {"critics": self.critic_loss, "actor": self.actor_loss},
-            {self.model.target_critics: self.model.critics},
-            tau=self.config.tau,
-        )
-
-    def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+    def critic_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
         with torch.no_grad():
-            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, noise[0])
+            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, next_noise)
             value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
             if self.config.backup_entropy:
                 value = soft_value(value, next_logprobs, self.temperature.alpha())
@@ -80,8 +65,8 @@ class SAC(Learner):
         terms = critic_terms(q, target)
         return terms["critic_loss"], terms
 
-    def actor_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
-        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise[1])
+    def actor_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
+        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise)
         q = self.model.critics(batch.obs, actions, frozen=True)  # [2, B]
         alpha = self.temperature.alpha()
         terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}

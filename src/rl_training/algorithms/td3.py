@@ -24,7 +24,7 @@ from rl_training.settings import NonNegativeFloat, PositiveInt
 
 
 class TD3Config(TargetConfig):
-    """Noise scales are standard deviations in internal action units."""
+    """The paper's settings."""
 
     policy_delay: PositiveInt = 2
     """critic updates per update of actor and targets"""
@@ -74,20 +74,16 @@ class TD3(Learner):
     def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
         return noisy_mode(policy, obs, rng, self.config.exploration_noise)
 
-    def phase(self) -> bool:
-        """Whether this update moves the actor and the targets."""
-        return self.ends_period(self.config.policy_delay)
+    def variant(self, update: int) -> bool:
+        """Whether the update moves the actor and the targets."""
+        return self.ends_period(update, self.config.policy_delay)
 
-    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         noise = self.config.target_policy_noise * self.normal(*batch.actions.shape)
-        if not phase:
+        if not variant:
             return self.minimize((batch, noise), {"critics": self.critic_loss})
-        return self.minimize(
-            (batch, noise),
-            {"critics": self.critic_loss, "actor": self.actor_loss},
-            {self.model.target_critics: self.model.critics, self.model.target_actor: self.model.actor},
-            tau=self.config.tau,
-        )
+        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
+        return self.minimize((batch, noise), objectives, tau=self.config.tau)
 
     def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
         with torch.no_grad():

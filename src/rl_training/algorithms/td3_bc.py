@@ -24,10 +24,10 @@ from rl_training.settings import PositiveFloat
 
 
 class TD3BCConfig(TD3Config):
-    """`bc_alpha`: how much a unit of normalised Q counts against a unit of squared action error."""
+    """TD3's settings and the paper's weight."""
 
     bc_alpha: PositiveFloat = 2.5
-    """weight of Q against the squared action error"""
+    """weight of Q, divided by its mean size, against the squared action error"""
 
 
 def actor_terms(q: Tensor, policy_actions: Tensor, actions: Tensor, bc_alpha: float) -> Terms:

@@ -14,17 +14,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from rl_training.algorithms.base import Learner, Terms, check_num_critics
-from rl_training.algorithms.losses import (
-    quantile_huber_loss,
-    soft_actor_terms,
-    soft_value,
-    td_target,
-    truncated_atoms,
-)
-from rl_training.algorithms.temperature import SoftConfig, Temperature
+from rl_training.algorithms.base import Terms
+from rl_training.algorithms.losses import soft_actor_terms, soft_value, td_target
+from rl_training.algorithms.soft import SoftActorCritic, SoftConfig
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_tqc import MLPTQCModel
@@ -40,6 +35,59 @@ class TQCConfig(SoftConfig):
     """quantiles per critic"""
     top_quantiles_to_drop_per_net: NonNegativeInt = 2
     """largest target quantiles dropped, per critic"""
+
+
+def truncated_atoms(quantiles: Tensor, drop_per_net: int) -> Tensor:
+    """Pool `[N, B, M]` atoms per state, sort, drop the `N * drop_per_net` largest: `[B, K]`."""
+    n, batch, m = quantiles.shape
+    pooled = quantiles.permute(1, 0, 2).reshape(batch, n * m)
+    return pooled.sort(dim=-1).values[:, : n * (m - drop_per_net)].contiguous()
+
+
+def quantile_huber_loss(quantiles: Tensor, atoms: Tensor) -> Tensor:
+    """Quantile regression of every critic's `[N, B, M]` on all target `atoms [B, K]`, Huber with kappa 1.
+
+    The mean is taken over all axes, as in the authors' code (the paper sums over quantiles). `atoms` must ascend
+    (`truncated_atoms` does): then the sum over K of a piecewise quadratic function needs only prefix sums of the
+    atoms and of their squares, taken in float64 around the mean, and the N·B·M·K differences are never formed.
+    Value and slope are computed side by side; the returned scalar has both.
+    """
+    with torch.no_grad():
+        value, slope = _quantile_huber_sums(quantiles, atoms)
+    count = quantiles.numel() * atoms.shape[-1]
+    return (value.sum() + ((quantiles - quantiles.detach()) * slope).sum()) / count
+
+
+def _quantile_huber_sums(quantiles: Tensor, atoms: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over atoms of the weighted Huber loss of each quantile, and its slope in the quantile: `[N, B, M]`."""
+    n, batch, m = quantiles.shape
+    k = atoms.shape[-1]
+    centre = atoms.mean(-1, keepdim=True)
+    a = (atoms - centre).double()  # [B, K]
+    q = (quantiles.permute(1, 0, 2).reshape(batch, n * m) - centre).double()  # [B, N·M]
+    edges = torch.searchsorted(a, torch.cat([q - 1.0, q, q + 1.0], dim=-1))
+    first = F.pad(a.cumsum(-1), (1, 0)).gather(-1, edges).chunk(3, dim=-1)  # sums of the atoms below each edge
+    second = F.pad(a.square().cumsum(-1), (1, 0)).gather(-1, edges).chunk(3, dim=-1)
+    edge = edges.chunk(3, dim=-1)
+
+    def near(i: int) -> tuple[Tensor, Tensor]:
+        """Atoms within 1 of the quantile, below it (i = 0) or above it (i = 1): quadratic."""
+        number = (edge[i + 1] - edge[i]).double()
+        linear, square = first[i + 1] - first[i], second[i + 1] - second[i]
+        return 0.5 * (square - 2.0 * q * linear + number * q * q), number * q - linear
+
+    near_below, slope_below = near(0)
+    near_above, slope_above = near(1)
+    far_below = edge[0] * (q - 0.5) - first[0]
+    far_above = a.sum(-1, keepdim=True) - first[2] - (k - edge[2]) * (q + 0.5)
+    fractions = ((torch.arange(m, device=q.device, dtype=q.dtype) + 0.5) / m).repeat(n)
+    value = (1.0 - fractions) * (near_below + far_below) + fractions * (near_above + far_above)
+    slope = (1.0 - fractions) * (slope_below + edge[0]) + fractions * (slope_above - (k - edge[2]))
+
+    def back(x: Tensor) -> Tensor:
+        return x.reshape(batch, n, m).permute(1, 0, 2).to(quantiles.dtype)
+
+    return back(value), back(slope)
 
 
 def critic_terms(quantiles: Tensor, atoms: Tensor) -> Terms:
@@ -60,51 +108,34 @@ def tqc_loss(batch: Mapping[str, Any]) -> Terms:
     )
 
 
-class TQC(Learner):
+class TQC(SoftActorCritic):
     """Truncated quantile critics on an `MLPTQCModel`."""
 
     name = "tqc"
     Config = TQCConfig
     Model = MLPTQCModel
+    of_model = ("num_critics", "n_quantiles")
 
     def __init__(self, *, model: MLPTQCModel, **hyperparameters: Any) -> None:
-        given = {"num_critics": model.num_critics, "n_quantiles": model.n_quantiles} | hyperparameters
-        super().__init__(model=model, **given)
-        check_num_critics(self.config, model)
-        if self.config.n_quantiles != model.n_quantiles:
-            raise ConfigError(
-                f"n_quantiles must equal the model's {model.n_quantiles}, got {self.config.n_quantiles}"
-            )
+        super().__init__(model=model, **hyperparameters)
         if self.config.top_quantiles_to_drop_per_net >= model.n_quantiles:
             raise ConfigError(
                 f"top_quantiles_to_drop_per_net must be < n_quantiles ({model.n_quantiles}), "
                 f"got {self.config.top_quantiles_to_drop_per_net}"
             )
-        self.temperature = Temperature(self.config, target_entropy=-float(model.action_dim)).to(self.device)
-        self.optimizers = {
-            "critics": self.adam(model.critics),
-            "actor": self.adam(model.actor, self.temperature),
-        }
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
         return {"num_critics": config.num_critics, "n_quantiles": config.n_quantiles}
 
-    def modules(self) -> dict[str, torch.nn.Module]:
-        return {"model": self.model, "temperature": self.temperature}
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
+        next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
+        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
+        return self.minimize((batch, next_noise, noise), objectives, tau=self.config.tau)
 
-    def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:
-        noise = self.normal(2, *batch.actions.shape)  # for a' and for a
-        return self.minimize(
-            (batch, noise),
-            {"critics": self.critic_loss, "actor": self.actor_loss},
-            {self.model.target_critics: self.model.critics},
-            tau=self.config.tau,
-        )
-
-    def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+    def critic_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
         with torch.no_grad():
-            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, noise[0])
+            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, next_noise)
             next_quantiles = self.model.target_critics(batch.next_obs, next_actions)  # [N, B, M]
             atoms = truncated_atoms(next_quantiles, self.config.top_quantiles_to_drop_per_net)  # [B, K]
             if self.config.backup_entropy:
@@ -113,8 +144,8 @@ class TQC(Learner):
         terms = critic_terms(self.model.critics(batch.obs, batch.actions), target)
         return terms["critic_loss"], terms
 
-    def actor_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
-        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise[1])
+    def actor_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
+        actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise)
         quantiles = self.model.critics(batch.obs, actions, frozen=True)  # [N, B, M]
         alpha = self.temperature.alpha()
         terms = actor_terms(quantiles, logprobs, alpha) | {"alpha": alpha}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.models.critics import Critics
-from rl_training.models.mlp import Init, frozen_copy
+from rl_training.models.mlp import Activation, Init, frozen_copy
 from rl_training.models.policies import LOG_STD_BOUNDS, ActionSample, Normalizer, Policy, TanhGaussianActor
 
 
@@ -35,6 +35,10 @@ class Model(nn.Module):
         """A view that shares this model's actor and normaliser."""
         return Policy(self.normalizer, self.actor)
 
+    def targets(self) -> dict[nn.Module, nn.Module]:
+        """Each target network and the network it follows."""
+        return {}
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
@@ -47,6 +51,14 @@ class ActorCriticModel(Model):
         super().__init__(obs_dim, actor, normalize_observations=normalize_observations)
         self.critics = critics
         self.target_critics = frozen_copy(critics)
+
+    def targets(self) -> dict[nn.Module, nn.Module]:
+        return {self.target_critics: self.critics}
+
+    @property
+    def layer_norm(self) -> bool:
+        """Whether the critics have LayerNorm."""
+        return len(self.critics.net.norms) > 0
 
     @property
     def num_critics(self) -> int:
@@ -80,11 +92,15 @@ class StochasticActorCritic(ActorCriticModel):
         normalize_observations: bool = False,
         log_std_bounds: tuple[float, float] = LOG_STD_BOUNDS,
         layer_norm: bool = False,
+        layer_norm_epsilon: float = 1e-6,
+        activation: Activation = "relu",
         init: Init = "torch",
     ) -> None:
         super().__init__(
             obs_dim,
-            TanhGaussianActor(obs_dim, action_dim, hidden_sizes, log_std_bounds=log_std_bounds, init=init),
+            TanhGaussianActor(
+                obs_dim, action_dim, hidden_sizes, log_std_bounds=log_std_bounds, activation=activation, init=init
+            ),
             Critics(
                 num_critics,
                 obs_dim,
@@ -92,6 +108,8 @@ class StochasticActorCritic(ActorCriticModel):
                 hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes,
                 quantiles=critic_quantiles,
                 layer_norm=layer_norm,
+                layer_norm_epsilon=layer_norm_epsilon,
+                activation=activation,
                 init=init,
             ),
             normalize_observations=normalize_observations,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.mlp import EnsembleMLP, Init, Members
+from rl_training.models.mlp import EnsembleMLP, Members, MLPOptions
 
 _ACTIONS_IN_CACHE = 4
 
@@ -23,17 +24,13 @@ class Critics(nn.Module):
         hidden_sizes: Sequence[int],
         *,
         quantiles: int | None = None,
-        layer_norm: bool = False,
-        init: Init = "torch",
+        **options: Unpack[MLPOptions],
     ) -> None:
         super().__init__()
         self.num_critics = num_critics
         self.action_dim = action_dim
-        self.layer_norm = layer_norm
         self.quantiles = quantiles
-        self.net = EnsembleMLP(
-            num_critics, obs_dim + action_dim, hidden_sizes, quantiles or 1, layer_norm=layer_norm, init=init
-        )
+        self.net = EnsembleMLP(num_critics, obs_dim + action_dim, hidden_sizes, quantiles or 1, **options)
 
     def forward(self, obs: Tensor, actions: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
         """`[N, B]` values (`[N, B, M]` quantiles), of the first `members`, or of those it lists, if given.
@@ -58,6 +55,6 @@ class Critics(nn.Module):
         return torch.cat(outputs, dim=1)
 
     def with_slopes(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Values `[N, B]` and their slopes in the action, `[N, B, A]`."""
+        """Values `[N, B]` and their action gradients dQ/da, `[N, B, A]`; plain ReLU critics only."""
         q, slopes = self.net.with_slopes(torch.cat([obs, actions], dim=-1), self.action_dim)
         return q.squeeze(-1), slopes

@@ -10,16 +10,25 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, TypeVar
+from typing import Literal, TypedDict, TypeVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.settings import Settings, Sizes
+from rl_training.settings import PositiveFloat, Settings, Sizes
 
 Select = Callable[[Tensor], Tensor]
 Init = Literal["torch", "xavier", "orthogonal"]
+Activation = Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"]
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu_,  # in place: the layer's output is nobody else's
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
 # All members (None), the first few, or those an index tensor names.
 Members = int | Tensor | None
 # Measured on an H200 with heads of 6 and 12 outputs over 256 inputs; 25 outputs are left to the library.
@@ -27,17 +36,44 @@ _FEW_OUTPUTS, _LITTLE_WORK = 16, 4_000_000
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class NetworkConfig(Settings):
-    """Shapes of the networks; critics take `hidden_sizes` too unless given their own."""
+class NetworkShape(Settings):
+    """What every model can be told of its networks."""
 
     hidden_sizes: Sizes = (256, 256)
     """hidden layers of every network"""
     critic_hidden_sizes: Sizes | None = None
     """hidden layers of the critics where they differ; null means `hidden_sizes`"""
+    activation: Activation = "relu"
+    """between the layers of every network"""
+    layer_norm_epsilon: PositiveFloat = 1e-6
+    """added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had PyTorch's 1e-5)"""
+
+
+class NetworkConfig(NetworkShape):
+    """The same with LayerNorm, for learners whose `Config` has no such setting of its own."""
+
+    layer_norm: bool = False
+    """LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its network)"""
+
+
+class ThreeLayerConfig(NetworkConfig):
+    """The depth that the authors of CQL and EDAC use."""
+
+    hidden_sizes: Sizes = (256, 256, 256)
+    """hidden layers of every network"""
+
+
+class MLPOptions(TypedDict, total=False):
+    """Keywords of an `EnsembleMLP`, handed through by whatever contains one."""
+
+    layer_norm: bool
+    layer_norm_epsilon: float
+    activation: Activation
+    init: Init
 
 
 def _init_matrix(weight: Tensor, bias: Tensor, fan_in: int, init: Init) -> None:
-    """Fill one `[out, in]`-like matrix and its bias; orthogonal uses gain sqrt(2) for ReLU."""
+    """Fill one `[out, in]`-like matrix and its bias; orthogonal uses gain sqrt(2), ReLU's, for any activation."""
     if init == "torch":
         bound = 1.0 / math.sqrt(fan_in)
         nn.init.uniform_(weight, -bound, bound)
@@ -81,16 +117,19 @@ class EnsembleLinear(nn.Module):
 class EnsembleLayerNorm(nn.Module):
     """Layer normalisation with a gain and a shift of each member's own."""
 
-    def __init__(self, num_members: int, features: int) -> None:
+    def __init__(self, num_members: int, features: int, epsilon: float) -> None:
         super().__init__()
+        self.epsilon = epsilon
         self.weight = nn.Parameter(torch.ones(num_members, 1, features))
         self.bias = nn.Parameter(torch.zeros(num_members, 1, features))
 
     def forward(self, x: Tensor, select: Select) -> Tensor:
-        return torch.addcmul(select(self.bias), F.layer_norm(x, x.shape[-1:]), select(self.weight))
+        return torch.addcmul(
+            select(self.bias), F.layer_norm(x, x.shape[-1:], eps=self.epsilon), select(self.weight)
+        )
 
 
-def _selection(frozen: bool, members: int | Tensor | None) -> Select:
+def _selection(frozen: bool, members: Members) -> Select:
     """How a layer's parameters enter a forward pass: all or some members, with or without gradient."""
 
     def select(parameter: Tensor) -> Tensor:
@@ -104,7 +143,7 @@ def _selection(frozen: bool, members: int | Tensor | None) -> Select:
 
 
 class EnsembleMLP(nn.Module):
-    """N networks `in -> hidden (LayerNorm?) ReLU … -> out` of one shape, evaluated together.
+    """N networks `in -> hidden (LayerNorm?) activation … -> out` of one shape, evaluated together.
 
     `frozen` evaluates with detached weights: the caller's gradient flows to the input only, and no backward,
     compiled or not, computes a weight gradient nobody asked for. `members` evaluates only the first so many, or
@@ -119,41 +158,46 @@ class EnsembleMLP(nn.Module):
         out_features: int,
         *,
         layer_norm: bool = False,
+        layer_norm_epsilon: float = 1e-6,
+        activation: Activation = "relu",
         init: Init = "torch",
     ) -> None:
         super().__init__()
         self.num_members = num_members
+        self.activation: Activation = activation
         sizes = [in_features, *hidden_sizes]
         self.hidden = nn.ModuleList(
             EnsembleLinear(num_members, a, b, init=init) for a, b in itertools.pairwise(sizes)
         )
-        self.norms = nn.ModuleList(EnsembleLayerNorm(num_members, h) for h in hidden_sizes if layer_norm)
+        self.norms = nn.ModuleList(
+            EnsembleLayerNorm(num_members, h, layer_norm_epsilon) for h in hidden_sizes if layer_norm
+        )
         self.head = EnsembleLinear(num_members, sizes[-1], out_features, init=init)
 
     def _layers(self) -> Iterator[tuple[nn.Module, nn.Module | None]]:
         norms = list(self.norms) if len(self.norms) else [None] * len(self.hidden)
         return zip(self.hidden, norms)
 
-    def forward(self, x: Tensor, frozen: bool = False, members: int | Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
         """`x [B, in]`, seen by every member evaluated: `[N, B, out]`."""
-        select = _selection(frozen, members)
+        select, activate = _selection(frozen, members), _ACTIVATIONS[self.activation]
         count = len(members) if isinstance(members, Tensor) else members or self.num_members
         x = x.expand(count, -1, -1)
         for linear, norm in self._layers():
             x = linear(x, select)
             if norm is not None:
                 x = norm(x, select)
-            x = F.relu(x, inplace=True)
+            x = activate(x)
         out: Tensor = self.head(x, select)
         return out
 
     def with_slopes(self, x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-        """Outputs `[N, B, 1]` and their slopes in the last `columns` inputs, `[N, B, columns]`.
+        """Outputs `[N, B, 1]` and their slopes (gradients) in the last `columns` inputs, `[N, B, columns]`.
 
         The slope of a ReLU network is a chain of products with the masks of its forward pass, so it is written
         as forward operations and one ordinary backward differentiates it: there is no double backward.
         """
-        if len(self.norms) or self.head.weight.shape[-1] != 1:
+        if len(self.norms) or self.activation != "relu" or self.head.weight.shape[-1] != 1:
             raise ValueError("slopes are defined for plain ReLU critics with one output (no LayerNorm)")
         select = _selection(frozen=False, members=None)
         x = x.expand(self.num_members, -1, -1)
@@ -173,11 +217,11 @@ class MLP(EnsembleMLP):
     """One network: an ensemble of one whose axis is taken off, `[B, in] -> [B, out]`."""
 
     def __init__(
-        self, in_features: int, hidden_sizes: Sequence[int], out_features: int, *, init: Init = "torch"
+        self, in_features: int, hidden_sizes: Sequence[int], out_features: int, **options: Unpack[MLPOptions]
     ) -> None:
-        super().__init__(1, in_features, hidden_sizes, out_features, init=init)
+        super().__init__(1, in_features, hidden_sizes, out_features, **options)
 
-    def forward(self, x: Tensor, frozen: bool = False, members: int | Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
         return super().forward(x, frozen, members).squeeze(0)
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model
+from rl_training.models.mlp import Activation
 from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, DeterministicActor, TanhGaussianActor
 
 
@@ -24,13 +25,20 @@ class MLPBCModel(Model):
         critic_hidden_sizes: Sequence[int] | None = None,
         normalize_observations: bool = False,
         log_std_bounds: tuple[float, float] = OFFLINE_LOG_STD_BOUNDS,
+        layer_norm: bool = False,
+        layer_norm_epsilon: float = 1e-6,
+        activation: Activation = "relu",
     ) -> None:
         if critic_hidden_sizes is not None:
             raise ConfigError("critic_hidden_sizes has no meaning for BC, which has no critics; use hidden_sizes")
+        if layer_norm:
+            raise ConfigError("layer_norm has no meaning for BC, which has no critics; leave it out")
         actor: nn.Module = (
-            TanhGaussianActor(obs_dim, action_dim, hidden_sizes, log_std_bounds=log_std_bounds)
+            TanhGaussianActor(
+                obs_dim, action_dim, hidden_sizes, log_std_bounds=log_std_bounds, activation=activation
+            )
             if stochastic
-            else DeterministicActor(obs_dim, action_dim, hidden_sizes)
+            else DeterministicActor(obs_dim, action_dim, hidden_sizes, activation=activation)
         )
         super().__init__(obs_dim, actor, normalize_observations=normalize_observations)
         self.action_dim = action_dim

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from rl_training.models.actor_critic import ActorCriticModel
 from rl_training.models.critics import Critics
-from rl_training.models.mlp import MLP, Init
+from rl_training.models.mlp import MLP, Activation, Init, MLPOptions
 from rl_training.models.policies import LOG_2PI, OFFLINE_LOG_STD_BOUNDS
 
 
@@ -29,10 +30,10 @@ class GaussianActor(nn.Module):
         hidden_sizes: Sequence[int],
         *,
         log_std_bounds: tuple[float, float] = OFFLINE_LOG_STD_BOUNDS,
-        init: Init = "orthogonal",
+        **options: Unpack[MLPOptions],
     ) -> None:
         super().__init__()
-        self.net = MLP(obs_dim, hidden_sizes, action_dim, init=init)
+        self.net = MLP(obs_dim, hidden_sizes, action_dim, **MLPOptions(init="orthogonal") | options)
         self.log_std = nn.Parameter(torch.zeros(action_dim))
         self.log_std_bounds = log_std_bounds
 
@@ -59,9 +60,9 @@ class GaussianActor(nn.Module):
 class ValueNetwork(nn.Module):
     """V(s), `[B]`."""
 
-    def __init__(self, obs_dim: int, hidden_sizes: Sequence[int], *, init: Init = "orthogonal") -> None:
+    def __init__(self, obs_dim: int, hidden_sizes: Sequence[int], **options: Unpack[MLPOptions]) -> None:
         super().__init__()
-        self.net = MLP(obs_dim, hidden_sizes, 1, init=init)
+        self.net = MLP(obs_dim, hidden_sizes, 1, **MLPOptions(init="orthogonal") | options)
 
     def forward(self, obs: Tensor) -> Tensor:
         value: Tensor = self.net(obs)
@@ -81,16 +82,22 @@ class MLPIQLModel(ActorCriticModel):
         *,
         critic_hidden_sizes: Sequence[int] | None = None,
         normalize_observations: bool = False,
+        layer_norm: bool = False,
+        layer_norm_epsilon: float = 1e-6,
+        activation: Activation = "relu",
         init: Init = "orthogonal",
     ) -> None:
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        values = MLPOptions(
+            layer_norm=layer_norm, layer_norm_epsilon=layer_norm_epsilon, activation=activation, init=init
+        )
         super().__init__(
             obs_dim,
-            GaussianActor(obs_dim, action_dim, hidden_sizes, init=init),
-            Critics(2, obs_dim, action_dim, sizes, init=init),
+            GaussianActor(obs_dim, action_dim, hidden_sizes, activation=activation, init=init),
+            Critics(2, obs_dim, action_dim, sizes, **values),
             normalize_observations=normalize_observations,
         )
-        self.value = ValueNetwork(obs_dim, sizes, init=init)
+        self.value = ValueNetwork(obs_dim, sizes, **values)
 
     def q_values(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Q_1(s, a) and Q_2(s, a), each `[B]`."""

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model, batched
-from rl_training.models.mlp import MLP, frozen_copy
+from rl_training.models.mlp import MLP, MLPOptions, frozen_copy
 
 
 class GreedyQ(nn.Module):
-    """Q(s, ·) `[B, K]` that acts by its largest value."""
+    """Q(s, ·) of K actions, `[B, K]`; acts by the largest."""
 
     stochastic = False
 
-    def __init__(self, obs_dim: int, num_actions: int, hidden_sizes: Sequence[int]) -> None:
+    def __init__(
+        self, obs_dim: int, num_actions: int, hidden_sizes: Sequence[int], **options: Unpack[MLPOptions]
+    ) -> None:
         super().__init__()
-        self.net = MLP(obs_dim, hidden_sizes, num_actions)
+        self.net = MLP(obs_dim, hidden_sizes, num_actions, **options)
 
     def forward(self, obs: Tensor) -> Tensor:
         q: Tensor = self.net(obs)
@@ -30,7 +33,9 @@ class GreedyQ(nn.Module):
 
 
 class MLPQNetwork(Model):
-    """The greedy network and its target; `q_values` returns `[B, K]`."""
+    """The Q-network, which is also what acts, and its target; `options` as in `EnsembleMLP`."""
+
+    actor: GreedyQ
 
     def __init__(
         self,
@@ -40,14 +45,24 @@ class MLPQNetwork(Model):
         *,
         critic_hidden_sizes: Sequence[int] | None = None,
         normalize_observations: bool = False,
+        **options: Unpack[MLPOptions],
     ) -> None:
         if critic_hidden_sizes is not None:
             raise ConfigError("critic_hidden_sizes has no meaning for DQN, which has one network; use hidden_sizes")
-        q = GreedyQ(obs_dim, num_actions, hidden_sizes)
+        q = GreedyQ(obs_dim, num_actions, hidden_sizes, **options)
         super().__init__(obs_dim, q, normalize_observations=normalize_observations)
         self.num_actions = num_actions
         self.target = frozen_copy(q)
 
+    @property
+    def q_network(self) -> GreedyQ:
+        """The network that learns; checkpoints keep it as `actor`, the name of what acts in every model."""
+        return self.actor
+
+    def targets(self) -> dict[nn.Module, nn.Module]:
+        return {self.target: self.q_network}
+
     def q_values(self, obs: Tensor) -> Tensor:
-        q: Tensor = self.actor(self.normalizer(batched(obs)))
+        """Q(s, ·), `[B, K]`."""
+        q: Tensor = self.q_network(self.normalizer(batched(obs)))
         return q

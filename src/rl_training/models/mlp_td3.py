@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.models.actor_critic import ActorCriticModel
 from rl_training.models.critics import Critics
-from rl_training.models.mlp import frozen_copy
+from rl_training.models.mlp import Activation, frozen_copy
 from rl_training.models.policies import DeterministicActor
 
 
@@ -25,15 +25,29 @@ class MLPTD3Model(ActorCriticModel):
         *,
         critic_hidden_sizes: Sequence[int] | None = None,
         normalize_observations: bool = False,
+        layer_norm: bool = False,
+        layer_norm_epsilon: float = 1e-6,
+        activation: Activation = "relu",
     ) -> None:
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         super().__init__(
             obs_dim,
-            DeterministicActor(obs_dim, action_dim, hidden_sizes),
-            Critics(self.num_members, obs_dim, action_dim, sizes),
+            DeterministicActor(obs_dim, action_dim, hidden_sizes, activation=activation),
+            Critics(
+                self.num_members,
+                obs_dim,
+                action_dim,
+                sizes,
+                layer_norm=layer_norm,
+                layer_norm_epsilon=layer_norm_epsilon,
+                activation=activation,
+            ),
             normalize_observations=normalize_observations,
         )
         self.target_actor = frozen_copy(self.actor)
+
+    def targets(self) -> dict[nn.Module, nn.Module]:
+        return super().targets() | {self.target_actor: self.actor}
 
     def q_values(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Q_i(s, a), `[B, N]`."""

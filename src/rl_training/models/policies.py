@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.models.mlp import MLP, Init
+from rl_training.models.mlp import MLP, MLPOptions
 
 LOG_2PI = math.log(2.0 * math.pi)
 # Bounds of log std: SAC's, and the tighter ones of learners that must give data actions a density.
@@ -64,10 +64,10 @@ class TanhGaussianActor(nn.Module):
         hidden_sizes: Sequence[int],
         *,
         log_std_bounds: tuple[float, float] = LOG_STD_BOUNDS,
-        init: Init = "torch",
+        **options: Unpack[MLPOptions],
     ) -> None:
         super().__init__()
-        self.net = MLP(obs_dim, hidden_sizes, 2 * action_dim, init=init)
+        self.net = MLP(obs_dim, hidden_sizes, 2 * action_dim, **options)
         self.log_std_bounds = log_std_bounds
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,9 +124,11 @@ class DeterministicActor(nn.Module):
 
     stochastic = False
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], *, init: Init = "torch") -> None:
+    def __init__(
+        self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], **options: Unpack[MLPOptions]
+    ) -> None:
         super().__init__()
-        self.net = MLP(obs_dim, hidden_sizes, action_dim, init=init)
+        self.net = MLP(obs_dim, hidden_sizes, action_dim, **options)
 
     def forward(self, obs: Tensor) -> Tensor:
         return torch.tanh(self.net(obs))

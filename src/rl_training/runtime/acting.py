@@ -19,8 +19,8 @@ class ActingPolicy:
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
-        self._source: Policy = learner.model.policy
         self._copied: int | None = None
+        self._source: Policy = learner.model.policy
         self._flat: torch.Tensor | None = None
         if learner.device.type == "cpu":
             self._policy: Policy = self._source

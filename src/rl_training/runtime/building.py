@@ -13,7 +13,7 @@ from rl_training.errors import ConfigError, MemoryLimitError
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, human_bytes, keep_freed_memory
 from rl_training.models.actor_critic import Model
-from rl_training.models.mlp import NetworkConfig
+from rl_training.models.mlp import NetworkShape
 from rl_training.runtime.acceleration import require_device, set_precision
 from rl_training.runtime.sections import Resolved, Sections
 from rl_training.seeding import learner_seeds
@@ -67,7 +67,7 @@ def build_learner(
 
     def build() -> Model:
         return sections.learner.build_model(
-            spaces, resolved[NetworkConfig], settings, normalize_observations=normalize_observations
+            spaces, resolved[NetworkShape], settings, normalize_observations=normalize_observations
         )
 
     initial, updates = learner_seeds(config.seed or 0)

@@ -45,26 +45,22 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
     strange = {_network(name) for name, tensor in own.items() if not _fits(given.get(name), tensor)}
     if strange and any(_network(name) in strange for name in given):
         _log.warning("init_from: starting anew, because they do not fit: %s", ", ".join(sorted(strange)))
-    with torch.no_grad():
-        for name, tensor in own.items():
-            if _network(name) not in strange:
-                tensor.copy_(given[name])
-        for name, tensor in own.items():
-            source = _followed(name)
-            if source in own and _network(name) in strange:
-                tensor.copy_(own[source])
+    taken = {name: tensor if _network(name) in strange else given[name] for name, tensor in own.items()}
+    places = {
+        module: f"{name}.{path}".rstrip(".")
+        for name, root in learner.modules().items()
+        for path, module in root.named_modules()
+    }
+    for target, source in learner.targets().items():
+        if places[target] in strange:
+            taken |= {f"{places[target]}.{key}": taken[f"{places[source]}.{key}"] for key in source.state_dict()}
+    learner.load_networks(taken)
 
 
 def _network(name: str) -> str:
     """The network a tensor belongs to: `model.critics` of `model.critics.net.hidden.0.weight`."""
     parts = name.split(".")
     return ".".join(parts[: 2 if parts[0] == "model" else 1])
-
-
-def _followed(name: str) -> str:
-    """The tensor a target follows: that of `model.target_actor.…`, or of a learner's own `target_actor.…`."""
-    head, found, tail = name.partition("target_")
-    return f"{head or 'model.'}{tail}" if found and head in ("", "model.") else ""
 
 
 def _fits(given: torch.Tensor | None, own: torch.Tensor) -> bool:

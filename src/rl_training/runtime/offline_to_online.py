@@ -79,6 +79,7 @@ class OfflineToOnline(Regime):
             fit_offline(session, self.prior_updates, updates=self.pretraining)
         if session.running:
             session.enter_phase("online")
+            self.learner.rhythm_start = session.clock.pretrain_updates  # each environment step is a whole period
             most = self.budget.max_updates
             fit_online(session, self.mixed_updates, self.collector, self.online, max_updates=most)
 

@@ -31,7 +31,7 @@ from rl_training.experiment.logging import CsvSink, MetricsLog, Sink, TensorBoar
 from rl_training.experiment.retention import sweep
 from rl_training.experiment.runs import RunDirectory
 from rl_training.runtime import state
-from rl_training.runtime.acceleration import Updater
+from rl_training.runtime.acceleration import Updater, accelerate
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import Collector
@@ -122,7 +122,6 @@ class Regime(ABC):
             self.learner,
             source,
             optimization.batch_size,
-            mode=job.config.acceleration,
             schedule=optimization,
             total_updates=self.total_updates,
         )
@@ -153,6 +152,7 @@ def run(
             regime.start()
         else:
             _take_up(session, job, job.checkpoint, regime)
+        accelerate(regime.learner, job.config.acceleration)
         regime.ready()
         _write_down(session, job, regime)
         session.begin()

@@ -25,7 +25,7 @@ from rl_training.experiment.logging import set_log_aside
 from rl_training.experiment.registry import get_algorithm_spec, resolve
 from rl_training.experiment.runs import RECORD, RESOLVED, read_run_record, results_of
 from rl_training.experiment.strict_yaml import parse_yaml
-from rl_training.models.mlp import NetworkConfig
+from rl_training.models.mlp import NetworkShape
 from rl_training.models.policies import Policy
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.offline import require_data
@@ -72,7 +72,7 @@ def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
     with torch.random.fork_rng(devices=[]), understood(checkpoint, "networks"):
         model = spec.learner.build_model(
             spaces,
-            resolved[NetworkConfig],
+            resolved[NetworkShape],
             resolved[LearnerConfig],
             normalize_observations=has_normalizer(checkpoint),
         )
@@ -181,7 +181,7 @@ def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
             f"num_envs: {now.num_envs} differs from the run's {before.num_envs}, whose episodes are under way",
             key="num_envs",
         )
-    sizes, old = resolve(now)[NetworkConfig], resolve(before)[NetworkConfig]
+    sizes, old = resolve(now)[NetworkShape], resolve(before)[NetworkShape]
     if sizes != old:
         raise ConfigError(
             f"algo_kwargs.hidden_sizes: networks of {list(sizes.hidden_sizes)} cannot take up the run's, of "

@@ -1,0 +1,58 @@
+"""`Execution`: how the parts of an update run. The mathematics in the other files does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+
+from rl_training.algorithms.optim import Follow, Group, apply_fused, apply_lists
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class Execution:
+    """Eager, compiled, or to be captured as CUDA graphs.
+
+    `transform` may compile a function; `apply` steps an optimiser and moves the targets that follow it. With
+    `branches`, parts that do not depend on each other run on CUDA streams of their own, which a CUDA graph turns
+    into parallel branches.
+    """
+
+    acceleration: Literal["eager", "compile", "graph"] = "eager"
+    transform: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
+    apply: Callable[[Group, Sequence[Follow]], None] = apply_fused
+    branches: tuple[torch.cuda.Stream, ...] = ()
+    _transformed: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+
+    @classmethod
+    def on(cls, device: torch.device) -> Self:
+        """Eager, with the optimiser step that suits the device."""
+        return cls(apply=apply_lists if device.type == "cuda" else apply_fused)
+
+    def parallel(self, jobs: Sequence[Callable[[], Result]]) -> list[Result]:
+        """Results of jobs that do not depend on each other: the first runs here, the others on branches."""
+        if not self.branches:
+            return [job() for job in jobs]
+        contexts: list[AbstractContextManager[Any]] = [nullcontext() for _ in jobs]
+        branches = self.branches[: max(0, len(jobs) - 1)]
+        for i, branch in enumerate(branches, start=1):
+            branch.wait_stream(torch.cuda.current_stream(branch.device))
+            contexts[i] = torch.cuda.stream(branch)
+        results = []
+        for context, job in zip(contexts, jobs):
+            with context:
+                results.append(job())
+        for branch in branches:
+            torch.cuda.current_stream(branch.device).wait_stream(branch)
+        return results
+
+    def prepared(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The transformed function, made once (bound methods compare equal, so they are good keys)."""
+        if function not in self._transformed:
+            self._transformed[function] = self.transform(function)
+        return self._transformed[function]
