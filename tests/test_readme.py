@@ -42,7 +42,7 @@ def test_programs_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     scope: dict[str, Any] = {"__name__": name}
     for _, code in (block for block in BLOCKS if block[0] == name):
         exec(compile(shortened(code), f"README.md ({name})", "exec", dont_inherit=True), scope)
-        if isinstance(spec := scope.get("spec"), AlgorithmSpec):
+        if isinstance(spec := scope.get("SPEC"), AlgorithmSpec):
             monkeypatch.setitem(registry._SPECS, spec.name, spec)
     assert len(list((tmp_path / "runs").glob("*/run.json"))) == 1
 
