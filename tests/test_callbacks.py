@@ -142,6 +142,22 @@ def test_a_run_stopped_by_a_callback_goes_on_to_the_same_end(algo: str, tmp_path
     assert differences(longer, resumed) == []
 
 
+@pytest.mark.parametrize("algo", LOOPS)
+def test_a_run_stopped_by_a_callback_goes_on_to_its_own_budget(algo: str, tmp_path: Path) -> None:
+    """A stop is not an end: README's TimeLimit leaves "a checkpoint to go on from"."""
+    config = tiny(algo, tmp_path)
+    stopped = train(config, [StopAt(25)])
+    assert trainer_state(stopped.checkpoint_path)["stop_final"] is False
+    resumed = resume(stopped.run_dir)
+    assert set(differences(train(config), resumed)) <= {"checkpoints", "best", "metrics.csv", *EVALUATED_ONCE_MORE}
+    assert run_record(resumed.run_dir)["status"] == "finished"
+    assert (trainer_state(resumed.checkpoint_path)["should_stop"], resumed.metrics["global_step"]) == (False, 60)
+
+
+# A stopped run is judged where it stopped, which a run left alone is not.
+EVALUATED_ONCE_MORE = {"trainer/best_return", "trainer/log_rows", "metrics"}
+
+
 def test_the_first_reason_stays(tmp_path: Path) -> None:
     class Second(StopAt):
         def on_step(self, session: Session) -> None:

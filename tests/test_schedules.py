@@ -132,3 +132,26 @@ def test_rates_are_restored_before_the_next_update(tmp_path: Path) -> None:
     part = train(config.replace(total_timesteps=60))
     resumed = resume(part.run_dir, changes={"total_timesteps": 100})
     assert logged(resumed.run_dir)[-1]["train/learning_rate"] == logged(straight.run_dir)[-1]["train/learning_rate"]
+
+
+@pytest.mark.parametrize(
+    ("algo", "kwargs", "what"),
+    [
+        ("sac", {"learning_rate_schedule": "cosine"}, "the learning-rate schedule"),
+        ("iql", {}, "the learning-rate schedule"),
+        ("dqn", {}, "exploration"),
+        ("dqn", {"warmup_steps": 5}, "the learning-rate schedule and exploration"),
+        ("sac", {}, ""),
+    ],
+)
+def test_another_budget_stretches_what_runs_over_it_and_says_so(
+    algo: str, kwargs: dict[str, Any], what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = train(tiny(algo, tmp_path, kwargs=kwargs, eval_episodes=0))
+    capfd.readouterr()
+    resume(result.run_dir, changes={"total_timesteps": 90})
+    said = [line for line in capfd.readouterr().err.splitlines() if "now stretch" in line]
+    start = f"note: total_timesteps 60 -> 90: {what} now stretch over the new total"
+    assert [line.startswith(start) for line in said] == ([True] if what else [])
+    resume(result.run_dir)
+    assert "now stretch" not in capfd.readouterr().err

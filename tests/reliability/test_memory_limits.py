@@ -45,6 +45,17 @@ def test_data_that_cannot_fit_are_not_collected(algo: str, tmp_path: Path, monke
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("algo", ["sac", "iql", "edac", "dqn", "rlpd"])
+def test_networks_that_cannot_fit_are_not_made(algo: str, tmp_path: Path) -> None:
+    config = tiny(algo, tmp_path / "runs", kwargs={"hidden_sizes": [200_000, 200_000]})
+    with pytest.raises(
+        MemoryLimitError,
+        match=r"^algo_kwargs\.hidden_sizes: the networks and their optimisers need .* are available on cpu; use smaller",
+    ):
+        train(config)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_on_the_command_line_of_this_machine(tmp_path: Path) -> None:
     values = tiny("sac", tmp_path / "runs", kwargs={"buffer_capacity": 10**12}).to_dict()
     del values["allow_import"]

@@ -1,0 +1,96 @@
+"""Records that last: what a run wrote down is what it does later, whatever the defaults of the day are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.errors import CheckpointError
+from rl_training.experiment import registry
+from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint, write_checkpoint
+from rl_training.experiment.files import SCHEMA
+from rl_training.experiment.history import _defaults_0_1
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.state import config_of, read_run_checkpoint
+from tests.runs import ALL, differences, interrupted, logged, resume, run_record, tiny, train, trainer_state
+
+GOLDEN = Path(__file__).parent / "reliability" / "golden" / "format_1"
+ONLINE_0_1 = {"dqn": 1_000, "ddpg": 1_000, "td3": 25_000, "sac": 10_000, "tqc": 1_000, "redq": 5_000, "rlpd": 5_000}
+
+
+def with_other_defaults(monkeypatch: pytest.MonkeyPatch, algo: str, **defaults: Any) -> None:
+    """As if a later version had changed its mind."""
+    spec = get_algorithm_spec(algo)
+    sections = dataclasses.replace(spec.sections, defaults={**spec.sections.defaults, **defaults})
+    monkeypatch.setitem(registry._SPECS, algo, dataclasses.replace(spec, sections=sections))
+
+
+@pytest.mark.parametrize("algo", ALL)
+def test_a_checkpoint_holds_every_setting(algo: str, tmp_path: Path) -> None:
+    config = tiny(algo, tmp_path, total_timesteps=3, eval_episodes=0)
+    stored = read_checkpoint(train(config).checkpoint_path).records["config"]
+    assert stored["algo_kwargs"] == registry.resolve(config).to_dict()
+
+
+def test_records_carry_their_schema(tmp_path: Path) -> None:
+    result = train(tiny("sac", tmp_path))
+    assert run_record(result.run_dir)["schema"] == SCHEMA
+    assert trainer_state(result.checkpoint_path)["schema"] == SCHEMA
+    assert {row["schema"] for row in logged(result.run_dir)} == {str(SCHEMA)}
+
+
+def test_a_default_that_changes_later_changes_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny("sac", tmp_path)
+    straight, run = train(config), interrupted(config, 30)
+    with_other_defaults(monkeypatch, "sac", gamma=0.5, tau=0.1, warmup_steps=30, train_frequency=3)
+    assert get_algorithm_spec("sac").sections.resolve({}).to_dict()["gamma"] == 0.5
+    assert differences(straight, resume(run)) == []
+
+
+def test_a_run_of_0_1_keeps_the_defaults_of_0_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoint says only what its user had written; the rest is what 0.1 would have done."""
+    checkpoint = read_run_checkpoint(GOLDEN / "sac" / "checkpoint")
+    assert "schema" not in checkpoint.records["trainer"]
+    written = checkpoint.records["config"]["algo_kwargs"]
+    assert "target_entropy" not in written
+    with_other_defaults(monkeypatch, "sac", target_entropy=-3.0, backup_entropy=False)
+    settings = config_of(checkpoint).algo_kwargs
+    assert {key: settings[key] for key in written} == written
+    assert (settings["target_entropy"], settings["backup_entropy"]) == (None, True)
+    assert settings["layer_norm_epsilon"] == 1e-5  # PyTorch's, before there was a setting for it
+
+
+@pytest.mark.parametrize("algo", _defaults_0_1())
+def test_what_is_kept_of_0_1_is_understood(algo: str) -> None:
+    kept = _defaults_0_1()[algo]
+    assert get_algorithm_spec(algo).sections.resolve(kept).to_dict().items() >= kept.items()
+    if algo in ONLINE_0_1:
+        assert kept["learning_starts"] == ONLINE_0_1[algo]
+    assert (kept["gamma"], kept["learning_rate"]) == (0.99, 1e-4 if algo == "dqn" else 3e-4)
+
+
+def test_a_run_of_0_1_that_only_began_keeps_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny("sac", tmp_path, eval_episodes=0)
+    run = train(config).run_dir
+    shutil.rmtree(run / "checkpoints")
+    record = {key: value for key, value in run_record(run).items() if key not in ("schema", "saved")}
+    (run / "run.json").write_text(json.dumps(record | {"status": "running"}))
+    with pytest.warns(UserWarning, match="starts again"):
+        again = resume(run)
+    stored = read_checkpoint(again.checkpoint_path).records["config"]["algo_kwargs"]
+    assert stored["layer_norm_epsilon"] == 1e-6  # written down by this version, so it is what it was
+
+
+@pytest.mark.parametrize("schema", [SCHEMA + 1, "2", 2.0])
+def test_records_of_a_later_version_are_refused(schema: Any, tmp_path: Path) -> None:
+    run = train(tiny("bc", tmp_path, total_timesteps=3, eval_episodes=0)).run_dir
+    checkpoint = read_checkpoint(find_checkpoint(run))
+    records = {**checkpoint.records, "trainer": {**checkpoint.records["trainer"], "schema": schema}}
+    write_checkpoint(run / "checkpoints", checkpoint.step, tensors=checkpoint.tensors, records=records)
+    with pytest.raises(CheckpointError, match=r"need a newer rl_training \(this one knows 2\)"):
+        resume(run)
