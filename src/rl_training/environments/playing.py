@@ -49,6 +49,16 @@ class Evaluator:
             return self.config.eval_max_steps
         return UNLIMITED_EPISODE_STEPS if time_limit(self.config) is None else None
 
+    @property
+    def notice(self) -> str:
+        """What is to be said of episodes that were cut; empty where none was."""
+        if not self.cut_episodes:
+            return ""
+        return (
+            f"evaluation episodes are cut after {self.bound:,} steps, which {self.config.env_id} does not end by "
+            "itself (eval_max_steps)"
+        )
+
     def start(self) -> None:
         """Start environments that are processes: they take seconds, which training can use."""
         if self.config.env_processes and self.config.eval_episodes:

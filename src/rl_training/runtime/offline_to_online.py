@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from rl_training.data.loading import DatasetConfig
 from rl_training.data.sources import MixedSource
-from rl_training.environments.pool import EnvPool
 from rl_training.errors import ConfigError
 from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.offline import BudgetConfig, Prepared, fit_offline
-from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer
+from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, make_collector
 from rl_training.runtime.run import Job, Regime
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
@@ -57,14 +56,8 @@ class OfflineToOnline(Regime):
         self.total_updates = self.pretraining + self.online.earned(job.config.total_timesteps)
         if self.budget.max_updates is not None:
             self.total_updates = min(self.total_updates, self.budget.max_updates)
-        self.collector = Collector(
-            EnvPool(job.config),
-            self.spaces,
-            self.learner,
-            buffer,
-            learning_starts=self.online.learning_starts,
-            total_steps=job.config.total_timesteps,
-            reward_map=self.parts.dataset.reward_map,
+        self.collector = make_collector(
+            job, self.spaces, self.learner, buffer, reward_map=self.parts.dataset.reward_map
         )
 
     def start(self) -> None:

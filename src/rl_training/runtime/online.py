@@ -83,6 +83,26 @@ def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner) -> ReplayBuf
     return ReplayBuffer(capacity, layout, host, pin=True)
 
 
+def make_collector(
+    job: Job,
+    spaces: SpaceSpec,
+    learner: Learner,
+    buffer: ReplayBuffer,
+    *,
+    reward_map: tuple[float, float] = (1.0, 0.0),
+) -> Collector:
+    """The configured environments, stepped with the learner's exploring policy into `buffer`."""
+    return Collector(
+        EnvPool(job.config),
+        spaces,
+        learner,
+        buffer,
+        learning_starts=job.resolved[OnlineConfig].learning_starts,
+        total_steps=job.config.total_timesteps,
+        reward_map=reward_map,
+    )
+
+
 class Online(Regime):
     """An environment alone: experience fills a replay buffer, updates draw from it."""
 
@@ -111,14 +131,7 @@ class Online(Regime):
         buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner)
         if job.origin is not None and job.checkpoint is None:
             initialise_from(self.learner, job.origin, self.spaces)
-        self.collector = Collector(
-            EnvPool(job.config),
-            self.spaces,
-            self.learner,
-            buffer,
-            learning_starts=self.online.learning_starts,
-            total_steps=job.config.total_timesteps,
-        )
+        self.collector = make_collector(job, self.spaces, self.learner, buffer)
 
     def start(self) -> None:
         self.collector.start()

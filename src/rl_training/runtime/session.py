@@ -51,6 +51,21 @@ class TrainResult:
 class Session:
     """One run in progress."""
 
+    begun = False
+    should_stop = False
+    stop_reason: str | None = None
+    stop_final: bool | None = None
+    best_return: float | None = None
+    evaluated_at: int | None = None
+    checkpoint_path: Path | None = None
+    # The callback at which `advance` is at work; None between two iterations.
+    broken_off: int | None = None
+    # Whether the loop is at work, so that its state may not be whole between two iterations.
+    _in_step = False
+    _save_failed = False
+    # What `_standing` was when a checkpoint was last written.
+    _saved: tuple[Any, ...] = ()
+
     def __init__(
         self,
         config: TrainConfig,
@@ -82,25 +97,12 @@ class Session:
         self.log = log
         self.log_cadence = Cadence(config.log_interval)
         self.save_cadence = Cadence(config.checkpoint_interval)
-        self.begun = False
-        self.should_stop = False
-        self.stop_reason: str | None = None
-        self.stop_final: bool | None = None
-        self.best_return: float | None = None
         self.last_evaluation: dict[str, float] = {}
-        self.evaluated_at: int | None = None
-        self.checkpoint_path: Path | None = None
-        # The callback at which `advance` is at work; None between two iterations.
-        self.broken_off: int | None = None
         self.mark = (time.monotonic(), clock.ticks)
         self._extra_metrics = extra_metrics
         self._progress = progress
         self._evaluator = evaluator
         self._guard = guard
-        # Whether the loop is at work, so that its state may not be whole between two iterations.
-        self._in_step = False
-        self._save_failed = False
-        self._saved: tuple[Any, ...] = ()
         self._acting = ActingPolicy(learner)
         self._checkpoint_cost = [0.0, 0.0]
 
@@ -201,15 +203,12 @@ class Session:
         return self.last_evaluation
 
     def _play(self, evaluator: Evaluator) -> dict[str, float]:
-        cut_before = evaluator.cut_episodes
+        said = evaluator.notice
         metrics = evaluator.run(
             self._acting.current(), self.config.eval_episodes, lambda: self._guard.received is not None
         )
-        if evaluator.cut_episodes and not cut_before:
-            self.say(
-                f"warning: evaluation episodes are cut after {evaluator.bound:,} steps, which {self.config.env_id} "
-                "does not end by itself (eval_max_steps)"
-            )
+        if evaluator.notice and not said:
+            self.say(f"warning: {evaluator.notice}")
         return metrics
 
     # Reports and state.

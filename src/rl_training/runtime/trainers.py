@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
@@ -16,22 +16,6 @@ from rl_training.runtime.sections import Sections
 from rl_training.runtime.session import TrainResult
 
 
-class Train(Protocol):
-    """`train_<algo>`: what a run is comes first; `dataset` stands in for the configured data, `launch` for nothing
-    that changes a number."""
-
-    def __call__(
-        self,
-        config: TrainConfig,
-        *,
-        run_suffix: str | None = None,
-        checkpoint_state: Checkpoint | None = None,
-        callbacks: Sequence[Callback] | None = None,
-        dataset: TransitionDataset | None = None,
-        launch: Launch | None = None,
-    ) -> TrainResult: ...
-
-
 @dataclass(frozen=True)
 class AlgorithmSpec:
     """One algorithm: evaluating and predicting are generic, so a learner, its regime and its sections suffice."""
@@ -41,7 +25,7 @@ class AlgorithmSpec:
     year: int
     regime: str
     sections: Sections
-    train: Train
+    train: Callable[..., TrainResult]
 
     @property
     def learner(self) -> type[Learner]:
@@ -51,7 +35,11 @@ class AlgorithmSpec:
 def algorithm(
     learner: type[Learner], regime: type[Regime], title: str, year: int, **defaults: Any
 ) -> AlgorithmSpec:
-    """An algorithm trained through a regime; `defaults` are those in which it differs from the sections' own."""
+    """An algorithm trained through a regime; `defaults` are those in which it differs from the sections' own.
+
+    Its train function takes the configuration, and how to go about it: `dataset` stands in for the configured data,
+    and nothing in `launch` changes a number.
+    """
     sections = Sections(learner, (learner.Config, learner.Network, *regime.sections), defaults)
 
     def train(

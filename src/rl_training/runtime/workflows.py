@@ -109,9 +109,12 @@ def evaluate_checkpoint(
         raise ConfigError(f"env_id: {config.env_id} does not fit the policy ({difference})", key="env_id")
     evaluator = Evaluator(config, loaded.spaces)
     try:
-        return evaluator.run(loaded.policy, episodes)
+        metrics = evaluator.run(loaded.policy, episodes)
     finally:
         evaluator.close()
+    if evaluator.notice:
+        warnings.warn(evaluator.notice, stacklevel=2)
+    return metrics
 
 
 def predict_checkpoint(path: str | Path, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
