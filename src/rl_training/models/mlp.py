@@ -44,7 +44,7 @@ class NetworkShape(Settings):
     critic_hidden_sizes: Sizes | None = None
     """hidden layers of the critics where they differ; null means `hidden_sizes`"""
     activation: Activation = "relu"
-    """between the layers of every network"""
+    """nonlinearity after each hidden layer of every network"""
     layer_norm_epsilon: PositiveFloat = 1e-6
     """added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had PyTorch's 1e-5)"""
 
@@ -143,11 +143,11 @@ def _selection(frozen: bool, members: Members) -> Select:
 
 
 class EnsembleMLP(nn.Module):
-    """N networks `in -> hidden (LayerNorm?) activation … -> out` of one shape, evaluated together.
+    """N networks `in -> hidden (LayerNorm?) activation … -> out` of one shape, computed together.
 
-    `frozen` evaluates with detached weights: the caller's gradient flows to the input only, and no backward,
-    compiled or not, computes a weight gradient nobody asked for. `members` evaluates only the first so many, or
-    those a tensor of indices names: what is not asked for is not computed.
+    `frozen` computes with detached weights: the caller's gradient flows to the input only, and no backward,
+    compiled or not, forms a weight gradient nobody asked for. `members` computes only the first so many networks,
+    or those whose indices a tensor holds.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class EnsembleMLP(nn.Module):
         return zip(self.hidden, norms)
 
     def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
-        """`x [B, in]`, seen by every member evaluated: `[N, B, out]`."""
+        """`x [B, in]`, seen by every member: `[N, B, out]`."""
         select, activate = _selection(frozen, members), _ACTIVATIONS[self.activation]
         count = len(members) if isinstance(members, Tensor) else members or self.num_members
         x = x.expand(count, -1, -1)

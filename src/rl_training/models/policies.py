@@ -1,7 +1,7 @@
 """Actors: what a policy computes from an observation, and the `Policy` that acts, predicts and is exported.
 
 Actions are in [-1, 1]. No function here draws: noise is an argument, so the same call is a sample in training,
-a test with known noise, or a step recorded in a CUDA graph.
+a test with known noise, or a step captured in a CUDA graph.
 """
 
 from __future__ import annotations

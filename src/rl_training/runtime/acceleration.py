@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _WARM_UP_UPDATES = 3
 # Updates captured together where that many are due: one launch, and one gap between launches, for all of them.
 _BLOCK = 10
-# Streams beside the main one: IQL, the widest update, evaluates five networks side by side.
+# Streams beside the main one: IQL, the widest update, runs five networks side by side.
 _BRANCHES = 4
 # A graph, the terms its replay overwrites, and the learning rates it reads, one row per update.
 _Captured = tuple[torch.cuda.CUDAGraph, Terms, Tensor]
@@ -184,7 +184,7 @@ class Updater:
         """Warm up and capture updates without leaving a trace in networks, optimisers or random numbers.
 
         Minibatches do not depend on the updates before them, so they are drawn on a branch of their own, beside
-        those updates; random numbers are numbered as they are captured, so each draw stays the one of eager mode.
+        those updates; random numbers are numbered as they are captured, so each draw is the one of an eager update.
         """
         learner = self.learner
         state = copy.deepcopy(learner.state_dict())
