@@ -12,13 +12,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal
 
-from rl_training.algorithms.base import Learner
-from rl_training.data.transitions import TransitionBatch
+if TYPE_CHECKING:  # a peer in an environment of its own imports this module without the package
+    from rl_training.algorithms.base import Learner
+    from rl_training.data.transitions import TransitionBatch
 
 UPDATES, BATCH, OBS, ACTIONS, CHOICES = 20, 16, 3, 2, 4
 SEED = 21
@@ -28,6 +33,8 @@ _BETA1 = 0.9
 
 Tensors = dict[str, Tensor]
 Losses = dict[str, float]
+# What one update draws, in the order in which our learner draws it.
+Noise = tuple[Tensor, ...]
 
 
 @contextmanager
@@ -41,21 +48,51 @@ def float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def random_batches(*, discrete: bool = False) -> list[TransitionBatch]:
+@contextmanager
+def widened() -> Iterator[None]:
+    """A peer that asks for float32 by name gets float64."""
+    with (
+        patch.object(torch, "float32", torch.float64),
+        patch.object(torch, "float", torch.float64),
+        patch.object(Tensor, "float", Tensor.double),
+    ):
+        yield
+
+
+@contextmanager
+def normal_draws(*draws: Tensor) -> Iterator[None]:
+    """A peer's Gaussians take these draws, one after the other."""
+    left = iter(draws)
+    with patch.object(Normal, "rsample", lambda normal, _shape=(): normal.loc + normal.scale * next(left)):
+        yield
+
+
+def random_batches(*, discrete: bool = False, next_actions: bool = False) -> list[TransitionBatch]:
     """One batch per update, of transitions without meaning; about a third of them end."""
+    from rl_training.data.transitions import TransitionBatch
+
     g = torch.Generator().manual_seed(SEED)
+
+    def actions() -> Tensor:
+        return 2.0 * torch.rand(BATCH, ACTIONS, generator=g) - 1.0
+
     return [
         TransitionBatch(
             obs=torch.randn(BATCH, OBS, generator=g),
-            actions=torch.randint(CHOICES, (BATCH,), generator=g)
-            if discrete
-            else 2.0 * torch.rand(BATCH, ACTIONS, generator=g) - 1.0,
+            actions=torch.randint(CHOICES, (BATCH,), generator=g) if discrete else actions(),
             rewards=torch.randn(BATCH, generator=g),
             next_obs=torch.randn(BATCH, OBS, generator=g),
             dones=(torch.rand(BATCH, generator=g) < 0.3).to(torch.get_default_dtype()),
+            **{"next_actions": actions()} if next_actions else {},
         )
         for _ in range(UPDATES)
     ]
+
+
+def noises(draw: Callable[[torch.Generator], Noise]) -> list[Noise]:
+    """The draws of every update, from a generator seeded as `prepare` seeds the learner's."""
+    g = torch.Generator().manual_seed(SEED)
+    return [draw(g) for _ in range(UPDATES)]
 
 
 @dataclass
@@ -77,32 +114,38 @@ class Distance:
 
     @property
     def largest(self) -> float:
-        return max(self.losses, self.gradients, self.parameters)
+        return _largest([self.losses, self.gradients, self.parameters])
 
 
 def distance(ours: Trace, theirs: Trace) -> Distance:
     """Over all updates; ours may report more losses than theirs, but must step the same parameters."""
-    for mine, other in zip([*ours.gradients, ours.parameters], [*theirs.gradients, theirs.parameters]):
+    for mine, other in zip([*ours.gradients, ours.parameters], [*theirs.gradients, theirs.parameters], strict=True):
         if mine.keys() != other.keys():
             raise ValueError(f"only one of the two has {', '.join(sorted(mine.keys() ^ other.keys()))}")
     return Distance(
-        losses=max(
-            abs(mine[name] - value) / abs(value)
-            for mine, other in zip(ours.losses, theirs.losses)
-            for name, value in other.items()
+        losses=_largest(
+            [
+                abs(mine[name] - value) / (abs(value) or 1.0)
+                for mine, other in zip(ours.losses, theirs.losses, strict=True)
+                for name, value in other.items()
+            ]
         ),
-        gradients=max(_relative(mine, other) for mine, other in zip(ours.gradients, theirs.gradients)),
+        gradients=_largest([_relative(mine, other) for mine, other in zip(ours.gradients, theirs.gradients)]),
         parameters=_relative(ours.parameters, theirs.parameters),
     )
 
 
 def _relative(ours: Tensors, theirs: Tensors) -> float:
-    found = [0.0]
+    found = []
     for name, tensor in theirs.items():
         largest = float(tensor.abs().max())
-        difference = float((ours[name] - tensor).abs().max())
-        found.append(difference / largest if largest > 0 else difference)
-    return max(found)
+        found.append(float((ours[name] - tensor).abs().max()) / (largest or 1.0))
+    return _largest(found)
+
+
+def _largest(values: Sequence[float]) -> float:
+    """NaN if one of them is, unlike Python's `max`."""
+    return float(torch.tensor(values).max())
 
 
 # Our side.
@@ -207,16 +250,20 @@ def places(name: str, *members: Sequence[Layer]) -> dict[str, Place]:
 
 
 class Held:
-    """A peer's optimiser steps and target updates, kept back until its update has formed every loss."""
+    """A peer's optimiser steps and target updates, kept back until its update has formed every loss.
 
-    def __init__(self) -> None:
+    With `wait=False` the steps are taken at once and only their gradients are kept.
+    """
+
+    def __init__(self, *, wait: bool = True) -> None:
+        self._wait = wait
         self._steps: list[tuple[Callable[[], Any], dict[Tensor, Tensor]]] = []
         self._calls: list[Callable[[], Any]] = []
 
     def hold(self, *optimizers: torch.optim.Optimizer, factor: float = 1.0) -> None:
         """From now on `step` keeps the gradients of the moment, times `factor`, for `release`."""
         for optimizer in optimizers:
-            optimizer.step = partial(self._keep, optimizer, optimizer.step, factor)  # type: ignore[method-assign]
+            optimizer.step = partial(self._keep, optimizer, optimizer.step, factor)  # type: ignore[method-assign, assignment]
 
     def later(self, function: Callable[..., Any]) -> Callable[..., None]:
         """`function`, whose calls wait for `release`."""
@@ -225,15 +272,18 @@ class Held:
     def _keep(self, optimizer: torch.optim.Optimizer, step: Callable[[], Any], factor: float) -> None:
         owned = [p for group in optimizer.param_groups for p in group["params"]]
         self._steps.append((step, {p: factor * p.grad for p in owned if p.grad is not None}))
+        if not self._wait:
+            step()
 
     def release(self) -> dict[Tensor, Tensor]:
         """Take every step and make every call, in their order; the gradients that were used."""
         used: dict[Tensor, Tensor] = {}
         for step, gradients in self._steps:
-            for parameter, gradient in gradients.items():
-                parameter.grad = gradient
-            step()
             used |= gradients
+            if self._wait:
+                for parameter, gradient in gradients.items():
+                    parameter.grad = gradient.clone()  # the next backward adds to it
+                step()
         for call in self._calls:
             call()
         self._steps, self._calls = [], []
@@ -245,30 +295,68 @@ class Peer:
     """A peer's agent: where it keeps our tensors, and one update of it on a batch with our noise."""
 
     places: dict[str, Place]
-    update: Callable[[TransitionBatch, torch.Generator], Losses]
+    update: Callable[[Any, Noise], Losses]
     held: Held = field(default_factory=Held)
 
-    def take_over(self, learner: Learner) -> None:
+    def take_over(self, networks: Mapping[str, Tensor]) -> None:
         """Give it our weights; nothing may be left without a place."""
-        networks = learner.state_dict()["networks"]
         if networks.keys() != self.places.keys():
             raise ValueError(f"no place for {', '.join(sorted(networks.keys() ^ self.places.keys()))}")
         for name, place in self.places.items():
             place.write(networks[name])
 
-    def play(self, batches: Sequence[TransitionBatch]) -> Trace:
-        """Its updates; the generator it is given draws what our learner's draws."""
-        g = torch.Generator().manual_seed(SEED)
+    def play(self, batches: Sequence[Any], noises: Sequence[Noise]) -> Trace:
         trace = Trace()
-        for batch in batches:
-            trace.losses.append(self.update(batch, g))
-            used = self.held.release()
-            trace.gradients.append(
-                {
-                    name: place.read(used.__getitem__)
-                    for name, place in self.places.items()
-                    if all(tensor in used for tensor in place.tensors())
-                }
-            )
-        trace.parameters = {name: place.read(Tensor.detach) for name, place in self.places.items()}
+        for batch, noise in zip(batches, noises, strict=True):
+            trace.losses.append(self.update(batch, noise))
+            trace.gradients.append(self.gradients())
+        trace.parameters = self.parameters()
         return trace
+
+    def gradients(self) -> Tensors:
+        """End the update: the gradients of what it stepped."""
+        used = self.held.release()
+        stepped = {n: p for n, p in self.places.items() if all(tensor in used for tensor in p.tensors())}
+        return {name: place.read(used.__getitem__) for name, place in stepped.items()}
+
+    def parameters(self) -> Tensors:
+        return {name: place.read(Tensor.detach).clone() for name, place in self.places.items()}
+
+
+# A peer in a process of its own gets and returns files of named arrays.
+
+
+def save_given(path: Path, networks: Mapping[str, Tensor], batches: Sequence[Any], noises: Sequence[Noise]) -> None:
+    """What the peer starts from: `networks/NAME`, `batches/UPDATE/COLUMN`, `noise/UPDATE/NUMBER`."""
+    arrays = {f"networks/{name}": tensor for name, tensor in networks.items()}
+    for i, (batch, noise) in enumerate(zip(batches, noises, strict=True)):
+        present = {name: column for name, column in batch._asdict().items() if column is not None}
+        arrays |= {f"batches/{i}/{name}": column for name, column in present.items()}
+        arrays |= {f"noise/{i}/{j}": draw for j, draw in enumerate(noise)}
+    named: dict[str, Any] = {name: tensor.numpy() for name, tensor in arrays.items()}
+    np.savez(path, **named)
+
+
+def load_trace(path: Path) -> Trace:
+    """What the peer did: `losses/UPDATE/NAME`, `gradients/UPDATE/NAME`, `parameters/NAME`."""
+    trace = Trace([{} for _ in range(UPDATES)], [{} for _ in range(UPDATES)])
+    with np.load(path) as arrays:
+        for key in arrays.files:
+            kind, _, rest = key.partition("/")
+            if kind == "parameters":
+                trace.parameters[rest] = torch.from_numpy(arrays[key])
+                continue
+            update, _, name = rest.partition("/")
+            if kind == "losses":
+                trace.losses[int(update)][name] = float(arrays[key])
+            else:
+                trace.gradients[int(update)][name] = torch.from_numpy(arrays[key])
+    return trace
+
+
+def save_trace(path: Path, trace: Trace) -> None:
+    arrays: dict[str, Any] = {f"parameters/{name}": value.numpy() for name, value in trace.parameters.items()}
+    for i, (losses, gradients) in enumerate(zip(trace.losses, trace.gradients, strict=True)):
+        arrays |= {f"losses/{i}/{name}": value for name, value in losses.items()}
+        arrays |= {f"gradients/{i}/{name}": value.numpy() for name, value in gradients.items()}
+    np.savez(path, **arrays)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
@@ -27,16 +28,20 @@ from benchmarks.lockstep import (
     UPDATES,
     Distance,
     Losses,
+    Noise,
     Peer,
     Place,
     Same,
     distance,
     float64,
     linears,
+    noises,
+    normal_draws,
     places,
     play,
     prepare,
     random_batches,
+    widened,
 )
 from rl_training.algorithms import DDPG, DQN, SAC, TD3, TQC, Learner
 from rl_training.data.transitions import TransitionBatch
@@ -46,15 +51,12 @@ sb3 = pytest.importorskip("stable_baselines3")
 sb3_contrib = pytest.importorskip("sb3_contrib")
 
 SIZES = [16, 12]
-QUANTILES = 8  # the peer keeps their fractions in float32, where eighths are exact
 # Measured: rounding leaves 2e-14 at most, a mistake of 1 % in one setting 9e-4 at least.
 BOUND, MISTAKE = 1e-11, 1e-4
 
 
 @pytest.fixture(autouse=True)
-def _float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Everything in float64; the peers would turn observations into float32."""
-    monkeypatch.setattr("stable_baselines3.common.policies.preprocess_obs", lambda obs, *_args, **_kwargs: obs)
+def _float64() -> Iterator[None]:
     with float64():
         yield
 
@@ -114,7 +116,7 @@ def critic_places(agent: Any) -> dict[str, Place]:
 def dqn_peer(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Peer:
     agent = agent_of(sb3.DQN, max_grad_norm=float("inf"), **settings)
 
-    def update(batch: TransitionBatch, _: torch.Generator) -> Losses:
+    def update(batch: TransitionBatch, _: Noise) -> Losses:
         losses = train_on(agent, batch)
         agent._on_step()  # counts environment steps, one per update here, and moves the target
         return losses
@@ -130,10 +132,9 @@ def dqn_peer(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Peer:
 def td3_peer(algorithm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Peer:
     agent = agent_of(algorithm, gamma=0.9, tau=0.1, **settings)
 
-    def update(batch: TransitionBatch, g: torch.Generator) -> Losses:
-        noise = torch.randn(BATCH, ACTIONS, generator=g)
-        monkeypatch.setattr(Tensor, "normal_", lambda _tensor, _mean, std: std * noise)
-        return train_on(agent, batch)
+    def update(batch: TransitionBatch, noise: Noise) -> Losses:
+        with patch.object(Tensor, "normal_", lambda _tensor, _mean, std: std * noise[0]):
+            return train_on(agent, batch)
 
     networks = (
         places("model.actor.net", linears(agent.actor.mu))
@@ -151,11 +152,10 @@ def soft_peer(algorithm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, **
     agent = agent_of(algorithm, gamma=0.9, tau=0.1, **settings)
     agent.actor.action_dist.epsilon = 0.0
 
-    def update(batch: TransitionBatch, g: torch.Generator) -> Losses:
-        next_noise, noise = torch.randn(2, BATCH, ACTIONS, generator=g)
-        draws = iter([noise, next_noise])
-        monkeypatch.setattr(torch.distributions.Normal, "rsample", lambda n: n.loc + n.scale * next(draws))
-        return train_on(agent, batch)
+    def update(batch: TransitionBatch, noise: Noise) -> Losses:
+        next_noise, here = noise[0]
+        with normal_draws(here, next_noise):
+            return train_on(agent, batch)
 
     heads = (agent.actor.mu, agent.actor.log_std)  # mean first, then the logarithm of the deviation
     networks = places("model.actor.net", [*linears(agent.actor.latent_pi), heads]) | critic_places(agent)
@@ -167,7 +167,7 @@ def soft_peer(algorithm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, **
 
 
 def tqc_peer(drop: int, monkeypatch: pytest.MonkeyPatch) -> Peer:
-    critics = {"n_critics": 3, "n_quantiles": QUANTILES}
+    critics = {"n_critics": 3, "n_quantiles": 7}
     return soft_peer(sb3_contrib.TQC, monkeypatch, top_quantiles_to_drop_per_net=drop, policy_kwargs=critics)
 
 
@@ -194,16 +194,29 @@ def sac(**changes: Any) -> Learner:
 
 
 def tqc(drop: int, **changes: Any) -> Learner:
-    model = MLPTQCModel(OBS, ACTIONS, SIZES, 3, QUANTILES)
+    model = MLPTQCModel(OBS, ACTIONS, SIZES, 3, 7)
     return TQC(model=model, top_quantiles_to_drop_per_net=drop, **SOFT | changes)
+
+
+def no_noise(_: torch.Generator) -> Noise:
+    return ()
+
+
+def one_noise(g: torch.Generator) -> Noise:
+    return (torch.randn(BATCH, ACTIONS, generator=g),)
+
+
+def two_noises(g: torch.Generator) -> Noise:
+    return (torch.randn(2, BATCH, ACTIONS, generator=g),)
 
 
 @dataclass(frozen=True)
 class Case:
-    """Both sides, the losses they share, and settings of ours that must show when they are 1 % off."""
+    """Both sides, what an update draws, the losses they share, and settings that must show if they are 1 % off."""
 
     ours: Callable[..., Learner]
     theirs: Callable[[pytest.MonkeyPatch], Peer]
+    noise: Callable[[torch.Generator], Noise]
     losses: tuple[str, ...]
     mistakes: tuple[str, ...] = ("gamma", "tau", "learning_rate")
 
@@ -213,12 +226,12 @@ SOFT_LOSSES = (*ACTOR_CRITIC, "alpha")
 SMOOTHING = ("target_policy_noise", "target_noise_clip")
 ENTROPY = ("initial_alpha", "target_entropy")
 CASES = {
-    "dqn": Case(dqn, partial(dqn_peer, gamma=0.9, tau=0.7, target_update_interval=3), ("loss",)),
-    "ddpg": Case(ddpg, partial(td3_peer, sb3.DDPG), ACTOR_CRITIC),
-    "td3": Case(td3, partial(td3_peer, sb3.TD3, **NOISE), ACTOR_CRITIC, (*Case.mistakes, *SMOOTHING)),
-    "sac": Case(sac, partial(soft_peer, sb3.SAC), SOFT_LOSSES, (*Case.mistakes, *ENTROPY)),
-    "tqc": Case(partial(tqc, 2), partial(tqc_peer, 2), SOFT_LOSSES, (*Case.mistakes, *ENTROPY)),
-    "tqc-all-quantiles": Case(partial(tqc, 0), partial(tqc_peer, 0), SOFT_LOSSES),
+    "dqn": Case(dqn, partial(dqn_peer, gamma=0.9, tau=0.7, target_update_interval=3), no_noise, ("loss",)),
+    "ddpg": Case(ddpg, partial(td3_peer, sb3.DDPG), one_noise, ACTOR_CRITIC),
+    "td3": Case(td3, partial(td3_peer, sb3.TD3, **NOISE), one_noise, ACTOR_CRITIC, (*Case.mistakes, *SMOOTHING)),
+    "sac": Case(sac, partial(soft_peer, sb3.SAC), two_noises, SOFT_LOSSES, (*Case.mistakes, *ENTROPY)),
+    "tqc": Case(partial(tqc, 2), partial(tqc_peer, 2), two_noises, SOFT_LOSSES, (*Case.mistakes, *ENTROPY)),
+    "tqc-all-quantiles": Case(partial(tqc, 0), partial(tqc_peer, 0), two_noises, SOFT_LOSSES),
 }
 
 
@@ -228,10 +241,10 @@ def compare(name: str, monkeypatch: pytest.MonkeyPatch, **wrong: float) -> Dista
     batches = random_batches(discrete=name == "dqn")
     torch.manual_seed(0)
     learner = prepare(case.ours())
-    with monkeypatch.context() as patched:
-        peer = case.theirs(patched)
-        peer.take_over(learner)
-        expected = peer.play(batches)
+    with widened():
+        peer = case.theirs(monkeypatch)
+        peer.take_over(learner.state_dict()["networks"])
+        expected = peer.play(batches, noises(case.noise))
     if wrong:
         torch.manual_seed(0)
         changes = {key: factor * getattr(learner.config, key) for key, factor in wrong.items()}
