@@ -1,6 +1,6 @@
 """The same updates as the references: losses, gradients and parameters of 20 updates, compared in float64.
 
-    python -m benchmarks.parity --redq CHECKOUT --corl CHECKOUT [--algo edac …] [--json FILE]
+    python -m benchmarks.parity --redq CHECKOUT --corl CHECKOUT --d3rlpy-python PYTHON [--algo edac …] [--json FILE]
 
 From the same weights, batches and noise, once the choices that our docstrings state are taken out of the reference.
 Then every setting that a case lists is made 1 % wrong on our side, which must be seen. A case whose reference is
@@ -11,9 +11,11 @@ The comparison with Stable-Baselines3 and sb3-contrib is a test: `tests/test_pee
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,13 +35,15 @@ from benchmarks.lockstep import (
     Trace,
     distance,
     float64,
+    load_trace,
     noises,
     play,
     prepare,
     random_batches,
+    save_given,
 )
 from benchmarks.references import CORL_HIDDEN, HIDDEN, Build
-from benchmarks.report import Entry, Results, Sections, table
+from benchmarks.report import ROOT, Entry, Results, Sections, table
 from rl_training import algorithms
 from rl_training.algorithms.redq import _sample_target_critic_indices
 from rl_training.models import MLPIQLModel, MLPREDQModel, MLPSACModel, MLPTD3Model
@@ -62,6 +66,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--redq", type=place, help="a checkout of github.com/watchernyu/REDQ")
     parser.add_argument("--corl", type=place, help="a checkout of github.com/tinkoff-ai/CORL")
+    parser.add_argument("--d3rlpy-python", type=place, help="a Python with d3rlpy installed")
     parser.add_argument("--algo", nargs="+", default=[], help="only these; all if not given")
     parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
     return parser.parse_args()
@@ -78,6 +83,29 @@ def play_redq(options: argparse.Namespace, inputs: Inputs) -> Outcome:
 
 def play_corl(file: str, build: Build, options: argparse.Namespace, inputs: Inputs) -> Outcome:
     return references.play_corl(options.corl, file, build, *inputs), {"CORL": commit(options.corl)}
+
+
+def play_process(python: Path, program: str, words: Sequence[str], inputs: Inputs) -> Outcome:
+    """A reference that runs in a Python of its own."""
+    _, networks, batches, draws = inputs
+    with tempfile.TemporaryDirectory() as folder:
+        given, answer = Path(folder) / "given.npz", Path(folder) / "answer.npz"
+        save_given(given, networks, batches, draws)
+        done = subprocess.run(
+            [python, "-m", program, *words, given, answer], cwd=ROOT, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"{program} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        return load_trace(answer), json.loads(done.stdout)
+
+
+def play_d3rlpy(
+    algo: str, names: Mapping[str, str], fixed: Mapping[str, Any], options: argparse.Namespace, inputs: Inputs
+) -> Outcome:
+    """`names`: what d3rlpy calls our settings."""
+    settings = {theirs: getattr(inputs[0], ours) for ours, theirs in names.items()} | dict(fixed)
+    words = [algo, json.dumps(settings)]
+    return play_process(options.d3rlpy_python, "benchmarks.d3rlpy_parity", words, inputs)
 
 
 def no_noise(_: torch.Generator) -> Noise:
@@ -148,6 +176,25 @@ CORL_CQL = Case(
     ("learned scale and shift of log std", "cloning phase"),
     (*ALWAYS, *ENTROPY, "actor_learning_rate", "cql_alpha"),
 )
+D3RLPY_CRR = Case(
+    "CRR",
+    "crr",
+    "d3rlpy",
+    ("d3rlpy_python",),
+    "CRR",
+    lambda: MLPSACModel(OBS, ACTIONS, [HIDDEN] * 2, **OFFLINE_STD),
+    RATES | {"beta": 0.1, "max_weight": 1.5, "n_action_samples": 3},
+    partial(
+        play_d3rlpy,
+        "CRR",
+        {key: key for key in ("gamma", "tau", "beta", "max_weight", "n_action_samples")}
+        | {"advantage_type": "advantage_type", "weight_type": "weight_type"},
+        {"target_update_type": "soft"},
+    ),
+    normal_noise(4),
+    (ORDER, "policy family"),
+    (*ALWAYS, "beta", "max_weight"),
+)
 CASES = (
     Case(
         "REDQ",
@@ -214,6 +261,26 @@ CASES = (
         normal_noise(2),
         (ORDER, "policy family"),
         (*ALWAYS, "awac_lambda", "max_advantage_weight"),
+    ),
+    Case(
+        "AWAC, softmax",
+        "awac",
+        "d3rlpy",
+        ("d3rlpy_python",),
+        "AWAC",
+        lambda: MLPSACModel(OBS, ACTIONS, [HIDDEN] * 2, **OFFLINE_STD),
+        RATES | {"awac_lambda": 0.5, "weighting": "softmax"},
+        partial(play_d3rlpy, "AWAC", {"gamma": "gamma", "tau": "tau", "awac_lambda": "lam"}, {}),
+        normal_noise(2),
+        (ORDER, "policy family", "entropy in the backup (temperature 1)", "sum over the batch in the actor's loss"),
+        (*ALWAYS, "awac_lambda"),
+    ),
+    D3RLPY_CRR,
+    replace(
+        D3RLPY_CRR,
+        name="CRR, max and binary",
+        settings=RATES | {"advantage_type": "max", "weight_type": "binary", "n_action_samples": 3},
+        mistakes=ALWAYS,
     ),
     Case(
         "TD3+BC",
