@@ -1,6 +1,7 @@
 """The same updates as the references: losses, gradients and parameters of 20 updates, compared in float64.
 
-    python -m benchmarks.parity --redq CHECKOUT --corl CHECKOUT --d3rlpy-python PYTHON [--algo edac …] [--json FILE]
+    python -m benchmarks.parity --redq CHECKOUT --corl CHECKOUT --d3rlpy-python PYTHON --jax-python PYTHON
+                                [--algo edac …] [--json FILE]
 
 From the same weights, batches and noise, once the choices that our docstrings state are taken out of the reference.
 Then every setting that a case lists is made 1 % wrong on our side, which must be seen. A case whose reference is
@@ -67,6 +68,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--redq", type=place, help="a checkout of github.com/watchernyu/REDQ")
     parser.add_argument("--corl", type=place, help="a checkout of github.com/tinkoff-ai/CORL")
     parser.add_argument("--d3rlpy-python", type=place, help="a Python with d3rlpy installed")
+    parser.add_argument("--jax-python", type=place, help="a Python with jax, flax, optax and chex installed")
     parser.add_argument("--algo", nargs="+", default=[], help="only these; all if not given")
     parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
     return parser.parse_args()
@@ -108,6 +110,13 @@ def play_d3rlpy(
     return play_process(options.d3rlpy_python, "benchmarks.d3rlpy_parity", words, inputs)
 
 
+def play_rebrac(options: argparse.Namespace, inputs: Inputs) -> Outcome:
+    settings = inputs[0].model_dump() | {"layer_norm_epsilon": EPSILON}
+    words = [str(options.corl), json.dumps(settings)]
+    trace, versions = play_process(options.jax_python, "benchmarks.rebrac_parity", words, inputs)
+    return trace, {"CORL": commit(options.corl)} | versions
+
+
 def no_noise(_: torch.Generator) -> Noise:
     return ()
 
@@ -130,7 +139,7 @@ RATES = {"learning_rate": LEARNING_RATE, "gamma": 0.9, "tau": 0.1}
 SOFT = RATES | {"alpha": "auto", "initial_alpha": 0.4, "target_entropy": -float(ACTIONS)}
 SMOOTHING = {"policy_delay": 2, "target_policy_noise": 0.6, "target_noise_clip": 0.4}
 SUBSET: dict[str, Any] = {"num_critics": 5, "subset_size": 2}
-CANDIDATES = 5
+CANDIDATES, EPSILON = 5, 1e-6
 OFFLINE_STD: dict[str, Any] = {"log_std_bounds": (-5.0, 2.0)}
 
 
@@ -152,6 +161,7 @@ class Case:
     draw: Callable[[torch.Generator], Noise]
     taken_out: tuple[str, ...]
     mistakes: tuple[str, ...]
+    next_actions: bool = False
 
     def build(self, **changes: Any) -> Any:
         """Our learner; the weights and the noise are always the same."""
@@ -295,13 +305,27 @@ CASES = (
         (ORDER,),
         (*ALWAYS, *NOISE, "bc_alpha"),
     ),
+    Case(
+        "ReBRAC",
+        "rebrac",
+        "CORL",
+        ("corl", "jax_python"),
+        "ReBRAC",
+        lambda: MLPTD3Model(OBS, ACTIONS, [HIDDEN] * 2, layer_norm=True, layer_norm_epsilon=EPSILON),
+        RATES | SMOOTHING | {"actor_bc_coef": 0.5, "critic_bc_coef": 0.2},
+        play_rebrac,
+        normal_noise(),
+        (ORDER, "actor at the first of two updates", "target actor one step behind", "LayerNorm after the ReLU"),
+        (*ALWAYS, *NOISE, "actor_bc_coef", "critic_bc_coef"),
+        next_actions=True,
+    ),
 )
 
 
 def compare(case: Case, options: argparse.Namespace) -> Entry:
     """Play both sides, then ours again with each mistake."""
     with float64():
-        batches = random_batches()
+        batches = random_batches(next_actions=case.next_actions)
         learner = case.build()
         networks = learner.state_dict()["networks"]
         theirs, versions = case.play(options, (learner.config, networks, batches, noises(case.draw)))
