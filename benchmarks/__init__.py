@@ -1,1 +1,1 @@
-"""Measurements: speed, learning and overhead, beside the peers that are installed. Programs, not tests."""
+"""Measurements: speed, learning, overhead and parity, beside the peers that are installed. Programs, not tests."""

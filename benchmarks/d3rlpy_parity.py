@@ -1,0 +1,126 @@
+"""d3rlpy's CRR and AWAC in lockstep with ours, in a Python of its own; run by `benchmarks.parity`.
+
+    python -m benchmarks.d3rlpy_parity ALGO SETTINGS GIVEN ANSWER
+
+SETTINGS are fields of d3rlpy's configuration as JSON, GIVEN and ANSWER files of arrays (`benchmarks.lockstep`); its
+versions are printed as JSON. The policy there is a Gaussian around a squashed mean; d3rlpy's own squashed Gaussian
+takes its place, with a log std in [-5, 2] from a second head.
+"""
+
+import importlib
+import json
+import sys
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import d3rlpy
+import numpy as np
+import torch
+from d3rlpy.models.torch import build_squashed_gaussian_distribution
+from d3rlpy.torch_utility import TorchMiniBatch
+
+from benchmarks.lockstep import (
+    ACTIONS,
+    BATCH,
+    LEARNING_RATE,
+    OBS,
+    UPDATES,
+    Losses,
+    Noise,
+    Peer,
+    Place,
+    float64,
+    linears,
+    normal_draws,
+    places,
+    save_trace,
+    widened,
+)
+
+HIDDEN = [32, 32]
+Batch = namedtuple("Batch", ("obs", "actions", "rewards", "next_obs", "dones"))
+
+
+def build(algo: str, settings: dict[str, Any]) -> Any:
+    """d3rlpy's implementation object, with the other policy."""
+    package = "d3rlpy.algos.qlearning"
+    module: Any = importlib.import_module(f"{package}.{algo.lower()}")
+    create = module.create_normal_policy
+
+    def create_policy(*shape: Any, device: str, enable_ddp: bool, **_: Any) -> Any:
+        return create(*shape, device=device, enable_ddp=enable_ddp, min_logstd=-5.0, max_logstd=2.0)
+
+    module.create_normal_policy = create_policy
+    arithmetic: Any = importlib.import_module(f"{package}.torch.{algo.lower()}_impl")
+    arithmetic.build_gaussian_distribution = build_squashed_gaussian_distribution
+    encoder = d3rlpy.models.VectorEncoderFactory(hidden_units=HIDDEN)
+    config = getattr(d3rlpy.algos, f"{algo}Config")(
+        actor_learning_rate=LEARNING_RATE,
+        critic_learning_rate=LEARNING_RATE,
+        actor_encoder_factory=encoder,
+        critic_encoder_factory=encoder,
+        n_critics=2,
+        **settings,
+    )
+    agent = config.create()
+    agent.create_impl((OBS,), ACTIONS)
+    return agent.impl
+
+
+def policy_places(name: str, policy: Any) -> dict[str, Place]:
+    return places(name, [*linears(policy._encoder), (policy._mu, policy._logstd)])
+
+
+def as_peer(impl: Any, scale: float) -> Peer:
+    """`scale` times its actor's loss is ours."""
+    modules = impl.modules
+    found = policy_places("model.actor.net", modules.policy)
+    for name, ensemble in {"critics": modules.q_funcs, "target_critics": modules.targ_q_funcs}.items():
+        found |= places(f"model.{name}.net", *map(linears, ensemble))
+    if hasattr(modules, "targ_policy"):
+        found |= policy_places("target_actor.net", modules.targ_policy)
+
+    def update(batch: Batch, noise: Noise) -> Losses:
+        next_noise, *others = noise[0]
+        mini = TorchMiniBatch(
+            observations=batch.obs,
+            actions=batch.actions,
+            rewards=batch.rewards[:, None],
+            next_observations=batch.next_obs,
+            next_actions=batch.actions,
+            returns_to_go=batch.rewards[:, None],
+            terminals=batch.dones[:, None],
+            intervals=torch.ones(BATCH, 1),
+            device="cpu",
+        )
+        with normal_draws(next_noise, torch.stack(others)):
+            said = impl.update(mini, 0)
+        return {"critic_loss": said["critic_loss"], "actor_loss": scale * said["actor_loss"]}
+
+    peer = Peer(found, update)
+    peer.held.hold(modules.critic_optim.optim)
+    peer.held.hold(modules.actor_optim.optim, factor=scale)
+    return peer
+
+
+def main(algo: str, settings: str, given: str, answer: str) -> None:
+    said, sys.stdout = sys.stdout, sys.stderr  # what the library prints must not be taken for an answer
+    with float64(), widened():
+        impl = build(algo, json.loads(settings))
+        if algo == "AWAC":
+            impl.modules.log_temp._parameter.data.fill_(-torch.inf)  # it would back up the entropy
+        peer = as_peer(impl, 1.0 / BATCH if algo == "AWAC" else 1.0)
+        for name in ("crr_impl", "ddpg_impl"):
+            module: Any = importlib.import_module(f"d3rlpy.algos.qlearning.torch.{name}")
+            module.soft_sync = peer.held.later(module.soft_sync)
+        with np.load(given) as arrays:
+            tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+        peer.take_over({n.partition("/")[2]: t for n, t in tensors.items() if n.startswith("networks/")})
+        batches = [Batch(*(tensors[f"batches/{i}/{name}"] for name in Batch._fields)) for i in range(UPDATES)]
+        save_trace(Path(answer), peer.play(batches, [(tensors[f"noise/{i}/0"],) for i in range(UPDATES)]))
+    print(json.dumps({"d3rlpy": d3rlpy.__version__, "its torch": torch.__version__}), file=said)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

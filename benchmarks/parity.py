@@ -1,0 +1,422 @@
+"""The same updates as the references: losses, gradients and parameters of 20 updates, compared in float64.
+
+    python -m benchmarks.parity --redq CHECKOUT --corl CHECKOUT --d3rlpy-python PYTHON --jax-python PYTHON
+                                [--algo edac …] [--json FILE]
+
+From the same weights, batches and noise, once the choices that our docstrings state are taken out of the reference.
+Then every setting that a case lists is made 1 % wrong on our side, which must be seen. A case whose reference is
+not given is left out. The exit status is 1 if a difference is above the bound or a mistake was not seen.
+The comparison with Stable-Baselines3 and sb3-contrib is a test: `tests/test_peer_parity.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import references, report
+from benchmarks.lockstep import (
+    ACTIONS,
+    BATCH,
+    LEARNING_RATE,
+    OBS,
+    UPDATES,
+    Noise,
+    Tensors,
+    Trace,
+    distance,
+    float64,
+    load_trace,
+    noises,
+    play,
+    prepare,
+    random_batches,
+    save_given,
+)
+from benchmarks.references import CORL_HIDDEN, HIDDEN, Build
+from benchmarks.report import ROOT, Entry, Results, Sections, table
+from rl_training import algorithms
+from rl_training.algorithms.redq import _sample_target_critic_indices
+from rl_training.models import MLPIQLModel, MLPREDQModel, MLPSACModel, MLPTD3Model
+
+# What rounding may leave, and what a mistake of 1 % must leave at least.
+BOUND, MISTAKE = 1e-10, 1e-5
+
+# What went in: our configuration and weights, a batch and the draws of every update.
+Inputs = tuple[Any, Tensors, Sequence[Any], Sequence[Noise]]
+# What came out of the reference, and its version.
+Outcome = tuple[Trace, dict[str, str]]
+
+
+def place(text: str) -> Path:
+    """Absolute, for a process that starts elsewhere; a link stays one, by which an environment is known."""
+    return Path(text).expanduser().absolute()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--redq", type=place, help="a checkout of github.com/watchernyu/REDQ")
+    parser.add_argument("--corl", type=place, help="a checkout of github.com/tinkoff-ai/CORL")
+    parser.add_argument("--d3rlpy-python", type=place, help="a Python with d3rlpy installed")
+    parser.add_argument("--jax-python", type=place, help="a Python with jax, flax, optax and chex installed")
+    parser.add_argument("--algo", nargs="+", default=[], help="only these; all if not given")
+    parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
+    return parser.parse_args()
+
+
+def commit(checkout: Path) -> str:
+    found = subprocess.run(["git", "-C", checkout, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
+
+
+def play_redq(options: argparse.Namespace, inputs: Inputs) -> Outcome:
+    return references.play_redq(options.redq, *inputs), {"REDQ": commit(options.redq)}
+
+
+def play_corl(file: str, build: Build, options: argparse.Namespace, inputs: Inputs) -> Outcome:
+    return references.play_corl(options.corl, file, build, *inputs), {"CORL": commit(options.corl)}
+
+
+def play_process(python: Path, program: str, words: Sequence[str], inputs: Inputs) -> Outcome:
+    """A reference that runs in a Python of its own."""
+    _, networks, batches, draws = inputs
+    with tempfile.TemporaryDirectory() as folder:
+        given, answer = Path(folder) / "given.npz", Path(folder) / "answer.npz"
+        save_given(given, networks, batches, draws)
+        done = subprocess.run(
+            [python, "-m", program, *words, given, answer], cwd=ROOT, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"{program} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        return load_trace(answer), json.loads(done.stdout)
+
+
+def play_d3rlpy(
+    algo: str, names: Mapping[str, str], fixed: Mapping[str, Any], options: argparse.Namespace, inputs: Inputs
+) -> Outcome:
+    """`names`: what d3rlpy calls our settings."""
+    settings = {theirs: getattr(inputs[0], ours) for ours, theirs in names.items()} | dict(fixed)
+    words = [algo, json.dumps(settings)]
+    return play_process(options.d3rlpy_python, "benchmarks.d3rlpy_parity", words, inputs)
+
+
+def play_rebrac(options: argparse.Namespace, inputs: Inputs) -> Outcome:
+    settings = inputs[0].model_dump() | {"layer_norm_epsilon": EPSILON}
+    words = [str(options.corl), json.dumps(settings)]
+    trace, versions = play_process(options.jax_python, "benchmarks.rebrac_parity", words, inputs)
+    return trace, {"CORL": commit(options.corl)} | versions
+
+
+def no_noise(_: torch.Generator) -> Noise:
+    return ()
+
+
+def normal_noise(*leading: int) -> Callable[[torch.Generator], Noise]:
+    return lambda g: (torch.randn(*leading, BATCH, ACTIONS, generator=g),)
+
+
+def redq_noise(g: torch.Generator) -> Noise:
+    normal = torch.randn(2, BATCH, ACTIONS, generator=g)
+    return normal, _sample_target_critic_indices(**SUBSET, generator=g)
+
+
+def cql_noise(g: torch.Generator) -> Noise:
+    normal = torch.randn(1 + CANDIDATES, 2, BATCH, ACTIONS, generator=g)
+    return normal, 2.0 * torch.rand(CANDIDATES, BATCH, ACTIONS, generator=g) - 1.0
+
+
+RATES = {"learning_rate": LEARNING_RATE, "gamma": 0.9, "tau": 0.1}
+SOFT = RATES | {"alpha": "auto", "initial_alpha": 0.4, "target_entropy": -float(ACTIONS)}
+SMOOTHING = {"policy_delay": 2, "target_policy_noise": 0.6, "target_noise_clip": 0.4}
+SUBSET: dict[str, Any] = {"num_critics": 5, "subset_size": 2}
+CANDIDATES, EPSILON = 5, 1e-6
+OFFLINE_STD: dict[str, Any] = {"log_std_bounds": (-5.0, 2.0)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table: our learner with its settings, the reference, and what was taken out of it.
+
+    `needs` are the options that say where the reference is; `draw` draws as one update of ours does.
+    """
+
+    name: str
+    algo: str
+    reference: str
+    needs: tuple[str, ...]
+    learner: str
+    model: Callable[[], Any]
+    settings: dict[str, Any]
+    play: Callable[[argparse.Namespace, Inputs], Outcome]
+    draw: Callable[[torch.Generator], Noise]
+    taken_out: tuple[str, ...]
+    mistakes: tuple[str, ...]
+    next_actions: bool = False
+
+    def build(self, **changes: Any) -> Any:
+        """Our learner; the weights and the noise are always the same."""
+        torch.manual_seed(0)
+        return prepare(getattr(algorithms, self.learner)(model=self.model(), **self.settings | changes))
+
+
+ORDER, TANH = "update order", "1e-6 in the squashed density"
+ALWAYS = ("gamma", "tau", "learning_rate")
+ENTROPY = ("initial_alpha", "target_entropy")
+NOISE = ("target_policy_noise", "target_noise_clip")
+CORL_CQL = Case(
+    "CQL",
+    "cql",
+    "CORL",
+    ("corl",),
+    "CQL",
+    lambda: MLPSACModel(OBS, ACTIONS, [CORL_HIDDEN] * 3),
+    SOFT | {"actor_learning_rate": 2.0**-12, "cql_alpha": 2.0, "n_actions": CANDIDATES},
+    partial(play_corl, "cql", references.cql),
+    cql_noise,
+    ("learned scale and shift of log std", "cloning phase"),
+    (*ALWAYS, *ENTROPY, "actor_learning_rate", "cql_alpha"),
+)
+D3RLPY_CRR = Case(
+    "CRR",
+    "crr",
+    "d3rlpy",
+    ("d3rlpy_python",),
+    "CRR",
+    lambda: MLPSACModel(OBS, ACTIONS, [HIDDEN] * 2, **OFFLINE_STD),
+    RATES | {"beta": 0.1, "max_weight": 1.5, "n_action_samples": 3},
+    partial(
+        play_d3rlpy,
+        "CRR",
+        {key: key for key in ("gamma", "tau", "beta", "max_weight", "n_action_samples")}
+        | {"advantage_type": "advantage_type", "weight_type": "weight_type"},
+        {"target_update_type": "soft"},
+    ),
+    normal_noise(4),
+    (ORDER, "policy family"),
+    (*ALWAYS, "beta", "max_weight"),
+)
+CASES = (
+    Case(
+        "REDQ",
+        "redq",
+        "the authors'",
+        ("redq",),
+        "REDQ",
+        lambda: MLPREDQModel(OBS, ACTIONS, [HIDDEN] * 2, SUBSET["num_critics"]),
+        SOFT | SUBSET | {"policy_delay": 2},
+        play_redq,
+        redq_noise,
+        (TANH, "fixed alpha of the first updates"),
+        (*ALWAYS, *ENTROPY),
+    ),
+    Case(
+        "EDAC",
+        "edac",
+        "CORL",
+        ("corl",),
+        "EDAC",
+        lambda: MLPREDQModel(OBS, ACTIONS, [HIDDEN] * 3, 4, **OFFLINE_STD),
+        SOFT | {"num_critics": 4, "eta": 5.0},
+        partial(play_corl, "edac", references.edac),
+        normal_noise(2),
+        (ORDER, TANH, "second draw for the temperature"),
+        (*ALWAYS, *ENTROPY, "eta"),
+    ),
+    Case(
+        "IQL",
+        "iql",
+        "CORL",
+        ("corl",),
+        "IQL",
+        lambda: MLPIQLModel(OBS, ACTIONS, [HIDDEN] * 2),
+        RATES | {"expectile": 0.8, "beta": 2.0, "max_weight": 1.5},
+        partial(play_corl, "iql", references.iql),
+        no_noise,
+        ("mean over critics", "cosine of the actor's rate"),
+        (*ALWAYS, "expectile", "beta", "max_weight"),
+    ),
+    CORL_CQL,
+    replace(
+        CORL_CQL,
+        name="CQL, entropy in the backup",
+        settings=CORL_CQL.settings | {"backup_entropy": True},
+        mistakes=ALWAYS,
+    ),
+    replace(
+        CORL_CQL,
+        name="CQL, Lagrange",
+        settings=CORL_CQL.settings | {"lagrange_threshold": 3.0},
+        taken_out=(*CORL_CQL.taken_out, "start of the multiplier", "threshold times cql_alpha"),
+        mistakes=(*ALWAYS, "cql_alpha", "lagrange_threshold"),
+    ),
+    Case(
+        "AWAC",
+        "awac",
+        "CORL",
+        ("corl",),
+        "AWAC",
+        lambda: MLPSACModel(OBS, ACTIONS, [HIDDEN] * 3, **OFFLINE_STD),
+        RATES | {"awac_lambda": 0.1, "max_advantage_weight": 1.5},
+        partial(play_corl, "awac", references.awac),
+        normal_noise(2),
+        (ORDER, "policy family"),
+        (*ALWAYS, "awac_lambda", "max_advantage_weight"),
+    ),
+    Case(
+        "AWAC, softmax",
+        "awac",
+        "d3rlpy",
+        ("d3rlpy_python",),
+        "AWAC",
+        lambda: MLPSACModel(OBS, ACTIONS, [HIDDEN] * 2, **OFFLINE_STD),
+        RATES | {"awac_lambda": 0.5, "weighting": "softmax"},
+        partial(play_d3rlpy, "AWAC", {"gamma": "gamma", "tau": "tau", "awac_lambda": "lam"}, {}),
+        normal_noise(2),
+        (ORDER, "policy family", "entropy in the backup (temperature 1)", "sum over the batch in the actor's loss"),
+        (*ALWAYS, "awac_lambda"),
+    ),
+    D3RLPY_CRR,
+    replace(
+        D3RLPY_CRR,
+        name="CRR, max and binary",
+        settings=RATES | {"advantage_type": "max", "weight_type": "binary", "n_action_samples": 3},
+        mistakes=ALWAYS,
+    ),
+    Case(
+        "TD3+BC",
+        "td3_bc",
+        "CORL",
+        ("corl",),
+        "TD3BC",
+        lambda: MLPTD3Model(OBS, ACTIONS, [CORL_HIDDEN] * 2),
+        RATES | SMOOTHING | {"bc_alpha": 2.5},
+        partial(play_corl, "td3_bc", references.td3_bc),
+        normal_noise(),
+        (ORDER,),
+        (*ALWAYS, *NOISE, "bc_alpha"),
+    ),
+    Case(
+        "ReBRAC",
+        "rebrac",
+        "CORL",
+        ("corl", "jax_python"),
+        "ReBRAC",
+        lambda: MLPTD3Model(OBS, ACTIONS, [HIDDEN] * 2, layer_norm=True, layer_norm_epsilon=EPSILON),
+        RATES | SMOOTHING | {"actor_bc_coef": 0.5, "critic_bc_coef": 0.2},
+        play_rebrac,
+        normal_noise(),
+        (ORDER, "actor at the first of two updates", "target actor one step behind", "LayerNorm after the ReLU"),
+        (*ALWAYS, *NOISE, "actor_bc_coef", "critic_bc_coef"),
+        next_actions=True,
+    ),
+)
+
+
+def compare(case: Case, options: argparse.Namespace) -> Entry:
+    """Play both sides, then ours again with each mistake."""
+    with float64():
+        batches = random_batches(next_actions=case.next_actions)
+        learner = case.build()
+        networks = learner.state_dict()["networks"]
+        theirs, versions = case.play(options, (learner.config, networks, batches, noises(case.draw)))
+        found = distance(play(learner, batches), theirs)
+        seen = {}
+        for setting in case.mistakes:
+            wrong = case.build(**{setting: 0.99 * getattr(learner.config, setting)})
+            seen[setting] = distance(play(wrong, batches), theirs).largest
+    entry = report.stamp("cpu")
+    entry["versions"] |= versions
+    about = {"name": case.name, "algo": case.algo, "reference": case.reference, "taken_out": case.taken_out}
+    return entry | about | asdict(found) | {"mistakes": seen}
+
+
+def agrees(entry: Entry) -> bool:
+    return all(entry[what] <= BOUND for what in ("losses", "gradients", "parameters"))
+
+
+def missed(entry: Entry) -> list[str]:
+    """Mistakes that were not seen."""
+    return [setting for setting, away in entry["mistakes"].items() if not away >= MISTAKE]
+
+
+def mistakes_text(entry: Entry) -> str:
+    wrong, unseen = list(entry["mistakes"]), missed(entry)
+    seen = f"{len(wrong) - len(unseen)} of {len(wrong)}"
+    return seen if not unseen else f"{seen}; not {', '.join(unseen)}"
+
+
+def as_table(entries: Sequence[Entry]) -> str:
+    rows = [
+        [
+            entry["name"],
+            entry["reference"],
+            ", ".join(entry["taken_out"]),
+            *(f"{entry[what]:.0e}" for what in ("losses", "gradients", "parameters")),
+            "yes" if agrees(entry) else "**no**",
+            mistakes_text(entry),
+        ]
+        for entry in entries
+    ]
+    header = ["algorithm", "reference", "taken out of it", "losses", "gradients", "parameters", "agrees",
+              "mistakes seen"]  # fmt: skip
+    return table(header, rows)
+
+
+def sections(entries: dict[str, Entry]) -> Sections:
+    order = {case.name: i for i, case in enumerate(CASES)}
+    listed = sorted(entries.values(), key=lambda entry: order.get(entry["name"], len(order)))
+    text = (
+        "## The same updates as the references\n\n"
+        f"Written by `python -m benchmarks.parity`. {UPDATES} updates in float64 from the same weights, batches "
+        "and noise: the largest relative difference of a loss, of an entry of a gradient, and of an entry of a "
+        "parameter or target after the last update (entries relative to the largest of their tensor); at most "
+        f"{BOUND:.0e} agrees. What a reference does otherwise on purpose is taken out of it and named. Then "
+        "settings of ours are made 1 % wrong, one at a time, which must be seen. DQN, DDPG, TD3, SAC and TQC are "
+        "compared with Stable-Baselines3 and sb3-contrib in the same way by every test run "
+        "(`tests/test_peer_parity.py`).\n\n"
+        f"{as_table(listed)}\n\n{report.origins(listed)}"
+    )
+    return {("results", "parity"): text}
+
+
+def left_out(case: Case, options: argparse.Namespace) -> str | None:
+    """Why a case cannot be played, if it cannot."""
+    if not hasattr(algorithms, case.learner):
+        return "there is no such learner yet"
+    wanted = [f"--{name.replace('_', '-')}" for name in case.needs if getattr(options, name) is None]
+    return f"needs {' and '.join(wanted)}" if wanted else None
+
+
+def main() -> None:
+    options = arguments()
+    torch.set_num_threads(1)  # the networks are too small to share
+    results = Results("parity", options.json)
+    found: list[Entry] = []
+    for case in CASES:
+        if options.algo and case.algo not in options.algo:
+            continue
+        if reason := left_out(case, options):
+            print(f"{case.name} ({case.reference}) left out: {reason}", flush=True)
+            continue
+        found.append(compare(case, options))
+        results.add({f"{case.algo}/{case.name}": found[-1]})
+        print(f"{case.name} ({case.reference}) {'agrees' if agrees(found[-1]) else 'DIFFERS'}", flush=True)
+    print(f"\n{as_table(found)}\n")
+    if found:
+        results.render(sections)
+    if any(not agrees(entry) or missed(entry) for entry in found):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
