@@ -55,6 +55,7 @@ def build(
     normalize: bool = False,
     network: dict[str, Any] | None = None,
     seed: int = 0,
+    device: str = "cpu",
     **changes: Any,
 ) -> Any:
     """A small learner; the same `seed` gives the same networks and noise."""
@@ -66,7 +67,7 @@ def build(
         learner.Config.parse(options),
         normalize_observations=normalize,
     )
-    built = learner(model=model, **options)
+    built = learner(model=model.to(device), **options)
     built.seed(seed)
     return built
 

@@ -1,58 +1,439 @@
-"""How updates run is set by `accelerate`, seen by the learner's execution, and changes no result."""
+"""How updates run is set by `accelerate`, seen by the learner's execution, and changes no result.
+
+Asked of every algorithm of the registry. On a CPU an `Updater` is compared with the learner's own `update` and
+`step`; on a GPU captured updates are compared with eager ones. Equal means to the bit, in everything an update
+leaves behind.
+"""
 
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # now, so that what its import changes is not taken for ours
+from torch import Tensor
 
-from rl_training.algorithms import REDQ, SAC, TD3, Learner
-from rl_training.data.sources import TensorSource
+from benchmarks.depth import TOLERANCE
+from rl_training.algorithms import IQL, SAC, TD3, Learner
+from rl_training.algorithms.optim import apply_lists
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.sources import BatchSource, MixedSource, TensorSource
 from rl_training.data.transitions import RowLayout
-from rl_training.runtime.acceleration import Updater, accelerate
+from rl_training.errors import ConfigError
+from rl_training.experiment.registry import list_algorithm_specs
+from rl_training.runtime.acceleration import _BLOCK, Acceleration, Updater, accelerate, choose
 from rl_training.runtime.acting import ActingPolicy
-from tests.helpers import CONTINUOUS, build, random_batch, snapshot
+from rl_training.runtime.schedules import OptimizationConfig
+from tests.helpers import BATCH, CONTINUOUS, DISCRETE, OBS, build, random_batch
 
-LAYOUT = RowLayout.of(CONTINUOUS)
+Kind = type[Learner]
+KINDS: list[Kind] = [spec.learner for spec in list_algorithm_specs()]
+TOTAL = 40  # updates a schedule is laid out for
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "cosine": {"learning_rate_schedule": "cosine"},
+    "linear": {"learning_rate_schedule": "linear"},
+    "linear to a tenth": {"learning_rate_schedule": {"type": "linear", "final_factor": 0.1}},
+    "warm-up": {"warmup_steps": 5},
+    "warm-up, then cosine": {"warmup_steps": 5, "learning_rate_schedule": "cosine"},
+}
+
+every_learner = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 
 
-def source(learner: Learner) -> TensorSource:
-    columns = (column.numpy() for column in random_batch(size=64))
-    return TensorSource(torch.from_numpy(LAYOUT.pack(*columns)), LAYOUT, learner.generator)
+def layout_of(kind: Kind) -> RowLayout:
+    return RowLayout.of(DISCRETE if kind.discrete else CONTINUOUS, next_actions=kind.needs_next_actions)
 
 
-def test_making_an_updater_changes_nothing() -> None:
-    learner = build(SAC)
-    before = learner.execution, list(warnings.filters), torch._dynamo.config.recompile_limit
-    Updater(learner, source(learner), 16)
-    assert (learner.execution, list(warnings.filters), torch._dynamo.config.recompile_limit) == before
+def packed(kind: Kind, *, seed: int = 0, size: int = 64) -> Tensor:
+    """Random rows `[size, width]`, with next actions where the learner asks for them."""
+    first, second = (random_batch(discrete=kind.discrete, seed=seed + i, size=size) for i in range(2))
+    columns = (column.numpy() for column in first[:5])
+    following = second.actions.numpy() if kind.needs_next_actions else None
+    return torch.from_numpy(layout_of(kind).pack(*columns, next_actions=following))
 
 
-@pytest.mark.parametrize("kind", [SAC, TD3, REDQ])
-def test_an_updater_takes_the_variant_of_each_update(kind: type[Learner]) -> None:
-    """Its updates are those of `step` on the same minibatches; nobody needs to move the learner's counter."""
-    ours, theirs = build(kind), build(kind)
-    updater, rows = Updater(ours, source(ours), 16), source(theirs)
-    accelerate(ours, "eager")
-    for count in (1, 4):
+def plain(learner: Learner, *, seed: int = 0) -> TensorSource:
+    kind = type(learner)
+    return TensorSource(packed(kind, seed=seed).to(learner.device), layout_of(kind), learner.generator)
+
+
+def pinned(learner: Learner) -> TensorSource:
+    kind = type(learner)
+    return TensorSource(packed(kind).pin_memory(), layout_of(kind), torch.Generator().manual_seed(3))
+
+
+def mixed(learner: Learner) -> MixedSource:
+    return MixedSource(plain(learner, seed=0), plain(learner, seed=5), ratio=0.25)
+
+
+def replay(learner: Learner, generator: torch.Generator | None = None, *, pin: bool = False) -> ReplayBuffer:
+    kind = type(learner)
+    buffer = ReplayBuffer(48, layout_of(kind), generator or learner.generator, pin=pin)
+    buffer.add(packed(kind, size=20).numpy())
+    return buffer
+
+
+def pinned_replay(learner: Learner) -> ReplayBuffer:
+    return replay(learner, torch.Generator().manual_seed(3), pin=True)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What updates are made of beside the learner; `changes` holds for the learners that know the key."""
+
+    source: Callable[[Learner], BatchSource] = plain
+    normalize: bool = False
+    schedule: str | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def suits(self, kind: Kind) -> bool:
+        return not self.changes or bool(self.known(kind))
+
+    def known(self, kind: Kind) -> dict[str, Any]:
+        return {key: value for key, value in self.changes.items() if key in kind.Config.model_fields}
+
+
+PLAIN = Setting()
+SETTINGS = {
+    "rows": PLAIN,
+    "normalised": Setting(normalize=True),
+    "scheduled": Setting(schedule="warm-up, then cosine"),
+    "mixed": Setting(mixed),
+    "replay": Setting(replay),
+    # Periods that do not divide a block; behaviour cloning that ends inside one.
+    "other-periods": Setting(changes={"policy_delay": 3, "target_update_interval": 3, "bc_steps": 7}),
+    "every-optimiser": Setting(changes={"alpha": "auto", "lagrange_threshold": 5.0}),
+}
+HOST_SETTINGS = {
+    "pinned": Setting(pinned),
+    "pinned-replay": Setting(pinned_replay, schedule="linear"),
+}
+
+
+def combinations(settings: dict[str, Setting]) -> Any:
+    found = [
+        pytest.param(kind, setting, id=f"{kind.name}-{name}")
+        for kind in KINDS
+        for name, setting in settings.items()
+        if setting.suits(kind)
+    ]
+    return pytest.mark.parametrize(("kind", "setting"), found)
+
+
+def make_learner(kind: Kind, setting: Setting = PLAIN, device: str = "cpu") -> Learner:
+    learner: Learner = build(kind, normalize=setting.normalize, device=device, **setting.known(kind))
+    if setting.normalize:
+        learner.model.normalizer.set_moments(torch.linspace(-1.0, 1.0, OBS), torch.linspace(0.5, 2.0, OBS))
+    return learner
+
+
+def make_updater(learner: Learner, setting: Setting = PLAIN, acceleration: Acceleration | None = None) -> Updater:
+    if acceleration is not None:
+        accelerate(learner, acceleration)
+    schedule = None if setting.schedule is None else OptimizationConfig.parse(SCHEDULES[setting.schedule])
+    return Updater(learner, setting.source(learner), BATCH, schedule=schedule, total_updates=TOTAL)
+
+
+def make(
+    kind: Kind, setting: Setting = PLAIN, device: str = "cpu", acceleration: Acceleration | None = None
+) -> Updater:
+    return make_updater(make_learner(kind, setting, device), setting, acceleration)
+
+
+State = dict[str, bytes]
+
+
+def contents(learner: Learner) -> State:
+    """The bytes of what an update reads and leaves, counters aside: networks, moments, rates, random numbers."""
+    state = learner.state_dict()
+    tensors = {
+        **state["networks"],
+        **{f"optimizer {name}": tensor for name, tensor in state["optimizers"].items()},
+        **{f"rate {name}": optimizer.learning_rate for name, optimizer in learner.optimizers.items()},
+        "generator": learner.generator.get_state(),
+    }
+    return {name: tensor.detach().cpu().numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def whole(learner: Learner) -> State:
+    """`contents`, the terms and the number of updates."""
+    terms = {f"term {name}": term.detach().cpu().numpy().tobytes() for name, term in learner.terms.items()}
+    return contents(learner) | terms | {"updates": str(learner.updates).encode()}
+
+
+def differences(one: State, other: State) -> list[str]:
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def follow(updater: Updater, counts: Sequence[int]) -> list[State]:
+    """The state after each of `counts` further updates; a replay buffer grows in between, past its capacity."""
+    found = []
+    for count in counts:
         updater.run(count)
-        for _ in range(count):
-            theirs.step(LAYOUT.unpack(rows.sample_rows(16)))
-    assert ours.updates == theirs.updates == 5
-    first, second = snapshot(ours), snapshot(theirs)
-    assert all(torch.equal(first[name], second[name]) for name in first)
+        found.append(whole(updater.learner))
+        if isinstance(updater.source, ReplayBuffer):
+            updater.source.add(packed(type(updater.learner), seed=updater.learner.updates, size=12).numpy())
+    return found
+
+
+def different(ours: list[State], theirs: list[State]) -> list[list[str]]:
+    """What differs at each stop; nothing, where two ways of updating are the same."""
+    assert len(ours) == len(theirs)
+    return [differences(one, other) for one, other in zip(ours, theirs)]
+
+
+def global_state() -> Any:
+    """What a process shares and updates must leave alone."""
+    return (
+        list(warnings.filters),
+        torch._dynamo.config.recompile_limit,
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.get_rng_state().numpy().tobytes(),
+    )
+
+
+# On any machine.
+
+
+def by_update(learner: Learner, rows: BatchSource) -> None:
+    batch = rows.layout.unpack(rows.sample_rows(BATCH))
+    learner.update(batch._asdict(), global_step=learner.updates)
+
+
+def by_step(learner: Learner, rows: BatchSource) -> None:
+    learner.step(rows.layout.unpack(rows.sample_rows(BATCH)))
+
+
+@combinations({name: setting for name, setting in SETTINGS.items() if setting.schedule is None})
+def test_updates_are_those_of_the_learner(kind: Kind, setting: Setting) -> None:
+    """Of `update` and `step` on the same minibatches; nobody needs to move the counter."""
+    updater, learner = make(kind, setting, acceleration="eager"), make_learner(kind, setting)
+    rows = setting.source(learner)
+    for count in (1, 4, 9):
+        updater.run(count)
+        for i in range(count):
+            (by_update if i % 2 == 0 else by_step)(learner, rows)
+        assert differences(whole(updater.learner), whole(learner)) == []
+    assert learner.updates == 14
+
+
+@pytest.mark.parametrize("acceleration", ["eager", "auto"])
+def test_without_accelerate_updates_are_eager(acceleration: Acceleration) -> None:
+    ours, theirs = make(TD3), make(TD3, acceleration=acceleration)
+    assert ours.learner.execution == theirs.learner.execution
+    assert different(follow(ours, [3]), follow(theirs, [3])) == [[]]
+
+
+@every_device
+@combinations({name: SETTINGS[name] for name in ("rows", "scheduled", "other-periods")})
+def test_it_does_not_matter_how_updates_are_asked_for(kind: Kind, setting: Setting, device: str) -> None:
+    """All at once, one by one, or in other portions."""
+    acceleration: Acceleration = "graph" if device == "cuda" else "eager"
+    count = 2 * _BLOCK + 3
+    whole_lot, *others = (
+        follow(make(kind, setting, device, acceleration), counts)[-1:]
+        for counts in ([count], [1] * count, [5, 1, count - 6])
+    )
+    assert [different(portions, whole_lot) for portions in others] == [[[]], [[]]]
+
+
+def test_no_updates_change_nothing() -> None:
+    updater = make(SAC)
+    before = whole(updater.learner)
+    updater.run(0)
+    assert differences(whole(updater.learner), before) == []
+
+
+def record_rates(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
+    """The learning rate of each optimiser at each update from here on."""
+    found: list[dict[str, float]] = []
+    original = learner.gradient_step
+
+    def watched(*args: Any) -> Any:
+        found.append({name: float(optimizer.learning_rate) for name, optimizer in learner.optimizers.items()})
+        return original(*args)
+
+    monkeypatch.setattr(learner, "gradient_step", watched)
+    return found
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@every_learner
+def test_a_schedule_sets_the_rates_of_each_update(kind: Kind, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those a schedule turns, as `OptimizationConfig.factor` says; the others keep theirs. Beyond its end, too."""
+    schedule, updates = OptimizationConfig.parse(SCHEDULES[name]), 12
+    learner = make_learner(kind)
+    for i, optimizer in enumerate(learner.optimizers.values(), start=1):  # each its own, so that none is mistaken
+        optimizer.base_learning_rate *= i
+        optimizer.learning_rate.fill_(optimizer.base_learning_rate)
+    updater = Updater(learner, plain(learner), BATCH, schedule=schedule, total_updates=updates - 2)
+    rates = record_rates(learner, monkeypatch)
+    updater.run(5)
+    updater.run(updates - 5)
+    turned = {key for key, optimizer in learner.optimizers.items() if optimizer in learner.scheduled_optimizers()}
+    factors = [schedule.factor(update, updates - 2) for update in range(updates)]
+    assert len({*factors}) > 1
+    assert turned
+    assert rates == [
+        {
+            key: float(torch.tensor(optimizer.base_learning_rate * (factor if key in turned else 1.0)))
+            for key, optimizer in learner.optimizers.items()
+        }
+        for factor in factors
+    ]
+
+
+@pytest.mark.parametrize("schedule", [None, OptimizationConfig(), OptimizationConfig(batch_size=4)])
+def test_without_a_schedule_rates_are_left_alone(schedule: OptimizationConfig | None) -> None:
+    learner = make_learner(SAC)
+    learner.optimizers["actor"].learning_rate.fill_(0.5)
+    Updater(learner, plain(learner), BATCH, schedule=schedule, total_updates=TOTAL).run(3)
+    assert float(learner.optimizers["actor"].learning_rate) == 0.5
+
+
+@pytest.mark.parametrize(("device", "done"), [("cpu", 1), ("cpu", 13), pytest.param("cuda", 13, marks=needs_gpu)])
+@combinations({name: SETTINGS[name] for name in ("rows", "scheduled")})
+def test_a_restored_learner_goes_on_to_the_bit(kind: Kind, setting: Setting, done: int, device: str) -> None:
+    """In a new learner with a new updater, whose rates are those of the last update before the next is made."""
+    acceleration: Acceleration = "graph" if device == "cuda" else "eager"
+    straight = make(kind, setting, device, acceleration)
+    straight.run(done)
+    saved = copy.deepcopy(straight.learner.state_dict()), straight.learner.generator.get_state()
+    learner = make_learner(kind, setting, device)
+    learner.seed(99)
+    learner.load_state_dict(saved[0])
+    learner.generator.set_state(saved[1])
+    resumed = make_updater(learner, setting, acceleration)
+    assert differences(contents(learner), contents(straight.learner)) == []
+    assert different(follow(resumed, [1, 12]), follow(straight, [1, 12])) == [[], []]
+
+
+@every_device
+@pytest.mark.parametrize("acceleration", ["eager", "compile"])
+@every_learner
+def test_making_an_updater_changes_nothing(kind: Kind, acceleration: Acceleration, device: str) -> None:
+    learner = make_learner(kind, device=device)
+    accelerate(learner, acceleration)
+    source = plain(learner)
+    execution, torch_state, learner_state = learner.execution, global_state(), whole(learner)
+    copied = copy.copy(execution)
+    schedule = OptimizationConfig.parse(SCHEDULES["cosine"])
+    Updater(learner, source, BATCH, schedule=schedule, total_updates=TOTAL)
+    assert learner.execution is execution
+    assert execution == copied
+    assert global_state() == torch_state
+    assert differences(whole(learner), learner_state) == []
+
+
+@every_device
+@every_learner
+def test_updates_change_the_learner_only(kind: Kind, device: str) -> None:
+    before = global_state()
+    learner = make_learner(kind, device=device)
+    accelerate(learner, "graph" if device == "cuda" else "eager")
+    prepared = copy.copy(learner.execution)
+    torch_state = global_state()
+    make_updater(learner).run(_BLOCK + 1)
+    assert learner.execution.branches == prepared.branches
+    assert learner.execution.acceleration == prepared.acceleration
+    assert global_state() == torch_state
+    assert torch_state[:-1] == before[:-1]  # building the networks has drawn from torch's own generator
 
 
 def test_accelerating_again_starts_from_scratch() -> None:
     learner = build(SAC)
-    plain = learner.execution
+    plain_execution = learner.execution
     accelerate(learner, "compile")
     assert learner.execution.acceleration == "compile"
-    assert learner.execution.apply is not plain.apply
+    assert learner.execution.apply is not plain_execution.apply
     accelerate(learner, "auto")
-    assert learner.execution == plain
+    assert learner.execution == plain_execution
+
+
+def test_graphs_without_a_gpu_are_refused_in_one_line() -> None:
+    learner = build(SAC)
+    execution = learner.execution
+    with pytest.raises(ConfigError, match=r"^acceleration: 'graph' needs a CUDA device; use [^\n]*$") as refused:
+        accelerate(learner, "graph")
+    assert refused.value.key == "acceleration"
+    assert learner.execution is execution
+
+
+@pytest.fixture
+def _no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@every_device
+@pytest.mark.usefixtures("_no_compiler")
+def test_without_a_compiler_updates_go_on_with_one_warning(device: str, caplog: pytest.LogCaptureFixture) -> None:
+    """On a GPU they are captured all the same."""
+    fallback: Acceleration = "graph" if device == "cuda" else "eager"
+    ours = make(TD3, device=device, acceleration="compile")
+    assert ours.learner.execution.acceleration == fallback
+    assert different(follow(ours, [13]), follow(make(TD3, device=device, acceleration="eager"), [13])) == [[]]
+    assert warned(caplog) == [f"no C compiler found: going on without compiling (acceleration: {fallback})"]
+
+
+@pytest.mark.parametrize(
+    ("acceleration", "device", "chosen", "warnings_given"),
+    [
+        ("auto", "cpu", "eager", 0),
+        ("eager", "cpu", "eager", 0),
+        ("compile", "cpu", "eager", 1),
+        ("auto", "cuda", "graph", 1),
+        ("compile", "cuda", "graph", 1),
+        ("eager", "cuda", "eager", 0),
+        ("graph", "cuda", "graph", 0),
+    ],
+)
+@pytest.mark.usefixtures("_no_compiler")
+def test_what_is_chosen_without_a_compiler(
+    acceleration: Acceleration, device: str, chosen: str, warnings_given: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever did not ask for compiling is not told that it cannot be done."""
+    assert choose(acceleration, torch.device(device)) == chosen
+    assert len(warned(caplog)) == warnings_given
+
+
+def parameters(learner: Learner) -> Tensor:
+    networks = learner.state_dict()["networks"].values()
+    return torch.cat([t.detach().cpu().double().reshape(-1) for t in networks if t.is_floating_point()])
+
+
+@pytest.mark.slow
+@every_device
+@pytest.mark.parametrize("kind", [TD3, IQL], ids=lambda kind: kind.name)
+def test_compiled_updates_are_as_near_as_is_said(kind: Kind, device: str) -> None:
+    """After one update, relative to how far the parameters have moved."""
+    eager, compiled = (make(kind, device=device, acceleration=mode) for mode in ("eager", "compile"))
+    assert compiled.learner.execution.acceleration == "compile", "needs a C compiler"
+    start = parameters(eager.learner)
+    assert torch.equal(start, parameters(compiled.learner))
+    for updater in (eager, compiled):
+        updater.run(1)
+    moved = parameters(eager.learner) - start
+    apart = parameters(compiled.learner) - parameters(eager.learner)
+    assert moved.norm() > 0
+    assert apart.norm() <= TOLERANCE[1] * moved.norm()
+    assert compiled.learner.terms.keys() == eager.learner.terms.keys()
 
 
 def test_a_cpu_acts_with_the_learner_s_own_tensors() -> None:
@@ -62,20 +443,161 @@ def test_a_cpu_acts_with_the_learner_s_own_tensors() -> None:
     assert torch.equal(acting.current().mode(obs), learner.model.policy.mode(obs))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_from_a_gpu_the_acting_copy_follows_the_learner_s_version() -> None:
-    torch.manual_seed(0)
-    model = build(SAC).model.to("cuda")
-    learner, obs = SAC(model=model), random_batch().obs
-    acting = ActingPolicy(learner)
+# On a GPU.
+
+
+# Adam's first steps one by one; a block, a block again, and the single updates that are left over.
+STOPS = [1, 1, 1, _BLOCK, _BLOCK + 7]
+
+
+@needs_gpu
+@combinations(SETTINGS | HOST_SETTINGS)
+def test_captured_updates_equal_eager_ones(kind: Kind, setting: Setting) -> None:
+    eager, captured = (make(kind, setting, "cuda", acceleration) for acceleration in ("eager", "graph"))
+    assert different(follow(captured, STOPS), follow(eager, STOPS)) == [[]] * len(STOPS)
+    sizes = {len(variants) for variants in captured._graphs}
+    assert sizes == ({1} if captured.source.device.type == "cpu" else {1, _BLOCK})
+    assert eager._graphs == {}
+    used = {variant for variants in captured._graphs for variant in variants}
+    assert used == {captured.learner.variant(update) for update in range(sum(STOPS))}
+
+
+@needs_gpu
+@combinations({"rows": PLAIN, "scheduled": SETTINGS["scheduled"], "pinned": HOST_SETTINGS["pinned"]})
+def test_capturing_leaves_no_trace(kind: Kind, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing replayed, nothing has happened: neither to parameters, optimisers nor random numbers."""
+    updater = make(kind, setting, "cuda", "graph")
+    updater.run(3)
+    before = contents(updater.learner)
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda self: None)
+    for count in (1, _BLOCK):
+        updater._graphs.clear()
+        updater.run(count)
+        assert updater._graphs
+        assert differences(contents(updater.learner), before) == []
+
+
+@needs_gpu
+@every_learner
+def test_an_update_that_fails_before_it_is_captured_leaves_no_trace(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has been tried by then; what the tries moved is put back."""
+    updater = make(kind, device="cuda", acceleration="graph")
+    before, original, calls = whole(updater.learner), updater.learner.gradient_step, 0
+
+    def fails(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("no")
+        return original(*args)
+
+    monkeypatch.setattr(updater.learner, "gradient_step", fails)
+    with pytest.raises(RuntimeError, match="no"):
+        updater.run(1)
+    assert differences(whole(updater.learner), before) == []
+    assert not updater._graphs
+    monkeypatch.undo()
+    theirs = make(kind, device="cuda", acceleration="eager")
+    assert different(follow(updater, [2]), follow(theirs, [2])) == [[]]
+
+
+@needs_gpu
+@every_learner
+def test_graphs_follow_a_state_that_is_loaded(kind: Kind) -> None:
+    """A captured update keeps addresses; a state is restored in place."""
+    updater = make(kind, device="cuda", acceleration="graph")
+    learner = updater.learner
+    updater.run(3)
+    saved = copy.deepcopy(learner.state_dict()), learner.generator.get_state()
+    first = follow(updater, [_BLOCK + 1])
+    captured = {*updater._graphs}
+    learner.load_state_dict(saved[0])
+    learner.generator.set_state(saved[1])
+    assert different(follow(updater, [_BLOCK + 1]), first) == [[]]
+    assert {*updater._graphs} == captured
+
+
+@needs_gpu
+@every_learner
+def test_two_updaters_of_one_learner_take_turns(kind: Kind) -> None:
+    """As where prior data come first and minibatches mixed from two sources after them, in another rhythm."""
+    states = []
+    for acceleration in ("eager", "graph"):
+        learner = make_learner(kind, device="cuda")
+        accelerate(learner, acceleration)
+        first, second = (make_updater(learner, Setting(source)) for source in (plain, mixed))
+        found = follow(first, [_BLOCK + 1])
+        learner.rhythm_start = learner.updates
+        states.append([*found, *follow(second, [_BLOCK, 3]), *follow(first, [2])])
+    assert different(*states) == [[]] * 4
+
+
+@needs_gpu
+@every_learner
+def test_captured_updates_read_nothing_back(kind: Kind) -> None:
+    updater = make(kind, device="cuda", acceleration="graph")
+    updater.run(2 * _BLOCK + 4)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        updater.run(2 * _BLOCK + 4)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def held(policy: torch.nn.Module) -> State:
+    return {name: tensor.detach().cpu().numpy().tobytes() for name, tensor in policy.state_dict().items()}
+
+
+@needs_gpu
+@every_learner
+def test_from_a_gpu_the_acting_copy_follows_the_learner(kind: Kind) -> None:
+    """After updates, captured or not, and after a state was loaded; it stays the same object, on the CPU."""
+    updater = make(kind, SETTINGS["normalised"], "cuda", "graph")
+    learner, policy = updater.learner, updater.learner.model.policy
+    acting, obs = ActingPolicy(learner), random_batch().obs
+    copied = acting.current()
+    assert {tensor.device.type for tensor in copied.state_dict().values()} == {"cpu"}
 
     def same() -> bool:
-        return torch.allclose(acting.current().mode(obs), model.policy.mode(obs.cuda()).cpu(), atol=1e-6)
+        assert acting.current() is copied
+        near = torch.allclose(copied.mode(obs), policy.mode(obs.cuda()).cpu(), atol=1e-5)
+        return near and differences(held(copied), held(policy)) == []
 
     assert same()
-    whole = copy.deepcopy(learner.state_dict())
-    batch = {name: column.cuda() for name, column in random_batch()._asdict().items()}
-    learner.update(batch, global_step=0)
+    start, seen = copy.deepcopy(learner.state_dict()), held(copied)
+    for count in (1, 1, _BLOCK, 3):
+        updater.run(count)
+        assert same()
+    assert differences(held(copied), seen)
+    by_step(learner, updater.source)
     assert same()
-    learner.load_state_dict(whole)
+    learner.load_state_dict(start)
     assert same()
+    assert differences(held(copied), seen) == []
+
+
+@needs_gpu
+def test_the_acting_copy_is_made_once_per_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make_learner(SAC, device="cuda")
+    rows, acting, copies, original = plain(learner), ActingPolicy(learner), 0, torch.cat
+
+    def counted(*args: Any, **kwargs: Any) -> Tensor:
+        nonlocal copies
+        copies += 1
+        return original(*args, **kwargs)
+
+    for expected in (1, 2, 3):
+        by_step(learner, rows)
+        with monkeypatch.context() as watching:
+            watching.setattr(torch, "cat", counted)
+            for _ in range(3):
+                acting.current()
+        assert copies == expected
+
+
+@needs_gpu
+def test_on_a_gpu_eager_updates_use_the_list_operations_that_are_captured() -> None:
+    assert make_learner(SAC, device="cuda").execution.apply is apply_lists
