@@ -81,7 +81,7 @@ def _loaded(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
 
 @contextmanager
 def _explained(loaded: LoadedConfig, options: dict[str, Any]) -> Iterator[None]:
-    """Say where in the file a setting stands that turned out wrong, unless an option gave it."""
+    """Put the file and line of a wrong setting in front of its error, unless an option gave it."""
     try:
         yield
     except ConfigError as error:

@@ -40,7 +40,7 @@ def normalise_algo(name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A copy made of what YAML can hold; a path becomes a string, a tuple a list."""
+    """A copy of only such values as YAML can hold; a path becomes a string, a tuple a list."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
