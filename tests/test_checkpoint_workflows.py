@@ -178,8 +178,10 @@ def test_other_networks_are_refused_and_nothing_is_lost(run: Path) -> None:
     before = fingerprint(find_checkpoint(run))
     kwargs = read_checkpoint(find_checkpoint(run)).records["config"]["algo_kwargs"]
     record = run_record(run)
-    with pytest.raises(ConfigError, match=r"hidden_sizes: networks of \[8\] cannot take up"):
+    with pytest.raises(ConfigError, match=r"hidden_sizes: \[8\] differs from the \[.*\] of this run's networks"):
         resume(run, changes={"algo_kwargs": kwargs | {"hidden_sizes": [8]}})
+    with pytest.raises(ConfigError, match=r"^algo_kwargs\.activation: tanh differs from the relu of this run's"):
+        resume(run, changes={"algo_kwargs": kwargs | {"activation": "tanh"}})
     with pytest.raises(ConfigError, match="num_envs: 2 differs"):
         resume(run, changes={"num_envs": 2})
     with pytest.raises(ConfigError, match="'td3' cannot take up what 'sac' trained"):

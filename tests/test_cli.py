@@ -39,6 +39,22 @@ algo_kwargs:
   buffer_capacity: 500
 """
 
+REDQ = """\
+algo: redq
+env_id: Pendulum-v1
+total_timesteps: 40
+eval_episodes: 1
+acceleration: eager
+algo_kwargs:
+  hidden_sizes: [8]
+  num_critics: 3
+  subset_size: 2
+  gradient_updates_per_step: 2
+  learning_starts: 31
+  batch_size: 8
+  buffer_capacity: 100
+"""
+
 
 class Unbounded(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (2,))
@@ -135,6 +151,42 @@ def test_the_run_folder_keeps_the_config_as_it_was_written(trained: tuple[Path, 
     resolved = yaml.safe_load((folder / "config.resolved.yaml").read_text())
     assert resolved["algo_kwargs"]["gamma"] == 0.99
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
+
+
+def test_trains_redq_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "redq.yaml").write_text(REDQ)
+    table = rows(succeed("train", "--config", "redq.yaml"))
+    assert table["algorithm"].strip() == "redq (Randomized Ensembled Double Q-learning)"
+    assert table["environment steps"].strip() == "40"
+    assert table["updates"].strip() == "20"  # two for each of the steps 31 to 40
+    resolved = yaml.safe_load((tmp_path / table["run folder"].strip() / "config.resolved.yaml").read_text())
+    assert resolved["algo_kwargs"]["num_critics"] == 3
+    assert resolved["algo_kwargs"]["subset_size"] == 2
+
+
+@pytest.mark.parametrize("path", ["configs/redq/pendulum.yaml", "./some/where/configs/REDQ/pendulum.yaml"])
+def test_a_checkouts_config_is_found_in_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = ("--set", "total_timesteps=5", "--set", "eval_episodes=0")
+    result = run("train", "--config", path, *short)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.splitlines()[0] == f"{path}: no such file; using the packaged redq/pendulum"
+    packaged = run("configs", "redq/pendulum").stdout
+    assert next(Path("runs").glob("*/config.yaml")).read_text() == packaged
+    assert run("configs", path).stdout == packaged
+    assert "no such file" not in run("--quiet", "train", "--config", path, *short).stderr
+
+
+def test_a_file_of_that_name_comes_first(tiny: Path) -> None:
+    Path("configs/sac").mkdir(parents=True)
+    tiny.rename("configs/sac/pendulum.yaml")
+    result = run("train", "--config", "configs/sac/pendulum.yaml", "--set", "total_timesteps=5")
+    assert result.exit_code == 0, result.output
+    assert "packaged" not in result.stderr
+    assert next(Path("runs").glob("*/config.yaml")).read_text() == TINY
 
 
 def test_the_commands_printed_at_the_end_work(trained: tuple[Path, Result]) -> None:
@@ -295,6 +347,7 @@ def test_a_bad_config_is_one_line_and_leaves_nothing(
     ("args", "words"),
     [
         (["train", "--config", "nope.yaml"], ["nope.yaml: no such file"]),
+        (["train", "--config", "configs/redq/nope.yaml"], ["configs/redq/nope.yaml: no such file and no packaged"]),
         (["train"], ["--config"]),
         (["train", "--config", "tiny.yaml", "--set", "seed"], ["--set seed", "key=value"]),
         (["train", "--config", "tiny.yaml", "--set", "algo_kwargs.gama=1"], ["--set", "did you mean 'gamma'"]),

@@ -99,3 +99,12 @@ def test_a_packaged_config_by_name(tmp_path: Path) -> None:
     result = ExperimentManager().train("redq/pendulum", overrides=overrides)
     assert result.metrics["global_step"] == 5
     assert resume(result.run_dir).metrics == result.metrics
+
+
+def test_a_checkouts_path_means_the_packaged_config_and_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = ["total_timesteps=5", "eval_episodes=0", "algo_kwargs.hidden_sizes=[8]"]
+    with pytest.warns(UserWarning, match="no such file; using the packaged redq/pendulum"):
+        ExperimentManager().train("configs/redq/pendulum.yaml", overrides=overrides)

@@ -136,7 +136,7 @@ def test_other_data_than_before_are_noticed(tmp_path: Path, capfd: pytest.Captur
     assert run_record(same.run_dir)["exact_resume"] is True
     other = resume(result.run_dir, changes={"total_timesteps": 80}, dataset=identity_data(seed=1))
     assert run_record(other.run_dir)["exact_resume"] is False
-    assert "the data are others: 200 rows" in capfd.readouterr().err
+    assert "the data have changed: 200 rows" in capfd.readouterr().err
 
 
 def test_observations_are_normalised_by_the_model_with_the_data_s_moments(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,7 +60,7 @@ def train(
     allow_import: AllowImport = False,
 ) -> None:
     """Train from a configuration, in a new run folder."""
-    loaded = load_config(config, overrides or ())
+    loaded = _loaded(config, overrides or ())
     given = {"seed": seed, "device": device, "output_dir": output_dir, "init_from": init_from}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if allow_import:
@@ -71,9 +71,17 @@ def train(
     show_result(result)
 
 
+def _loaded(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """A configuration, having said where it was found if that is not where the user pointed."""
+    loaded = load_config(config, overrides)
+    if loaded.note is not None:
+        note(loaded.note)
+    return loaded
+
+
 @contextmanager
 def _explained(loaded: LoadedConfig, options: dict[str, Any]) -> Iterator[None]:
-    """Say where in the file a setting stands that turned out wrong, unless an option gave it."""
+    """Put the file and line of a wrong setting in front of its error, unless an option gave it."""
     try:
         yield
     except ConfigError as error:
@@ -153,7 +161,7 @@ def configs(
 ) -> None:
     """List the packaged configurations, or print one."""
     if name is not None:
-        print(load_config(name).text, end="")
+        print(_loaded(name).text, end="")
         return
     loaded = [(packaged, load_config(packaged).config) for packaged in packaged_configs()]
     rows = [(packaged, config.env_id or "none", f"{config.total_timesteps:,}") for packaged, config in loaded]

@@ -1,4 +1,4 @@
-"""How much memory this process may still take, on bare metal and inside containers, and how it keeps it."""
+"""How much memory this process may still take, inside containers too, and keeping freed memory for reuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Settings`: frozen, strict pydantic models whose errors read like a colleague's remark.
+"""`Settings`: frozen, strict pydantic models whose errors are one plain line.
 
 Every section of `algo_kwargs` is a `Settings` class that lives beside the code which uses it; its field
 defaults and ranges are the only home of those numbers.
@@ -33,7 +33,7 @@ _TYPES = {
 
 
 def list_as_tuple(value: Any) -> Any:
-    """What YAML reads as a list, for fields that are tuples; anything else is left for the type to judge."""
+    """A list, as YAML reads it, as a tuple; anything else is left to the check of the field's type."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -99,7 +99,7 @@ def describe(error: ValidationError, fields: Mapping[str, FieldInfo], place: str
 
 
 class Settings(BaseModel):
-    """Immutable, typed, closed: an unknown key or a value out of range is a `ConfigError`."""
+    """Immutable and typed; an unknown key, a wrong type or a value out of range is a `ConfigError`."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True

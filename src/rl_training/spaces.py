@@ -58,7 +58,7 @@ class SpaceSpec:
         if self.discrete:
             return (actions.astype(np.int64) + self.start).astype(self.action_dtype)
         low, high, inner_low, inner_high = self._scaling
-        # A weighted mean: exact at both ends, and finite even where the bounds are as far apart as numbers go.
+        # A weighted mean: exact at both bounds, and finite even where `high - low` would overflow.
         share = 0.5 * np.clip(actions.astype(np.float64), -1.0, 1.0) + 0.5
         scaled = (1.0 - share) * low + share * high
         bounded: NDArray[Any] = np.clip(scaled.astype(inner_low.dtype), inner_low, inner_high)
@@ -97,7 +97,7 @@ class SpaceSpec:
         return array.reshape(-1, self.obs_dim)
 
     def difference(self, other: SpaceSpec) -> str:
-        """What of the shapes and bounds differs from `other`, in words; empty when nothing does."""
+        """The shapes and bounds in which `other` differs, in words; empty when there are none."""
         names = ("obs_dim", "low", "high", "num_actions", "start")
         return ", ".join(
             f"{name}: {getattr(self, name)} != {getattr(other, name)}"

@@ -55,7 +55,7 @@ class ManagedAlgorithm:
 
     @classmethod
     def _config(cls, env_id: str | None, settings: dict[str, Any]) -> TrainConfig:
-        """Split keywords between `TrainConfig` and `algo_kwargs` by who owns them; NumPy's numbers are numbers."""
+        """Split keywords between `TrainConfig` and `algo_kwargs` by owner; NumPy scalars become Python numbers."""
         settings = {
             key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()
         }

@@ -153,7 +153,7 @@ def _spaces(env: str | None, allow_import: bool) -> SpaceSpec | None:
 
 
 def _bounds(low: str | None, high: str | None) -> DatasetConfig:
-    """The settings that say what a file does not; they check themselves."""
+    """The action bounds of the options, checked as settings."""
     given = {"action_low": low, "action_high": high}
     values: dict[str, Any] = {}
     for name, text in given.items():
@@ -166,7 +166,7 @@ def _bounds(low: str | None, high: str | None) -> DatasetConfig:
 
 
 def _kind_of_target(target: str) -> FileKind:
-    """The kind a new data set gets by its name, which must be one."""
+    """The format of a new data set by its name; a name that no format allows is refused."""
     kind = kind_of(target)
     if kind == "minari":
         minari_folder(target)
@@ -174,7 +174,7 @@ def _kind_of_target(target: str) -> FileKind:
 
 
 def _refuse_existing(target: str, kind: FileKind) -> None:
-    """Before an hour of collecting, not after it."""
+    """Refuse a target that exists or cannot be written, before data are collected for it."""
     place = minari_folder(target) if kind == "minari" else Path(target)
     if place.exists():
         raise DatasetError(f"{place}: already exists and is not overwritten; choose another name or remove it")

@@ -1,4 +1,4 @@
-"""What a run needs of a machine, tried out rather than looked up where trying is cheap."""
+"""`rl-training doctor`: what a run needs of a machine, tried out where that is cheap, else looked up."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Finding:
 
 
 def examine(output_dir: Path = Path("runs")) -> list[Finding]:
-    """Everything, in the order a person would ask; nothing is left behind in `output_dir`."""
+    """All checks, the basic ones first; nothing is left behind in `output_dir`."""
     return [
         *versions(),
         *device(),
@@ -105,7 +105,7 @@ def environments() -> Finding:
 
 
 def mujoco() -> Iterator[Finding]:
-    """MuJoCo is two distributions that an upgrade in place can leave at odds."""
+    """MuJoCo is two distributions, which an upgrade in place can leave at different versions."""
     version, core = _version("mujoco"), _version("mujoco-core")
     if version is None:
         return
@@ -129,7 +129,7 @@ def mujoco() -> Iterator[Finding]:
 
 
 def rendering() -> Finding:
-    """Only videos need it."""
+    """The rendering backend, which only videos need."""
     backend = os.environ.get("MUJOCO_GL")
     if backend:
         return Finding("ok", "rendering", f"MUJOCO_GL={backend}")
@@ -147,7 +147,7 @@ def compiler() -> Finding:
 
 
 def memory() -> Iterator[Finding]:
-    """What may still be taken, and what replay buffers of usual sizes take."""
+    """Free memory, and what replay buffers of usual sizes take."""
     free = available_memory()
     yield Finding("ok", "memory", f"{human_bytes(free)} available")
     for name, spaces in _BUFFERS.items():
@@ -160,7 +160,7 @@ def memory() -> Iterator[Finding]:
 
 
 def disk(output_dir: Path) -> Iterator[Finding]:
-    """Whether a run could write here as safely as it means to; tried in a folder that is removed again."""
+    """Whether durable writes, hard links and file locks work here; tried in a folder that is removed again."""
     absolute = output_dir.absolute()
     parent = next(folder for folder in (absolute, *absolute.parents) if folder.exists())
     try:

@@ -1,7 +1,7 @@
 """Every failure of a command is one line and an exit code; `--debug` adds the traceback.
 
 0 done · 1 unexpected, or an environment that failed · 2 usage, configuration, memory · 3 checkpoint or data set ·
-4 diverged · 130 SIGINT · 143 SIGTERM
+4 diverged · 129 SIGHUP · 130 SIGINT · 143 SIGTERM
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OneLineGroup(typer.core.TyperGroup):
         except (KeyboardInterrupt, typer.Abort):
             return 130
         except BrokenPipeError:
-            # Whoever read our output has gone; the interpreter must not complain while flushing at its end.
+            # The reader of our output is gone; the interpreter must not complain of that when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         except Exception as error:
@@ -56,7 +56,7 @@ def _describe(error: Exception) -> tuple[int, str]:
     """Exit code and message."""
     if isinstance(error, RLTrainingError):
         return error.exit_code, f"error: {one_line(error)}"
-    # typer has its own copy of click's classes in some versions, so usage errors are known by their method.
+    # typer has its own copy of click's classes in some versions, so usage errors are recognised by a method.
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)
         if type(error).__name__ == "NoArgsIsHelpError" and context is not None:

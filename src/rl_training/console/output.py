@@ -25,7 +25,7 @@ class Flags:
 
 
 flags = Flags()
-"""Of the command that is running; every command starts from the defaults."""
+"""The options of the command that is running; every command starts from the defaults."""
 
 
 # What stands for a character that the terminal cannot show.
@@ -39,9 +39,11 @@ def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
 
 
 def prepare_streams() -> None:
-    """Make this process's streams safe to write to: closed ones lead nowhere, narrow ones show a likeness.
+    """Make this process's streams safe to write to: closed ones lead to the null device, and what an ASCII terminal
+    cannot show is replaced (`±` by `+/-`).
 
-    A closed descriptor is opened on nothing first, or the next file to be opened would become standard error.
+    A closed descriptor is opened on the null device first: otherwise the next file opened would get its number, and
+    with it what is written to standard error.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -62,12 +64,12 @@ def _prepared(stream: TextIO | None) -> TextIO:
 
 
 def open_nothing() -> TextIO:
-    """A stream that takes everything and keeps nothing."""
+    """A stream to the null device."""
     return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - lives as long as the process
 
 
 def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
-    """Rows on standard output; without a header the first column names what the others say."""
+    """Rows on standard output; without a header the first column holds the names."""
     if sys.stdout.isatty():
         table = Table(*header, box=rich.box.SIMPLE_HEAD, show_header=bool(header), pad_edge=False)
         for row in rows:

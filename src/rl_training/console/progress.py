@@ -60,7 +60,7 @@ class Progress:
     def say(self, text: str) -> None:
         """Print a line of its own, above the bar where there is one, and also when quiet: for warnings.
 
-        Nobody may be left to read it: a closed pipe or a full disk behind the stream is no reason to stop.
+        A stream that cannot be written to (a closed pipe, a full disk) is no reason to stop.
         """
         with contextlib.suppress(OSError, ValueError):
             if self._bar is not None:

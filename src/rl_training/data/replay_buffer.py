@@ -1,6 +1,6 @@
 """The replay buffer: a ring of packed rows on the device that trains.
 
-Its size is a device tensor, so a recorded update keeps drawing from all that has been added since.
+Its size is a device tensor, so a captured update keeps drawing from all that has been added since.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Evaluation: an environment of its own, fixed seeds, exactly n episodes, nothing of the training touched.
 
 An episode ends where the environment ends it, or at a bound: an environment without a time limit would otherwise
-hold a run for ever. Playing looks between any two steps whether it should break off.
+hold a run for ever. Between any two steps playing asks whether it should stop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from rl_training.models.policies import Policy
 from rl_training.seeding import EVALUATION, EVALUATION_SEED
 from rl_training.spaces import SpaceSpec
 
-# An episode's place decides its seed, so the columns stay as they are, however many environments share the work.
+# An episode's seed follows from its place, (column, number): with a fixed number of columns the same episodes are
+# played however many environments share the work.
 _COLUMNS = 8
 _SIDE_BY_SIDE = 10
 # The bound of an evaluation episode where neither the configuration nor the environment has one.
@@ -30,7 +31,7 @@ UNLIMITED_EPISODE_STEPS = 10_000
 
 
 class PlayInterrupted(Exception):
-    """Playing was asked to break off; nothing of it counts."""
+    """Playing was asked to stop; its unfinished episodes are dropped."""
 
 
 class Evaluator:
@@ -51,7 +52,7 @@ class Evaluator:
 
     @property
     def notice(self) -> str:
-        """What is to be said of episodes that were cut; empty where none was."""
+        """The warning about episodes that were cut; empty where none was."""
         if not self.cut_episodes:
             return ""
         return (
@@ -86,7 +87,7 @@ class Evaluator:
                 self.open(episodes), policy, self.spaces, episodes, self.bound or math.inf, interrupted
             )
         except BaseException:
-            self.close()  # others may have answers on their way that nobody will read
+            self.close()  # another environment's answer may be under way, and would be taken for its next one
             raise
         self.cut_episodes += cut
         result = {

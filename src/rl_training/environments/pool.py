@@ -1,4 +1,4 @@
-"""Several environments stepped together: what they answer is checked, and what they raise names the culprit.
+"""Several environments stepped together: their answers are checked, and their errors name the environment.
 
 Resetting is ours, not a wrapper's: each episode has a seed of its own, derived from the run's seed and the
 episode's place: its environment's index and its number there. So an unfinished episode is known by its seed and its
@@ -129,7 +129,7 @@ class EnvPool:
         return obs
 
     def step(self, actions: NDArray[Any], indices: Sequence[int] | None = None) -> list[Transition]:
-        """One step of every environment, or of those `indices` names; a row of `actions` each, in their units.
+        """Step every environment, or those in `indices`; `actions` has a row for each, in the environment's units.
 
         Environments in processes of their own work side by side.
         """
@@ -147,7 +147,7 @@ class EnvPool:
         return results
 
     def forget_step(self) -> None:
-        """Take a step that failed half-way out of the episodes' records."""
+        """Undo, in the running episodes, a step in which some environment failed."""
         for episode, (length, total) in zip(self.episodes, self._before):
             del episode.actions[length:]
             episode.total = total
@@ -169,7 +169,7 @@ class EnvPool:
 
 
 class _blame:  # noqa: N801 - reads as a verb
-    """Turn whatever an environment raises, an attempt to end the process included, into one line that names it."""
+    """Turn whatever an environment raises, `sys.exit` included, into an `EnvironmentFailure` that names it."""
 
     def __init__(self, index: int, episode: Episode) -> None:
         self.index, self.episode = index, episode

@@ -40,9 +40,9 @@ class ChildError(Exception):
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """A child started meanwhile never gets these: Ctrl-C reaches a whole group, but when to end is for the run."""
+    """Children started meanwhile never get these: Ctrl-C goes to the whole group, but the run decides what ends."""
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
-    resource_tracker.ensure_running()  # otherwise started with the child, when it would let the signals through
+    resource_tracker.ensure_running()  # otherwise started with the child; its start unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         yield
@@ -76,7 +76,7 @@ def _serve(connection: Connection, config: TrainConfig) -> None:
 
 
 class ProcessEnv:
-    """The same three verbs as `LocalEnv`, across a pipe, each answered within `env_timeout` or not at all."""
+    """`LocalEnv` across a pipe; a child that does not answer within `env_timeout` is killed."""
 
     def __init__(self, config: TrainConfig) -> None:
         context = multiprocessing.get_context("spawn")
@@ -132,7 +132,7 @@ class ProcessEnv:
         return f"its process ended with exit code {code}{hint}"
 
     def close(self) -> None:
-        if self._started:  # one that never answered has nothing to put away
+        if self._started:  # one that never answered has made no environment to close
             with contextlib.suppress(BrokenPipeError, OSError):
                 self._connection.send(("close", None))
             self._process.join(1.0)

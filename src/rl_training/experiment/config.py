@@ -30,6 +30,8 @@ from rl_training.settings import (
 )
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+# A packaged config by the path it has in a checkout of this package.
+_CHECKOUT = re.compile(r"(?:.*/)?configs/([^/]+/[^/]+)\.yaml")
 
 
 def normalise_algo(name: str) -> str:
@@ -38,7 +40,7 @@ def normalise_algo(name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A copy made of what YAML can hold; a path becomes a string, a tuple a list."""
+    """A copy of only such values as YAML can hold; a path becomes a string, a tuple a list."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -160,13 +162,14 @@ class TrainConfig(Settings):
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A config, the text it was read from, and where each setting came from."""
+    """A config, the text it was read from, and where each setting came from; `note` is a remark for the user."""
 
     config: TrainConfig
     text: str
     place: str
     lines: Mapping[str, int] = field(default_factory=dict)
     overridden: frozenset[str] = frozenset()
+    note: str | None = None
 
     def locate(self, dotted: str) -> str:
         """`file:line` of a setting, or of the nearest one above it; `--set` where an override gave it."""
@@ -206,25 +209,35 @@ def packaged_configs() -> list[str]:
     )
 
 
-def _read_source(source: str | Path) -> tuple[str, str]:
-    """Text and display name of a config: a file first, else a packaged one."""
+def _read_source(source: str | Path) -> tuple[str, str, str | None]:
+    """Text and display name of a config: a file first, else a packaged one, which may need a remark.
+
+    `configs/<algo>/<name>.yaml`, the path in a checkout of this package, means the packaged one anywhere else.
+    """
     path = Path(source)
     try:
         if path.is_file():
-            return path.read_text(encoding="utf-8"), str(source)
+            return path.read_text(encoding="utf-8"), str(source), None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{source}: not UTF-8 text (byte {error.start}); is this a config file?") from None
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror}") from None
-    algo, _, name = str(source).partition("/")
-    packaged, names = f"{normalise_algo(algo)}/{name}", packaged_configs()
-    if packaged not in names:
+    names, checkout = packaged_configs(), _CHECKOUT.fullmatch(path.as_posix())
+    note = None
+    if checkout is not None and (packaged := _packaged_name(checkout[1])) in names:
+        note = f"{source}: no such file; using the packaged {packaged}"
+    elif (packaged := _packaged_name(str(source))) not in names:
         raise ConfigError(
             f"{source}: no such file and no packaged config{nearest(packaged, names)}"
             " (`rl-training configs` lists them)"
         )
     item = resources.files("rl_training").joinpath("assets", "configs", *f"{packaged}.yaml".split("/"))
-    return item.read_text(encoding="utf-8"), f"{packaged}.yaml"
+    return item.read_text(encoding="utf-8"), f"{packaged}.yaml", note
+
+
+def _packaged_name(text: str) -> str:
+    algo, _, name = text.partition("/")
+    return f"{normalise_algo(algo)}/{name}"
 
 
 def _apply_override(override: str, values: dict[str, Any]) -> str:
@@ -249,7 +262,7 @@ def _apply_override(override: str, values: dict[str, Any]) -> str:
 
 def load_config(source: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read a config file, or a packaged one named `<algo>/<name>`, and apply `key=value` overrides."""
-    text, place = _read_source(source)
+    text, place, note = _read_source(source)
     document = parse_yaml(text, place)
     values = document.value
     if not isinstance(values, dict):
@@ -272,4 +285,4 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> LoadedConf
         config = TrainConfig.parse(values)
     except ConfigError as error:
         raise _explain(error, place, lines, frozenset(overridden)) from None
-    return LoadedConfig(config, text, place, lines, frozenset(overridden))
+    return LoadedConfig(config, text, place, lines, frozenset(overridden), note)

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: durable writes, strict JSON, and points where a test can pull the plug."""
+"""Files that are whole or absent: durable writes, strict JSON, and points at which a test can make them fail."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def replace_atomically(path: Path, data: bytes) -> None:
 
 
 def encode_json(value: Any) -> bytes:
-    """Canonical JSON, keys sorted; what JSON would bend (NaN, numpy scalars, int keys) is a ValueError."""
+    """Canonical JSON, keys sorted; what JSON would change (NaN, numpy scalars, int keys) is a ValueError."""
     _check_plain(value, "")
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 

@@ -158,7 +158,7 @@ class _Worker:
             self.drop(f"it has not taken {self._jobs.maxsize} rows in time")
 
     def wait(self, timeout: float) -> None:
-        """Until all that was submitted is done; a sink that takes longer is dropped."""
+        """Wait until all that was submitted is done; a sink that takes longer than `timeout` is dropped."""
         done = threading.Event()
         self.submit(done.set)
         deadline = time.monotonic() + timeout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,10 @@ class ExperimentManager:
         if isinstance(config, TrainConfig):
             config = config.with_overrides(overrides)
         else:
-            config = load_config(config, overrides).config
+            loaded = load_config(config, overrides)
+            if loaded.note is not None:
+                warnings.warn(loaded.note, stacklevel=2)
+            config = loaded.config
         spec = get_algorithm_spec(config.algo)
         resolve(config)
         return spec.train(config, run_suffix=run_suffix, callbacks=callbacks, dataset=dataset, launch=launch)

@@ -109,11 +109,11 @@ def read_manifest(folder: Path) -> Manifest:
             raise CheckpointError(f"{path}: damaged: expected sha256 {expected}, actual {actual}")
         return Manifest.from_json(body)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path}: damaged: impossible {error}") from None
+        raise CheckpointError(f"{path}: damaged: its contents are not possible: {error}") from None
 
 
 def _check_plain_file(folder: Path, name: str) -> Path:
-    """Only a regular file in the folder or its replay folder: no link leads out, no pipe hangs us."""
+    """Only a regular file in the folder or its replay folder: a link could lead out of it, a pipe would block."""
     path = folder / name
     try:
         if path.parent != folder and not stat.S_ISDIR(path.parent.lstat().st_mode):

@@ -1,4 +1,4 @@
-"""The registry: every algorithm by name. What there is to say of one stands beside its trainer."""
+"""The registry: every algorithm by name. Its regime, title and defaults are in its `<algo>_trainer.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints there are, which is the newest whole one, and which may go."""
+"""Which checkpoints there are, which is the newest valid one, and which are deleted."""
 
 from __future__ import annotations
 

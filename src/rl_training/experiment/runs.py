@@ -104,7 +104,7 @@ def machine_record() -> dict[str, Any]:
 
 
 def machine_changes(record: Mapping[str, Any]) -> list[str]:
-    """What of the things bits depend on differs between a run's record and this process, one phrase each."""
+    """What bit-equal results depend on and differs between a run's record and this process, one phrase each."""
     now = machine_record()
     old = record.get("versions", {}) | {name: record.get(name) for name in ("cpu_capability", "threads")}
     new = now["versions"] | {name: now[name] for name in ("cpu_capability", "threads")}
@@ -263,7 +263,7 @@ def read_run_record(path: Path) -> dict[str, Any]:
 
 
 def results_of(path: Path, record: Mapping[str, Any]) -> str:
-    """What a run without checkpoints has to show all the same, in words; empty where it is nothing."""
+    """What a run without checkpoints reached nevertheless, in words; empty where it is nothing."""
     if record["status"] in ("finished", "stopped"):
         return f"it is {record['status']}"
     if list_checkpoints(path / "best"):

@@ -91,11 +91,11 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def _known_warnings_ignored() -> Iterator[None]:
-    """Around compiling and capturing, which warn of what is meant."""
+    """Around compiling and capturing: torch warns there of what is intended here."""
     with warnings.catch_warnings():
         # torch advises TF32 when it compiles; here it is a switch of the configuration.
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
-        # Gradients are returned by autograd.grad, never accumulated: the stream of a node that would is moot.
+        # Gradients are returned by autograd.grad, never accumulated: an accumulating node's stream is never used.
         warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
         yield
 

@@ -1,4 +1,4 @@
-"""The policy that acts: a copy on the CPU, whose small products there are faster than a GPU's launches."""
+"""The policy that acts: on the CPU, where one row passes faster than a GPU's kernels can be launched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ActingPolicy:
     """A CPU policy that follows a learner. On a CPU it shares the model's tensors; from a GPU it is copied.
 
     The learner's `version` tells whether the copy is old; `current()` then waits once for the new weights, so
-    nobody acts on old ones unknowingly.
+    nobody acts on old ones.
     """
 
     def __init__(self, learner: Learner) -> None:

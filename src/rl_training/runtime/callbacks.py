@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Callback:
     """Override what you need. `session.stop(reason)` ends the run after the current step; resumed, it goes on.
 
-    What raises here ends the run after saving it. `state_dict` must be plain data; it is stored in each checkpoint
-    under `name` and given back on resume.
+    An exception raised here ends the run after saving it. `state_dict` must be plain data; it is stored in each
+    checkpoint under `name` and given back on resume.
     """
 
     @property

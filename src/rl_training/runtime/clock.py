@@ -1,4 +1,4 @@
-"""Where a run stands in time, and what is due: intervals are crossed, not hit."""
+"""How far a run has come, and what is due: a boundary counts when it is crossed, not only when it is hit."""
 
 from __future__ import annotations
 

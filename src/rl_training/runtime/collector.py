@@ -51,7 +51,7 @@ class Collector:
         total_steps: int,
         reward_map: tuple[float, float] = (1.0, 0.0),
     ) -> None:
-        """`reward_map`: the (scale, shift) of the data that experience is mixed with; returns stay the game's."""
+        """`reward_map`: the (scale, shift) of the prior data's rewards; reported returns stay the environment's."""
         self.envs = envs
         self.spaces = spaces
         self.learner = learner

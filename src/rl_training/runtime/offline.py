@@ -118,8 +118,8 @@ class Prepared:
             initialise_from(self.learner, job.origin, data.spaces)
         self.source = data.source(self.learner.generator)
 
-    def record(self) -> dict[str, Any]:
-        """What run and checkpoint say of the data."""
+    def dataset_record(self) -> dict[str, Any]:
+        """What run.json and each checkpoint say of the data."""
         return {
             "name": self.dataset.name,
             "rows": len(self.dataset),
@@ -135,24 +135,24 @@ def require_data(record: Mapping[str, Any], dataset: TransitionDataset | None, p
 
 
 class Offline(Regime):
-    """Data alone: updates draw from a fixed set, an environment only judges."""
+    """Data alone: updates draw from a fixed set; an environment, if there is one, is only for evaluation."""
 
     name = "offline"
     sections = (OptimizationConfig, DatasetConfig, BudgetConfig, ControlConfig)
     first_phase = "offline"
 
     def __init__(self, job: Job) -> None:
-        self.job, self.parts = job, Prepared(job)
-        self.learner, self.spaces = self.parts.learner, self.parts.spaces
-        self.dataset_record = self.parts.record()
-        self.size, self.batch_size = len(self.parts.dataset), job.resolved[OptimizationConfig].batch_size
+        self.job, self.prepared = job, Prepared(job)
+        self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
+        self.dataset_record = self.prepared.dataset_record()
+        self.size, self.batch_size = len(self.prepared.dataset), job.resolved[OptimizationConfig].batch_size
         budget = job.resolved[BudgetConfig]
         self.total_ticks = self.total_updates = budget.updates(
             job.config.total_timesteps, self.size, self.batch_size
         )
 
     def ready(self) -> None:
-        self.updates = self.updater(self.job, self.parts.source)
+        self.updates = self.updater(self.job, self.prepared.source)
 
     def fit(self, session: Session) -> None:
         fit_offline(session, self.updates, updates=self.total_updates)

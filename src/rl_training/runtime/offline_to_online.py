@@ -39,32 +39,33 @@ class OfflineToOnline(Regime):
             )
         self.job, self.online, prior = job, job.resolved[OnlineConfig], job.resolved[PriorDataConfig]
         batch_size, self.budget = job.resolved[OptimizationConfig].batch_size, job.resolved[BudgetConfig]
-        self.parts = Prepared(job, updates_per_step=self.online.gradient_updates_per_step)
-        self.learner, self.spaces = self.parts.learner, self.parts.spaces
-        self.dataset_record = self.parts.record()
+        self.prepared = Prepared(job, updates_per_step=self.online.gradient_updates_per_step)
+        self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
+        self.dataset_record = self.prepared.dataset_record()
         buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner)
-        if buffer.device != self.parts.source.device:
+        if buffer.device != self.prepared.source.device:
             raise ConfigError(
                 "algo_kwargs.buffer_capacity does not fit on the GPU beside the prior data; lower it",
                 key="algo_kwargs.buffer_capacity",
             )
-        self.mixed = MixedSource(self.parts.source, buffer, ratio=prior.offline_batch_ratio)
+        self.mixed = MixedSource(self.prepared.source, buffer, ratio=prior.offline_batch_ratio)
         self.split = self.mixed.split(batch_size)
-        self.pretraining = self.budget.updates(prior.offline_pretrain_updates, len(self.parts.dataset), batch_size)
+        size = len(self.prepared.dataset)
+        self.pretraining = self.budget.updates(prior.offline_pretrain_updates, size, batch_size)
         self.first_phase = "pretrain" if self.pretraining else "online"
         self.total_ticks = self.pretraining + job.config.total_timesteps
         self.total_updates = self.pretraining + self.online.earned(job.config.total_timesteps)
         if self.budget.max_updates is not None:
             self.total_updates = min(self.total_updates, self.budget.max_updates)
         self.collector = make_collector(
-            job, self.spaces, self.learner, buffer, reward_map=self.parts.dataset.reward_map
+            job, self.spaces, self.learner, buffer, reward_map=self.prepared.dataset.reward_map
         )
 
     def start(self) -> None:
         self.collector.start()
 
     def ready(self) -> None:
-        self.prior_updates = self.updater(self.job, self.parts.source)
+        self.prior_updates = self.updater(self.job, self.prepared.source)
         self.mixed_updates = self.updater(self.job, self.mixed)
 
     def fit(self, session: Session) -> None:
@@ -82,7 +83,7 @@ class OfflineToOnline(Regime):
             "pretrain_updates_done": float(clock.pretrain_updates),
             "offline_batch_size": float(prior_rows),
             "online_batch_size": float(online_rows),
-            "dataset_size": float(len(self.parts.dataset)),
+            "dataset_size": float(len(self.prepared.dataset)),
         }
 
     def close(self) -> None:

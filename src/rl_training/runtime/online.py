@@ -52,7 +52,7 @@ def fit_online(
     *,
     max_updates: int | None = None,
 ) -> None:
-    """Until `total_timesteps` environment steps or `max_updates` are done, or somebody stops the run."""
+    """Train until `total_timesteps` environment steps or `max_updates` are done, or somebody stops the run."""
     total, learner = session.config.total_timesteps, session.learner
     while session.running and collector.steps < total and (max_updates is None or learner.updates < max_updates):
         earned = online.earned(collector.steps)

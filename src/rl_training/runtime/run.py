@@ -1,4 +1,4 @@
-"""The ritual of a run, written once: build, open the folder, restore or start, train, finish, whatever happens.
+"""The course of a run, written once: build, open the folder, restore or start, train, finish, whatever happens.
 
     with the regime built (spaces, data, learner, environments)
         with the run's folder open (lock, signals, log, status)
@@ -47,11 +47,11 @@ from rl_training.spaces import SpaceSpec
 
 @dataclass(frozen=True)
 class Launch:
-    """How a run is started, beside what it is: nothing here changes a number."""
+    """How a run is started; nothing here changes what it computes."""
 
     quiet: bool = False  # no progress on the console; warnings still show
     text: str | None = None  # the configuration as its author wrote it, kept as config.yaml
-    home: Path | None = None  # the folder of a run that ended before it had anything to lose
+    home: Path | None = None  # the folder of a run that ended before its first checkpoint, to start again in
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Job:
 
 
 class Regime(ABC):
-    """What online, offline and offline-to-online runs differ in. Made from a `Job`, it has built all it needs."""
+    """What online, offline and offline-to-online runs differ in. Constructing one builds all that a `Job` needs."""
 
     name: ClassVar[str]
     sections: ClassVar[tuple[type[Settings], ...]]
@@ -105,11 +105,11 @@ class Regime(ABC):
     def __init__(self, job: Job) -> None: ...
 
     def start(self) -> None:  # noqa: B027 - nothing to do without an environment
-        """Begin where no checkpoint is taken up."""
+        """Begin a run that does not go on from a checkpoint."""
 
     @abstractmethod
     def ready(self) -> None:
-        """Make what updates need, once the learner is as it will be trained: a recorded update keeps addresses."""
+        """Make the updaters; called after restoring, because a captured update keeps its tensors' addresses."""
 
     @abstractmethod
     def fit(self, session: Session) -> None:
@@ -130,8 +130,8 @@ class Regime(ABC):
         """Final metrics beside those of every run."""
         return {}
 
-    def close(self) -> None:  # noqa: B027 - nothing to put away without an environment
-        """Put away what was built."""
+    def close(self) -> None:  # noqa: B027 - nothing to close without an environment
+        """Close the environments."""
 
 
 def run(
@@ -161,7 +161,7 @@ def run(
 
 
 def _take_up(session: Session, job: Job, checkpoint: Checkpoint, regime: Regime) -> None:
-    """Restore everything, and say what of it is not, or cannot be, as it was."""
+    """Restore everything from the checkpoint, and say what is not, or cannot be, as it was."""
     problems = state.restore(session, checkpoint)
     problems += [f"changed since the run began: {change}" for change in session.run.machine_changes]
     problems += state.changed_data(checkpoint.records["dataset"], regime.dataset_record or {})
@@ -185,16 +185,16 @@ def _say_what_stretches(session: Session, job: Job, former_total: int) -> None:
     if total != former_total and stretched:
         session.say(
             f"note: total_timesteps {former_total:,} -> {total:,}: {' and '.join(stretched)} now stretch over the "
-            "new total, so this run differs from one planned so long from the start"
+            "new total, so this run differs from one that had this total from the start"
         )
 
 
 def _write_down(session: Session, job: Job, regime: Regime) -> None:
-    """What the folder says of the run from here on."""
+    """Note in the folder what the run learns from and which settings it goes on with."""
     if job.checkpoint is None:
         session.note_inexact([])
         if regime.dataset_record is not None:
-            session.record(dataset=dict(regime.dataset_record))
+            session.note_in_run(dataset=dict(regime.dataset_record))
     if session.run.status_before is not None:
         session.run.reconfigure(job.config, job.settings)
     if job.config.env_id is None:
@@ -258,11 +258,11 @@ def _open_log(folder: RunDirectory, checkpoint: Checkpoint | None, progress: Pro
 
 @contextmanager
 def _status(session: Session) -> Iterator[None]:
-    """What run.json says in the end, and what is saved, whatever happened."""
+    """However the run ends: write its status to run.json, after saving what it learned if it failed."""
     try:
         yield
     except TrainingInterrupted:
-        session.record(status="interrupted")
+        session.note_in_run(status="interrupted")
         raise
     except DivergedError as error:
         raise _diverged(session, error) from error
@@ -273,18 +273,18 @@ def _status(session: Session) -> Iterator[None]:
             else f"{type(error).__name__} was raised"
         )
         _rescue(session, what, error)
-        # What could not even be taken up again is still what it was.
+        # A run that failed before it could go on keeps the status it had.
         status = "failed" if session.begun else session.run.status_before or "failed"
-        session.record(status=status, cause=f"{type(error).__name__}: {error}")
+        session.note_in_run(status=status, cause=f"{type(error).__name__}: {error}")
         raise
     except BaseException:
-        session.record(status="interrupted" if session.begun else session.run.status_before or "interrupted")
+        session.note_in_run(status="interrupted" if session.begun else session.run.status_before or "interrupted")
         raise
-    session.record(status="stopped" if session.should_stop else "finished", stop_reason=session.stop_reason)
+    session.note_in_run(status="stopped" if session.should_stop else "finished", stop_reason=session.stop_reason)
 
 
 def _rescue(session: Session, what: str, cause: BaseException) -> None:
-    """Save before leaving; what cannot be saved any more must not hide why the run ended."""
+    """Save before the error is raised; failing to save is a warning, so that it does not hide the error."""
     try:
         session.rescue(what)
     except DivergedError as error:
@@ -304,7 +304,7 @@ def _diverged(session: Session, error: DivergedError) -> DivergedError:
     }
     with suppress(OSError):  # the error itself says the same
         files.replace_atomically(session.run.path / "divergence.json", files.encode_json(report))
-    session.record(status="diverged", cause=f"{type(error).__name__}: {error}")
+    session.note_in_run(status="diverged", cause=f"{type(error).__name__}: {error}")
     advice = f"the last finite checkpoint is {last}" if last is not None else "no checkpoint was written before"
     return DivergedError(f"{error}; {advice}", first_bad=error.first_bad)
 
@@ -323,7 +323,7 @@ def _run_directory(job: Job, launch: Launch, suffix: str | None) -> RunDirectory
 
 
 def _reopen(home: Path) -> RunDirectory:
-    """Continue a run's folder, rid of what a killed process may have left half-written."""
+    """Continue a run's folder, after deleting what a killed process may have left half-written."""
     folder = RunDirectory.open(home)
     for parent in (folder.checkpoints, folder.best):
         sweep(parent)

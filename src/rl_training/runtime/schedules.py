@@ -1,4 +1,4 @@
-"""Minibatch size and learning-rate schedule: what of the optimisation belongs to no algorithm."""
+"""Minibatch size and learning-rate schedule: settings of the optimisation that every algorithm has."""
 
 from __future__ import annotations
 

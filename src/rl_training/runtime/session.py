@@ -139,7 +139,7 @@ class Session:
                 callback.on_phase(self)
 
     def advance(self) -> None:
-        """After each iteration of a loop: everything that happens every so often."""
+        """Called after each iteration of a loop: callbacks, then the report and the checkpoint that are due."""
         now = self.clock.now
         self._in_step = False
         try:
@@ -251,7 +251,7 @@ class Session:
             return
         self._save_failed = False
         if not self.run.record.get("saved"):
-            self.record(saved=True)
+            self.note_in_run(saved=True)
         self.checkpoint_path, self._saved = info.path, self._standing()
         self._checkpoint_cost = [info.num_bytes, self._checkpoint_cost[1] + info.seconds]
         with self._deleting(self.run.checkpoints):
@@ -260,7 +260,7 @@ class Session:
             callback.on_checkpoint(self, info.path)
 
     def _standing(self) -> tuple[Any, ...]:
-        """Differs between any two moments at which a checkpoint would not be the same."""
+        """Where the run stands: while it is the same, so is the checkpoint that would be written."""
         steps = None if self.collector is None else self.collector.steps
         return self.clock.ticks, self.learner.updates, steps, self.broken_off, self.evaluated_at, self.should_stop
 
@@ -288,7 +288,7 @@ class Session:
             self.say(f"warning: {error}; the best policy was not saved")
             return
         with self._deleting(self.run.best):
-            # Not by age: a killed run may have left one from steps that were never taken up again.
+            # Whatever its step: a killed run may have left one of a later step than this.
             for path in list_checkpoints(self.run.best):
                 if path != info.path:
                     discard(path)
@@ -298,21 +298,21 @@ class Session:
         try:
             yield
         except OSError as error:
-            self.say(f"warning: {folder}: old checkpoints stay: {error.strerror or error}")
+            self.say(f"warning: {folder}: old checkpoints could not be deleted: {error.strerror or error}")
 
-    def record(self, **fields: Any) -> None:
-        """Note something in run.json, which a full disk may refuse without harm to the run."""
+    def note_in_run(self, **fields: Any) -> None:
+        """Write fields into run.json; where that fails (a full disk), the run warns and goes on."""
         try:
             self.run.update(**fields)
         except OSError as error:
             self.say(f"warning: {self.run.path / 'run.json'}: cannot be written: {error.strerror or error}")
 
     def note_inexact(self, problems: Sequence[str]) -> None:
-        """Record whether this run equals an uninterrupted one, and say why where it does not."""
+        """Note in run.json whether this run equals an uninterrupted one, and say why where it does not."""
         for problem in problems:
             self.say(f"warning: not an exact resume: {problem}")
         if problems or self.run.record.get("exact_resume") is None:
-            self.record(exact_resume=not problems)
+            self.note_in_run(exact_resume=not problems)
 
     def resume_or_stop(self, former_total: int) -> None:
         """A run that early stopping had ended stays so, and says so, unless its budget was raised."""
@@ -357,7 +357,7 @@ class Session:
         }
         if self.best_return is not None:
             result["eval_return_best"] = self.best_return
-        self.record(
+        self.note_in_run(
             metrics=result,
             checkpoint_bytes=self._checkpoint_cost[0],
             checkpoint_seconds=round(self._checkpoint_cost[1], 3),

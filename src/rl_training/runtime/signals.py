@@ -60,6 +60,6 @@ class SignalGuard:
 
 
 def _tell(text: str) -> None:
-    """A line on standard error, past the buffers: the handler may run while one of them is being written."""
+    """A line on standard error without Python's buffers: the handler may run while one of them is being written."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.write(sys.stderr.fileno(), text.encode())

@@ -51,7 +51,7 @@ class Saved:
 
 
 def save(session: Session) -> Saved:
-    """Everything a run is made of."""
+    """Everything that a resumed run needs."""
     collected = Saved() if session.collector is None else save_collector(session.collector)
     return Saved(
         tensors=_learner_tensors(session.learner) | collected.tensors,
@@ -67,7 +67,7 @@ def save(session: Session) -> Saved:
 
 
 def restore(session: Session, checkpoint: Checkpoint) -> list[str]:
-    """Take up what `save` saved; returns what could not be exact."""
+    """Put back what `save` saved; returns what could not be restored exactly, one phrase each."""
     with understood(checkpoint, "networks"):
         problems = _restore_learner(session.learner, checkpoint)
     with understood(checkpoint):
@@ -196,7 +196,7 @@ def save_collector(collector: Collector) -> Saved:
 
 
 def restore_collector(collector: Collector, checkpoint: Checkpoint) -> list[str]:
-    """The reverse, replaying unfinished episodes; returns what could not be exact."""
+    """The reverse, replaying unfinished episodes; returns what could not be restored exactly."""
     buffer, info = collector.buffer, checkpoint.rows
     if info is None:
         raise ConfigError(
@@ -235,7 +235,7 @@ def restore_collector(collector: Collector, checkpoint: Checkpoint) -> list[str]
 
 
 def config_of(checkpoint: Checkpoint) -> TrainConfig:
-    """The configuration a checkpoint was trained with; whether code may be imported is never for a file to say."""
+    """The configuration a checkpoint was trained with, but for `allow_import`, which no file can switch on."""
     try:
         written = TrainConfig(**checkpoint.records["config"]).replace(allow_import=False)
     except (KeyError, TypeError, ConfigError) as error:
@@ -259,10 +259,10 @@ def spaces_from(checkpoint: Checkpoint) -> SpaceSpec:
 
 
 def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One phrase where a run goes on with other data than it began with."""
+    """A phrase if a run goes on with other data than it began with."""
     if "fingerprint" not in before or before["fingerprint"] == now.get("fingerprint"):
         return []
-    return [f"the data are others: {before.get('rows')} rows of {before.get('name')} -> {now.get('rows')} rows"]
+    return [f"the data have changed: {before.get('rows')} rows of {before.get('name')} -> {now.get('rows')} rows"]
 
 
 def has_normalizer(checkpoint: Checkpoint) -> bool:
@@ -286,7 +286,7 @@ def read_run_checkpoint(path: Path) -> Checkpoint:
 
 @contextmanager
 def understood(checkpoint: Checkpoint, part: str = "contents") -> Iterator[None]:
-    """What is whole may still not be ours: a checkpoint whose contents make no sense is one clear error."""
+    """Files that are intact may still hold what this run cannot use: that is one `CheckpointError`."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:

@@ -184,28 +184,28 @@ def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
             f"num_envs: {now.num_envs} differs from the run's {before.num_envs}, whose episodes are under way",
             key="num_envs",
         )
-    sizes, old = resolve(now)[NetworkShape], resolve(before)[NetworkShape]
-    if sizes != old:
-        raise ConfigError(
-            f"algo_kwargs.hidden_sizes: networks of {list(sizes.hidden_sizes)} cannot take up the run's, of "
-            f"{list(old.hidden_sizes)}; start a new run",
-            key="algo_kwargs.hidden_sizes",
-        )
+    new, old = (resolve(config)[NetworkShape].model_dump(mode="json") for config in (now, before))
+    for name, value in new.items():
+        if value != old[name]:
+            raise ConfigError(
+                f"algo_kwargs.{name}: {value} differs from the {old[name]} of this run's networks; start a new run",
+                key=f"algo_kwargs.{name}",
+            )
 
 
 def _has_no_checkpoint(home: Path) -> bool:
-    """Whether `home` is a run folder that holds no checkpoint, never had one or has lost them."""
+    """Whether `home` is a run folder without a checkpoint: it never had one, or they were deleted."""
     return (home / RECORD).is_file() and (home / RESOLVED).is_file() and not list_checkpoints(home / "checkpoints")
 
 
 def _require_nothing_to_lose(home: Path, record: Mapping[str, Any]) -> None:
-    """Starting again in place would replace what a run has left: refuse where that is more than a log."""
+    """Starting again in place would replace what the run left behind: refuse unless that is only a log."""
     if results := results_of(home, record):
         best = home / "best"
         way = (
             f"--init-from {best} starts a new run from its best policy"
             if list_checkpoints(best)
-            else (f"rl-training train --config {home / RESOLVED} makes it again in a new folder")
+            else f"rl-training train --config {home / RESOLVED} makes it again in a new folder"
         )
         raise ConfigError(f"{home}: has no checkpoint to resume from, but {results}; {way}")
 
