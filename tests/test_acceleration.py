@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import torch._dynamo  # here, because importing it adds filters of warnings
 
 from rl_training.algorithms import REDQ, SAC, TD3, Learner
 from rl_training.data.sources import TensorSource
@@ -19,7 +20,8 @@ LAYOUT = RowLayout.of(CONTINUOUS)
 
 
 def source(learner: Learner) -> TensorSource:
-    columns = (column.numpy() for column in random_batch(size=64))
+    batch = random_batch(size=64)
+    columns = (column.numpy() for column in (batch.obs, batch.actions, batch.rewards, batch.next_obs, batch.dones))
     return TensorSource(torch.from_numpy(LAYOUT.pack(*columns)), LAYOUT, learner.generator)
 
 
