@@ -106,6 +106,7 @@ CASES = (
     Case("CRR", "crr", peer="d3rlpy:CRR", peer_settings={"n_critics": 2}, goal=4000, goal_ratio=1.5),
     Case("EDAC-10, 256×3", "edac", hidden=THREE, settings=AUTO | {"num_critics": 10}, goal=1600),
     Case("EDAC-50, 256×3", "edac", hidden=THREE, settings=AUTO | {"num_critics": 50}, goal=700),
+    Case("ReBRAC, 256×3", "rebrac", hidden=THREE),
     Case("RLPD, 2 critics", "rlpd", settings=AUTO | {"policy_delay": 1}),
     Case(
         "RLPD-10, LayerNorm, actor every 20",
