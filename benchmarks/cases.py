@@ -56,6 +56,10 @@ class Case:
     def spaces(self) -> SpaceSpec:
         return DISCRETE if self.learner.discrete else CONTINUOUS
 
+    @property
+    def layout(self) -> RowLayout:
+        return RowLayout.of(self.spaces, next_actions=self.learner.needs_next_actions)
+
 
 AUTO = {"alpha": "auto"}
 CASES = (
@@ -102,6 +106,7 @@ CASES = (
     Case("CRR", "crr", peer="d3rlpy:CRR", peer_settings={"n_critics": 2}, goal=4000, goal_ratio=1.5),
     Case("EDAC-10, 256×3", "edac", hidden=THREE, settings=AUTO | {"num_critics": 10}, goal=1600),
     Case("EDAC-50, 256×3", "edac", hidden=THREE, settings=AUTO | {"num_critics": 50}, goal=700),
+    Case("ReBRAC, 256×3", "rebrac", hidden=THREE),
     Case("RLPD, 2 critics", "rlpd", settings=AUTO | {"policy_delay": 1}),
     Case(
         "RLPD-10, LayerNorm, actor every 20",
@@ -124,19 +129,22 @@ def find(names: list[str] | None, hidden: tuple[int, ...] | None = None) -> list
     return [case if hidden is None else replace(case, hidden=hidden) for case in chosen]
 
 
-def random_rows(spaces: SpaceSpec) -> torch.Tensor:
+def random_rows(layout: RowLayout) -> torch.Tensor:
     """Packed rows `[ROWS, width]` without meaning: normal observations, uniform actions, few terminations."""
-    layout = RowLayout.of(spaces)
     g = torch.Generator().manual_seed(5)
-    actions = (
-        torch.randint(ACTION_DIM, (ROWS, 1), generator=g).float()
-        if spaces.discrete
-        else 2.0 * torch.rand(ROWS, ACTION_DIM, generator=g) - 1.0
-    )
-    columns = (torch.randn(ROWS, OBS_DIM, generator=g), actions, torch.randn(ROWS, generator=g))
+
+    def actions() -> torch.Tensor:
+        if layout.discrete:
+            return torch.randint(ACTION_DIM, (ROWS, 1), generator=g).float()
+        return 2.0 * torch.rand(ROWS, ACTION_DIM, generator=g) - 1.0
+
+    now = actions()
+    columns = (torch.randn(ROWS, OBS_DIM, generator=g), now, torch.randn(ROWS, generator=g))
     following = torch.randn(ROWS, OBS_DIM, generator=g)
     dones = (torch.rand(ROWS, generator=g) < 0.01).float()
-    return torch.from_numpy(layout.pack(*(c.numpy() for c in (*columns, following, dones))))
+    next_actions = actions().numpy() if layout.next_actions else None
+    packed = layout.pack(*(c.numpy() for c in (*columns, following, dones)), next_actions=next_actions)
+    return torch.from_numpy(packed)
 
 
 def build(case: Case, device: torch.device, *, seed: int = 0) -> Learner:
@@ -157,8 +165,8 @@ def updater(
     """Everything an update needs, data on the device included."""
     learner = build(case, device, seed=seed)
     accelerate(learner, acceleration)
-    rows = random_rows(case.spaces).to(device)
-    return Updater(learner, TensorSource(rows, RowLayout.of(case.spaces), learner.generator), batch)
+    rows = random_rows(case.layout).to(device)
+    return Updater(learner, TensorSource(rows, case.layout, learner.generator), batch)
 
 
 def installed(library: str) -> bool:

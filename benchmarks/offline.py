@@ -175,7 +175,7 @@ def time_edac(options: argparse.Namespace) -> Entry:
 
 
 def contender(entry: Entry) -> str:
-    name = str(entry["algo"]).upper().replace("TD3_BC", "TD3+BC")
+    name = get_algorithm_spec(entry["algo"]).learner.__name__.replace("TD3BC", "TD3+BC")
     name = ", ".join([name, *algorithm_changes(entry["overrides"])])
     return f"d3rlpy {name}" if entry["library"] == "d3rlpy" else name
 

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from benchmarks.cases import ACTION_DIM, OBS_DIM, Case, installed, random_rows
 from benchmarks.timing import wait
-from rl_training.data.transitions import RowLayout
 
 _MODULES = {"sb3": "stable_baselines3", "sb3_contrib": "sb3_contrib"}
 
@@ -47,7 +46,7 @@ class SB3Updates:
         kind = getattr(importlib.import_module(_MODULES[library]), name)
         settings = dict(case.peer_settings)
         policy = {"net_arch": list(case.hidden)} | settings.pop("policy_kwargs", {})
-        rows = random_rows(case.spaces)
+        rows = random_rows(case.layout)
         self.batch = batch
         self.agent = kind(
             "MlpPolicy",
@@ -59,7 +58,7 @@ class SB3Updates:
             seed=0,
             **settings,
         )
-        columns = RowLayout.of(case.spaces).unpack(rows)
+        columns = case.layout.unpack(rows)
         buffer = self.agent.replay_buffer
         buffer.observations[:] = columns.obs[:, None]
         buffer.next_observations[:] = columns.next_obs[:, None]
@@ -190,7 +189,7 @@ class D3rlpyUpdates:
     """Gradient steps of d3rlpy on the case's random rows."""
 
     def __init__(self, case: Case, device: torch.device, batch: int, python: str) -> None:
-        columns = RowLayout.of(case.spaces).unpack(random_rows(case.spaces))
+        columns = case.layout.unpack(random_rows(case.layout))
         timeouts = np.arange(1, len(columns.rewards) + 1) % 1000 == 0
         with tempfile.TemporaryDirectory() as folder:
             data = Path(folder) / "rows.npz"

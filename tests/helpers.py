@@ -77,15 +77,20 @@ def random_batch(
 ) -> TransitionBatch:
     """Transitions without meaning; `done` fixes every flag, otherwise about a third are set."""
     g = torch.Generator().manual_seed(seed)
+
+    def actions() -> Tensor:
+        if discrete:
+            return torch.randint(CHOICES, (size,), generator=g)
+        return 2.0 * torch.rand(size, ACTIONS, generator=g) - 1.0
+
     flags = (torch.rand(size, generator=g) < 0.3).float()
     return TransitionBatch(
         obs=torch.randn(size, OBS, generator=g),
-        actions=torch.randint(CHOICES, (size,), generator=g)
-        if discrete
-        else 2.0 * torch.rand(size, ACTIONS, generator=g) - 1.0,
+        actions=actions(),
         rewards=torch.randn(size, generator=g),
         next_obs=torch.randn(size, OBS, generator=g),
         dones=flags if done is None else torch.full((size,), done),
+        next_actions=actions(),
     )
 
 

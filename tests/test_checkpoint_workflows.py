@@ -279,6 +279,21 @@ def test_critics_are_taken_over_whole_or_not_at_all(tmp_path: Path, caplog: pyte
     assert "they do not fit: model.critics, model.target_critics" in caplog.text
 
 
+def test_critics_that_learned_with_layer_norm_are_not_taken_over_without_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kwargs = {"layer_norm": True}
+    before = train(tiny("td3_bc", tmp_path, kwargs=kwargs, total_timesteps=20, eval_episodes=0))
+    config = tiny("td3", tmp_path, init_from=before.run_dir, total_timesteps=10, eval_episodes=0)
+    theirs = read_checkpoint(before.checkpoint_path).tensors["networks"]
+    ours = read_checkpoint(train(config).checkpoint_path).tensors["networks"]
+    name = "model.critics.net.hidden.1.weight"
+    assert ours[name].shape == theirs[name].shape
+    assert not torch.equal(ours[name], theirs[name])
+    assert torch.equal(ours["model.actor.net.head.weight"], theirs["model.actor.net.head.weight"])
+    assert "they do not fit: model.critics, model.target_critics" in caplog.text
+
+
 def test_a_normaliser_travels_with_the_policy(tmp_path: Path) -> None:
     kwargs = {"normalize_observations": True}
     offline = train(tiny("awac", tmp_path, kwargs=kwargs, total_timesteps=20, eval_episodes=0))
@@ -317,6 +332,13 @@ def test_a_policy_that_does_not_fit_is_refused_in_one_line(
         train(tiny("sac", tmp_path / "online", init_from=str(offline.run_dir), **fields))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "online").exists()
+
+
+def test_a_deeper_policy_is_refused_though_every_layer_asked_for_is_there(tmp_path: Path) -> None:
+    kwargs = {"hidden_sizes": [16, 16, 16]}
+    before = train(tiny("awac", tmp_path / "offline", kwargs=kwargs, total_timesteps=5, eval_episodes=0))
+    with pytest.raises(ConfigError, match=r"does not fit \(first difference: model\.actor\.net\.hidden\.2"):
+        train(tiny("sac", tmp_path / "online", init_from=str(before.run_dir)))
 
 
 def test_a_deterministic_policy_does_not_start_a_stochastic_one(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from rl_training.data.sources import BatchSource
 from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.checkpointing import read_checkpoint
-from rl_training.runtime.offline import offline_sections, run_offline
+from rl_training.runtime.offline import Offline
+from rl_training.runtime.trainers import algorithm
 from tests.dataset_files import HIGH, LOW, episodes
 from tests.runs import tiny
 
@@ -230,7 +231,7 @@ def test_a_learner_that_asks_gets_them(tmp_path: Path) -> None:
     config = tiny("td3_bc", tmp_path, total_timesteps=3, eval_episodes=0)
     size = config.algo_kwargs["dataset_size"]
     Curious.seen = 0
-    result = run_offline(offline_sections(Curious), config)
+    result = algorithm(Curious, Offline, "TD3+BC that looks", 2021).train(config)
     assert Curious.seen == 3
     # Pendulum never terminates: the collected rows end in cuts, each of which costs one row.
     cuts = -(-size // 200)

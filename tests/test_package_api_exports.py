@@ -30,6 +30,7 @@ OFFLINE = {
     "awac": "AWAC",
     "crr": "CRR",
     "edac": "EDAC",
+    "rebrac": "ReBRAC",
 }
 BOTH = {"rlpd": "RLPD"}
 CLASSES = ONLINE | OFFLINE | BOTH
@@ -166,6 +167,7 @@ OWN_KEYS = {
     "tqc": "num_critics n_quantiles top_quantiles_to_drop_per_net alpha target_entropy tau",
     "iql": "expectile beta max_weight tau",
     "cql": "cql_alpha n_actions lagrange_threshold bc_steps alpha tau",
+    "rebrac": "actor_bc_coef critic_bc_coef policy_delay target_policy_noise target_noise_clip layer_norm tau",
     "td3_bc": "bc_alpha policy_delay target_policy_noise target_noise_clip tau",
     "bc": "stochastic",
 }

@@ -16,6 +16,7 @@ from rl_training.api import (
     TD3BC,
     TQC,
     ManagedAlgorithm,
+    ReBRAC,
 )
 from rl_training.data.datasets import TransitionDataset
 from rl_training.experiment.config import TrainConfig
@@ -41,6 +42,7 @@ __all__ = [
     "TQC",
     "Callback",
     "ManagedAlgorithm",
+    "ReBRAC",
     "TrainConfig",
     "TrainResult",
     "TransitionDataset",

@@ -9,6 +9,7 @@ from rl_training.algorithms.ddpg import DDPG, ddpg_loss
 from rl_training.algorithms.dqn import DQN, dqn_loss
 from rl_training.algorithms.edac import EDAC, critic_diversity_loss, edac_loss
 from rl_training.algorithms.iql import IQL, iql_loss
+from rl_training.algorithms.rebrac import ReBRAC, rebrac_loss
 from rl_training.algorithms.redq import REDQ, redq_loss
 from rl_training.algorithms.rlpd import RLPD, rlpd_loss
 from rl_training.algorithms.sac import SAC, sac_loss
@@ -25,6 +26,7 @@ DQNAlgorithm = DQN
 EDACAlgorithm = EDAC
 IQLAlgorithm = IQL
 REDQAlgorithm = REDQ
+ReBRACAlgorithm = ReBRAC
 RLPDAlgorithm = RLPD
 SACAlgorithm = SAC
 TD3Algorithm = TD3
@@ -58,6 +60,8 @@ __all__ = [
     "LearnerConfig",
     "REDQAlgorithm",
     "RLPDAlgorithm",
+    "ReBRAC",
+    "ReBRACAlgorithm",
     "SACAlgorithm",
     "TD3Algorithm",
     "TD3BCAlgorithm",
@@ -72,6 +76,7 @@ __all__ = [
     "dqn_loss",
     "edac_loss",
     "iql_loss",
+    "rebrac_loss",
     "redq_loss",
     "rlpd_loss",
     "sac_loss",

@@ -134,7 +134,12 @@ class Learner:
         return declared
 
     def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
-        """Actions `[n, A]` for collecting experience with `policy`, at `progress` in [0, 1] of the run."""
+        """Actions `[n, A]` for collecting experience with `policy`, at `progress` in [0, 1] of the run.
+
+        A sample; a deterministic policy has none, and what noise to add is its learner's to say.
+        """
+        if not policy.stochastic:
+            return policy.mode(obs)
         noise = rng.standard_normal((len(obs), self.model.action_dim), dtype=np.float32)
         return policy.sample(obs, torch.from_numpy(noise))
 

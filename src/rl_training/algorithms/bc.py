@@ -13,14 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, LearnerConfig, Terms
 from rl_training.algorithms.losses import action_error
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_bc import MLPBCModel
-from rl_training.models.policies import Policy
 
 
 class BCConfig(LearnerConfig):
@@ -62,9 +60,6 @@ class BC(Learner):
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
         return {"stochastic": config.stochastic}
-
-    def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
-        return super().explore(policy, obs, rng, progress) if policy.stochastic else policy.mode(obs)
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         return self.minimize((batch,), {"actor": self.actor_loss})

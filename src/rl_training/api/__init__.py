@@ -16,6 +16,7 @@ from rl_training.api.algorithms import (
     TD3BC,
     TQC,
     ManagedAlgorithm,
+    ReBRAC,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "TD3BC",
     "TQC",
     "ManagedAlgorithm",
+    "ReBRAC",
 ]

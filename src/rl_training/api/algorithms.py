@@ -228,3 +228,9 @@ class RLPD(ManagedAlgorithm):
     """RL with Prior Data."""
 
     algo = "rlpd"
+
+
+class ReBRAC(ManagedAlgorithm):
+    """TD3 with a cloning penalty in actor and critics."""
+
+    algo = "rebrac"

@@ -13,6 +13,7 @@ from rl_training.runtime import (
     dqn_trainer,
     edac_trainer,
     iql_trainer,
+    rebrac_trainer,
     redq_trainer,
     rlpd_trainer,
     sac_trainer,
@@ -43,6 +44,7 @@ _SPECS: dict[str, AlgorithmSpec] = {
         crr_trainer,
         edac_trainer,
         rlpd_trainer,
+        rebrac_trainer,
     )
 }
 

@@ -1,4 +1,4 @@
-"""The models of TD3 (two critics), TD3+BC and DDPG (one): deterministic actor, target actor, critics."""
+"""Deterministic actor, target actor and critics: two for TD3 and its relatives, one for DDPG."""
 
 from __future__ import annotations
 

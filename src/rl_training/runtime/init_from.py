@@ -35,14 +35,17 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
         )
     own = learner.state_dict()["networks"]
     given = checkpoint.tensors["networks"]
-    for name, tensor in own.items():
-        if name.startswith(("model.actor.", "model.normalizer.")) and not _fits(given.get(name), tensor):
+    misfits = [name for name, tensor in own.items() if not _fits(given.get(name), tensor)]
+    # Layers the other network has beyond these make it another network, though all of these fit.
+    misfits += sorted(name for name in given.keys() - own.keys() if ".net." in name)
+    for name in misfits:
+        if name.startswith(("model.actor.", "model.normalizer.")):
             raise ConfigError(
                 f"init_from: the {checkpoint.records['config']['algo']} policy of {checkpoint.path} does not fit "
                 f"(first difference: {name}); use the same hidden_sizes, kind of actor and normalize_observations",
                 key="init_from",
             )
-    strange = {_network(name) for name, tensor in own.items() if not _fits(given.get(name), tensor)}
+    strange = {_network(name) for name in misfits} & {_network(name) for name in own}
     if strange and any(_network(name) in strange for name in given):
         _log.warning("init_from: starting anew, because they do not fit: %s", ", ".join(sorted(strange)))
     taken = {name: tensor if _network(name) in strange else given[name] for name, tensor in own.items()}

@@ -1,0 +1,127 @@
+"""ReBRAC: Revisiting the Minimalist Approach to Offline RL (Tarasov et al. 2023).
+
+TD3+BC, its nearest relative, with the cloning penalty in the critics' target too, each with a weight of its own.
+Target: r + gamma (min Qbar(s', a') - `critic_bc_coef` |a' - a'_data|^2), where a' is TD3's smoothed target action
+and a'_data the data's own next action. Actor: E[`actor_bc_coef` |pi(s) - a|^2 - lambda min Q(s, pi(s))], where
+lambda is 1 / E|min Q(s, pi(s))|, a constant to the gradient. Norms are sums over the action's entries (TD3+BC
+averages) and the actor climbs the smaller critic (TD3: the first). As in TD3, actor and targets move every
+`policy_delay` updates. The critics have LayerNorm, the actor has none; observations are not normalised.
+Departures: LayerNorm stands before the ReLU (the authors: behind it); torch's initialisation; the actor sees the
+critics before their step of the same update (see `base`); the actor moves at the last of every `policy_delay`
+updates (the first) and its target follows it after that step (before).
+Axes: critics `[2, B]`, penalties `[B]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Learner, TargetConfig, Terms
+from rl_training.algorithms.losses import critic_terms, td_target
+from rl_training.algorithms.td3 import smoothed_action
+from rl_training.data.transitions import TransitionBatch
+from rl_training.models.mlp import ThreeLayerConfig
+from rl_training.models.mlp_td3 import MLPTD3Model
+from rl_training.settings import NonNegativeFloat, PositiveFloat, PositiveInt
+
+
+class ReBRACConfig(TargetConfig):
+    """The authors' settings; they choose both weights for each data set, here are those of hopper-medium."""
+
+    learning_rate: PositiveFloat = 1e-3
+    """of Adam"""
+    actor_bc_coef: NonNegativeFloat = 0.01
+    """weight of the squared action error against Q, divided by its mean size, in the actor's loss"""
+    critic_bc_coef: NonNegativeFloat = 0.01
+    """weight of the squared error of the target action in the critics' target, in units of reward"""
+    policy_delay: PositiveInt = 2
+    """critic updates per update of actor and targets"""
+    target_policy_noise: NonNegativeFloat = 0.2
+    """deviation of the noise on target actions, in units of [-1, 1]"""
+    target_noise_clip: NonNegativeFloat = 0.5
+    """bound of that noise"""
+
+
+class ReBRACNetwork(ThreeLayerConfig):
+    """The authors' networks: three layers, and LayerNorm in the critics."""
+
+    layer_norm: bool = True
+    """LayerNorm after each hidden layer of the critics"""
+
+
+def squared_distance(policy_actions: Tensor, actions: Tensor) -> Tensor:
+    """|pi - a|^2: summed over the action's entries, `[B, A] -> [B]`."""
+    return (policy_actions - actions).square().sum(-1)
+
+
+def penalised_value(q: Tensor, policy_actions: Tensor, actions: Tensor, critic_bc_coef: float) -> Tensor:
+    """What the target backs up: `q [2, B]` of the target critics at `policy_actions`; `actions` are the data's."""
+    return q.amin(0) - critic_bc_coef * squared_distance(policy_actions, actions)
+
+
+def actor_terms(q: Tensor, policy_actions: Tensor, actions: Tensor, actor_bc_coef: float) -> Terms:
+    """`q [2, B]`: the critics at `policy_actions [B, A]`; `actions [B, A]` are the data's."""
+    value = q.amin(0)
+    scale = 1.0 / value.detach().abs().mean()
+    distance = squared_distance(policy_actions, actions).mean()
+    return {"actor_loss": actor_bc_coef * distance - scale * value.mean(), "bc_loss": distance, "q_scale": scale}
+
+
+def rebrac_loss(batch: Mapping[str, Any]) -> Terms:
+    """Every term from precomputed tensors: `q1_values q2_values rewards dones next_q1 next_q2 next_policy_actions
+    next_actions policy_q1 policy_q2 policy_actions actions gamma actor_bc_coef critic_bc_coef`."""
+    q = torch.stack([batch["q1_values"], batch["q2_values"]])
+    next_q = torch.stack([batch["next_q1"], batch["next_q2"]])
+    policy_q = torch.stack([batch["policy_q1"], batch["policy_q2"]])
+    value = penalised_value(next_q, batch["next_policy_actions"], batch["next_actions"], batch["critic_bc_coef"])
+    target = td_target(batch["rewards"], batch["dones"], value, batch["gamma"])
+    return critic_terms(q, target) | actor_terms(
+        policy_q, batch["policy_actions"], batch["actions"], batch["actor_bc_coef"]
+    )
+
+
+class ReBRAC(Learner):
+    """TD3 with a cloning penalty in actor and critics on an `MLPTD3Model`."""
+
+    name = "rebrac"
+    Config = ReBRACConfig
+    Model = MLPTD3Model
+    Network = ReBRACNetwork
+    needs_next_actions = True
+
+    def __init__(self, *, model: MLPTD3Model, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **hyperparameters)
+        self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
+        self.expect_terms(actor_loss=0.0, bc_loss=0.0, q_scale=0.0)
+
+    def variant(self, update: int) -> bool:
+        """Whether the update moves the actor and the targets."""
+        return self.ends_period(update, self.config.policy_delay)
+
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
+        noise = self.config.target_policy_noise * self.normal(*batch.actions.shape)
+        if not variant:
+            return self.minimize((batch, noise), {"critics": self.critic_loss})
+        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
+        return self.minimize((batch, noise), objectives, tau=self.config.tau)
+
+    def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+        assert batch.next_actions is not None  # `needs_next_actions`
+        with torch.no_grad():
+            clip = self.config.target_noise_clip
+            policy_actions = smoothed_action(self.model.target_actor(batch.next_obs), noise, clip)
+            next_q = self.model.target_critics(batch.next_obs, policy_actions)  # [2, B]
+            value = penalised_value(next_q, policy_actions, batch.next_actions, self.config.critic_bc_coef)
+            target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
+        terms = critic_terms(self.model.critics(batch.obs, batch.actions), target)
+        return terms["critic_loss"], terms
+
+    def actor_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
+        policy_actions = self.model.actor(batch.obs)
+        q = self.model.critics(batch.obs, policy_actions, frozen=True)  # [2, B]
+        terms = actor_terms(q, policy_actions, batch.actions, self.config.actor_bc_coef)
+        return terms["actor_loss"], terms

@@ -1,0 +1,8 @@
+"""ReBRAC through the offline loop."""
+
+from rl_training.algorithms.rebrac import ReBRAC
+from rl_training.runtime.offline import Offline
+from rl_training.runtime.trainers import algorithm
+
+SPEC = algorithm(ReBRAC, Offline, "Revisited Behaviour-Regularised Actor-Critic", 2023)
+train_rebrac = SPEC.train
