@@ -142,7 +142,7 @@ def test_the_second_of_two_is_the_one_named(tmp_path: Path) -> None:
         pool.reset(1)
         actions = pool.envs[0].reset(1)[None].repeat(2, axis=0)[:, :1]
         for env in pool.envs:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
                 os.kill(env._process.pid, number)
         assert len(pool.step(actions)) == 2
         os.kill(pool.envs[1]._process.pid, signal.SIGKILL)

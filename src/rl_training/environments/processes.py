@@ -41,7 +41,7 @@ class ChildError(Exception):
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
     """Children started meanwhile never get these: Ctrl-C goes to the whole group, but the run decides what ends."""
-    held = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1}
     resource_tracker.ensure_running()  # otherwise started with the child; its start unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
