@@ -15,7 +15,8 @@ from rl_training.algorithms.base import Learner
 from rl_training.data.sources import TensorSource
 from rl_training.data.transitions import RowLayout
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.runtime.acceleration import Acceleration, Updater, accelerate
+from rl_training.runtime import acceleration as running
+from rl_training.runtime.acceleration import Acceleration, Updater
 from rl_training.spaces import SpaceSpec
 
 OBS_DIM, ACTION_DIM, ROWS = 17, 6, 50_000
@@ -151,14 +152,19 @@ def build(case: Case, device: torch.device, *, seed: int = 0) -> Learner:
     return learner
 
 
+def source(case: Case, learner: Learner) -> TensorSource:
+    """The case's random rows on the learner's device."""
+    rows = random_rows(case.spaces).to(learner.device)
+    return TensorSource(rows, RowLayout.of(case.spaces), learner.generator)
+
+
 def updater(
     case: Case, device: torch.device, *, acceleration: Acceleration = "auto", batch: int = 256, seed: int = 0
 ) -> Updater:
     """Everything an update needs, data on the device included."""
     learner = build(case, device, seed=seed)
-    accelerate(learner, acceleration)
-    rows = random_rows(case.spaces).to(device)
-    return Updater(learner, TensorSource(rows, RowLayout.of(case.spaces), learner.generator), batch)
+    running.accelerate(learner, acceleration)
+    return Updater(learner, source(case, learner), batch)
 
 
 def installed(library: str) -> bool:
