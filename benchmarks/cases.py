@@ -15,7 +15,8 @@ from rl_training.algorithms.base import Learner
 from rl_training.data.sources import TensorSource
 from rl_training.data.transitions import RowLayout
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.runtime.acceleration import Acceleration, Updater, accelerate
+from rl_training.runtime import acceleration as running
+from rl_training.runtime.acceleration import Acceleration, Updater
 from rl_training.spaces import SpaceSpec
 
 OBS_DIM, ACTION_DIM, ROWS = 17, 6, 50_000
@@ -58,7 +59,9 @@ class Case:
 
     @property
     def layout(self) -> RowLayout:
-        return RowLayout.of(self.spaces, next_actions=self.learner.needs_next_actions)
+        # An older checkout (see `benchmarks.checkout`) knows five columns only.
+        more = {"next_actions": True} if getattr(self.learner, "needs_next_actions", False) else {}
+        return RowLayout.of(self.spaces, **more)
 
 
 AUTO = {"alpha": "auto"}
@@ -142,9 +145,8 @@ def random_rows(layout: RowLayout) -> torch.Tensor:
     columns = (torch.randn(ROWS, OBS_DIM, generator=g), now, torch.randn(ROWS, generator=g))
     following = torch.randn(ROWS, OBS_DIM, generator=g)
     dones = (torch.rand(ROWS, generator=g) < 0.01).float()
-    next_actions = actions().numpy() if layout.next_actions else None
-    packed = layout.pack(*(c.numpy() for c in (*columns, following, dones)), next_actions=next_actions)
-    return torch.from_numpy(packed)
+    more = {"next_actions": actions().numpy()} if getattr(layout, "next_actions", False) else {}
+    return torch.from_numpy(layout.pack(*(c.numpy() for c in (*columns, following, dones)), **more))
 
 
 def build(case: Case, device: torch.device, *, seed: int = 0) -> Learner:
@@ -159,14 +161,18 @@ def build(case: Case, device: torch.device, *, seed: int = 0) -> Learner:
     return learner
 
 
+def source(case: Case, learner: Learner) -> TensorSource:
+    """The case's random rows on the learner's device."""
+    return TensorSource(random_rows(case.layout).to(learner.device), case.layout, learner.generator)
+
+
 def updater(
     case: Case, device: torch.device, *, acceleration: Acceleration = "auto", batch: int = 256, seed: int = 0
 ) -> Updater:
     """Everything an update needs, data on the device included."""
     learner = build(case, device, seed=seed)
-    accelerate(learner, acceleration)
-    rows = random_rows(case.layout).to(device)
-    return Updater(learner, TensorSource(rows, case.layout, learner.generator), batch)
+    running.accelerate(learner, acceleration)
+    return Updater(learner, source(case, learner), batch)
 
 
 def installed(library: str) -> bool:

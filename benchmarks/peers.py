@@ -12,6 +12,8 @@ import json
 import multiprocessing
 import subprocess
 import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
@@ -116,7 +118,42 @@ class SB3Policy:
         return actions.cpu()
 
 
-class D3rlpyProcess:
+class Spoken:
+    """A program in a process of its own: one JSON order per line, answered by one JSON line."""
+
+    def __init__(self, command: list[str], env: Mapping[str, str] | None = None) -> None:
+        self._name = " ".join(command)
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, env=env, text=True
+        )
+
+    def ask(self, order: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):  # it has ended; why is said below
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            self._said.seek(0)
+            raise RuntimeError(f"{self._name} ended with {status}:\n{self._said.read()[-2000:]}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class D3rlpyProcess(Spoken):
     """d3rlpy behind a pipe; also a policy for this package's evaluator."""
 
     def __init__(
@@ -133,15 +170,7 @@ class D3rlpyProcess:
         settings: dict[str, Any] | None = None,
         threads: int | None = None,
     ) -> None:
-        script = Path(__file__).with_name("d3rlpy_peer.py")
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
-        self._process = subprocess.Popen(
-            [python, str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            text=True,
-        )
+        super().__init__([python, str(Path(__file__).with_name("d3rlpy_peer.py"))])
         order = {
             "algo": algo,
             "data": str(data),
@@ -153,36 +182,14 @@ class D3rlpyProcess:
             "settings": settings or {},
             "threads": threads or torch.get_num_threads(),
         }
-        self.versions: dict[str, str] = self._ask({"make": order})
-
-    def _ask(self, order: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            status = self._process.wait()
-            self._said.seek(0)
-            raise RuntimeError(f"d3rlpy ended with {status}:\n{self._said.read()[-2000:]}")
-        return json.loads(line)
+        self.versions: dict[str, str] = self.ask({"make": order})
 
     def update(self, count: int, *, fresh: bool) -> float:
-        seconds: float = self._ask({"update": count, "fresh": fresh})
+        seconds: float = self.ask({"update": count, "fresh": fresh})
         return seconds
 
     def mode(self, obs: Tensor) -> Tensor:
-        return torch.tensor(self._ask({"predict": obs.tolist()}), dtype=torch.float32)
-
-    def close(self) -> None:
-        self._process.stdin.close()  # type: ignore[union-attr]
-        self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return torch.tensor(self.ask({"predict": obs.tolist()}), dtype=torch.float32)
 
 
 class D3rlpyUpdates:

@@ -62,6 +62,11 @@ def alternate(contenders: dict[str, Runs], *, seconds: float, blocks: int, perio
     `period` is the number of updates after which a learner repeats itself: a block holds whole periods.
     """
     sizes = {name: block_size(c, seconds / blocks, period) for name, c in contenders.items()}
+    return in_turn(contenders, sizes, blocks)
+
+
+def in_turn(contenders: dict[str, Runs], sizes: dict[str, int], blocks: int) -> dict[str, Rates]:
+    """`blocks` of each contender in turn, of `sizes` each."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(blocks):
         for name, contender in contenders.items():

@@ -4,6 +4,9 @@
         SAC on HalfCheetah-v5 beside Stable-Baselines3's `learn` with the same settings, in turn.
     python -m benchmarks.training --algo redq --env Hopper-v5 [--config redq/hopper] --steps 100000 --minutes 9
         One run: steps per second, the share of time spent in updates, the return reached.
+    python -m benchmarks.training --against PATH [--algo A --env E] [--steps 4000] [--blocks 21] [--json FILE]
+        Another checkout of this package beside this one (see `benchmarks.checkout`), one long run each, blocks of
+        steps in turn; printed, and kept where `--json` is given.
 
 The steady rate is counted from a little after the first update (compiling and recording are over) to the last step;
 the whole rate is that of the call, set-up and last checkpoint included. A single run evaluates as its config says,
@@ -19,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cases, report
+from benchmarks import cases, checkout, report
 from benchmarks.report import Entry, Results, Sections, table
 from benchmarks.runs import Watch, configure, dataset_settings, sb3_agent
 from benchmarks.timing import Stopwatch, wait
@@ -52,6 +55,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--eval-interval", type=int)
     parser.add_argument("--episodes", type=int, default=30, help="of the final evaluation of a single run")
     parser.add_argument("--minutes", type=float, help="stop a single run after this time")
+    parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout of this package")
+    parser.add_argument("--blocks", type=int, default=checkout.BLOCKS, help="with --against")
     parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
     return parser.parse_args()
 
@@ -136,6 +141,14 @@ def compare(config: TrainConfig, options: argparse.Namespace) -> Entry:
         "ratio": statistics.median(ratios),
         "ratio_spread": [min(ratios), max(ratios)],
     }
+
+
+def against(config: TrainConfig, options: argparse.Namespace) -> Entry:
+    """Beside another checkout: runs without an end, of which blocks of steps are timed."""
+    endless = config.replace(total_timesteps=10**9)
+    return checkout.steps(
+        options.against, endless, settled=settled(config), count=options.steps, blocks=options.blocks
+    )
 
 
 def single(config: TrainConfig, options: argparse.Namespace) -> Entry:
@@ -229,7 +242,7 @@ def main() -> None:
     options = arguments()
     results = Results("training", options.json)
     source = options.config or f"{options.algo}/{options.env.rpartition('-')[0].lower()}"
-    alone = options.pairs == 0 or options.algo != "sac" or not cases.installed("sb3")
+    alone = not options.against and (options.pairs == 0 or options.algo != "sac" or not cases.installed("sb3"))
     fields: dict[str, Any] = {"algo_kwargs": {}}
     if not alone:
         # Neither side evaluates; random steps at the start are equally fast on both and are kept few.
@@ -260,6 +273,13 @@ def main() -> None:
         "seed": options.seed,
         "acceleration": options.acceleration,
     }
+    if options.against:
+        entry = stamp | against(config, options)
+        print(f"{options.algo.upper()} {options.env}: {checkout.said(entry, 'steps/s')}")
+        if options.json:
+            key = f"against/{stamp['machine']}/{options.algo}/{options.env}/{entry['other_checkout']}"
+            results.add({key: entry})
+        return
     entry = stamp | (single(config, options) if alone else compare(config, options))
     key = f"{entry['kind']}/{stamp['machine']}/{options.algo}/{options.env}"
     results.add({f"{key}/{options.seed}" if alone else f"{key}/{entry['peer_device']}": entry})

@@ -2,6 +2,7 @@
 
     python -m benchmarks.updates [--device cuda|cpu] [--algo sac td3 …] [--tf32] [--acceleration MODE]
                                  [--peer-python PATH] [--seconds 6] [--blocks 7] [--batch 256] [--json FILE]
+    … --against PATH [--blocks 21]    another checkout of this package beside this one (see `benchmarks.checkout`)
     … --check      eager against captured and compiled, and no host read inside updates
     … --scaling    how the cost grows with batch, width, critics and updates per step
     … --floor      the device's measured rates, and what they allow
@@ -9,7 +10,8 @@
 
 Observations 17, actions 6 (DQN: 6 choices), float32, data on the device; a whole update, sampling included. Blocks
 of updates of both sides alternate in one run, so that both see the same machine; the ratio is the median over pairs
-of blocks, the spread its smallest and largest. `--peer-python` is a Python that has d3rlpy.
+of blocks, the spread its smallest and largest. `--peer-python` is a Python that has d3rlpy. What `--against` finds
+is printed, and kept where `--json` is given; the documentation is left alone.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import cases, depth, peers, report
+from benchmarks import cases, checkout, depth, peers, report
 from benchmarks.report import Entry, Results, Sections, number, table
 from benchmarks.timing import Runs, alternate
 from rl_training.runtime.acceleration import choose, set_precision
@@ -40,16 +42,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peer-python", help="a Python with d3rlpy installed")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--seconds", type=float, default=6.0, help="for each side of each case")
-    parser.add_argument("--blocks", type=int, default=7)
+    parser.add_argument("--blocks", type=int, help=f"7; beside another checkout {checkout.BLOCKS}")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--hidden", type=int, nargs="+", help="instead of each case's own sizes")
     parser.add_argument("--threads", type=int, help="CPU threads of both sides")
     parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
+    parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout of this package")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--scaling", action="store_true")
     parser.add_argument("--floor", action="store_true")
     parser.add_argument("--profile", action="store_true")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.blocks = options.blocks or (checkout.BLOCKS if options.against else 7)
+    return options
 
 
 def measure(case: cases.Case, options: argparse.Namespace, device: torch.device) -> Entry:
@@ -84,6 +89,20 @@ def measure(case: cases.Case, options: argparse.Namespace, device: torch.device)
         if isinstance(peer, peers.D3rlpyUpdates):
             entry["peer_versions"] = peer.process.versions
     return entry
+
+
+def measure_against(case: cases.Case, options: argparse.Namespace, device: torch.device) -> Entry:
+    """One case beside another checkout of this package."""
+    return checkout.updates(
+        options.against,
+        case,
+        device,
+        acceleration=options.acceleration,
+        tf32=options.tf32,
+        batch=options.batch,
+        seconds=options.seconds,
+        blocks=options.blocks,
+    )
 
 
 def mode(entry: Entry) -> str:
@@ -158,6 +177,13 @@ def main() -> None:
         "floor": (options.floor, depth.floor),
         "profile": (options.profile, depth.profile),
     }
+    if options.against:
+        for case in chosen:
+            entry = stamp | measure_against(case, options, device)
+            print(f"{case.name}: {checkout.said(entry, 'updates/s')}", flush=True)
+            if options.json:
+                results.add({f"against/{place}/{case.name}/{entry['other_checkout']}": entry})
+        return
     if any(wanted for wanted, _ in tasks.values()):
         for kind, (wanted, task) in tasks.items():
             if wanted:
