@@ -184,8 +184,9 @@ def _say_what_stretches(session: Session, job: Job, former_total: int) -> None:
     stretched += ["exploration"] if session.learner.explores_by_progress else []
     if total != former_total and stretched:
         session.say(
-            f"note: total_timesteps {former_total:,} -> {total:,}: {' and '.join(stretched)} now stretch over the "
-            "new total, so this run differs from one that had this total from the start"
+            f"note: total_timesteps {former_total:,} -> {total:,}: {' and '.join(stretched)} "
+            f"{'stretches' if len(stretched) == 1 else 'stretch'} over the new total, so this run "
+            "differs from one that had this total from the start"
         )
 
 
