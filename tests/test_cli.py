@@ -413,7 +413,7 @@ def test_the_unexpected_is_one_line_too(tiny: Path, monkeypatch: pytest.MonkeyPa
     def surprise(*_: object) -> None:
         raise KeyError("two\nlines")
 
-    monkeypatch.setattr(cli, "load_config", surprise)
+    monkeypatch.setattr("rl_training.experiment.config.load_config", surprise)
     fails(run("train", "--config", tiny), 1, "unexpected KeyError", "--debug")
 
 

@@ -1,4 +1,7 @@
-"""`rl-training`: a thin skin over the registry, the workflows and the data formats."""
+"""`rl-training`: a thin skin over the registry, the workflows and the data formats.
+
+Each command imports what it needs, so that help and mistakes in typing are answered without importing torch.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,24 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
+from rl_training import __version__
 from rl_training.console.datasets import datasets
-from rl_training.console.doctor import examine
 from rl_training.console.errors import OneLineGroup
-from rl_training.console.observations import parse_observations
 from rl_training.console.output import flags, note, show_table, warn
-from rl_training.console.results import evaluation_rows, show_result
 from rl_training.errors import ConfigError
-from rl_training.experiment.checkpointing import find_checkpoint
-from rl_training.experiment.config import LoadedConfig, load_config, packaged_configs
-from rl_training.experiment.manager import ExperimentManager
-from rl_training.experiment.registry import list_algorithm_specs
-from rl_training.runtime.run import Launch
-from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint, resume_training
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import LoadedConfig
 
 main = typer.Typer(
     cls=OneLineGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Online, offline and offline-to-online reinforcement learning.",
 )
 main.add_typer(datasets, name="dataset")
@@ -41,10 +38,19 @@ Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 AllowImport = Annotated[bool, typer.Option("--allow-import", help="Permit an env id of the form module:Env.")]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"rl-training {__version__}")
+        raise typer.Exit
+
+
 @main.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print results and warnings only.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     flags.debug, flags.quiet = debug, quiet
 
@@ -60,12 +66,19 @@ def train(
     allow_import: AllowImport = False,
 ) -> None:
     """Train from a configuration, in a new run folder."""
+    from rl_training.experiment.registry import algorithm_name
+
     loaded = _loaded(config, overrides or ())
     given = {"seed": seed, "device": device, "output_dir": output_dir, "init_from": init_from}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if allow_import:
         changes["allow_import"] = True
     with _explained(loaded, changes):
+        algorithm_name(loaded.config.algo)
+        from rl_training.console.results import show_result
+        from rl_training.experiment.manager import ExperimentManager
+        from rl_training.runtime.run import Launch
+
         launch = Launch(quiet=flags.quiet, text=loaded.text)
         result = ExperimentManager().train(loaded.config.replace(**changes), launch=launch)
     show_result(result)
@@ -73,6 +86,8 @@ def train(
 
 def _loaded(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
     """A configuration, having said where it was found if that is not where the user pointed."""
+    from rl_training.experiment.config import load_config
+
     loaded = load_config(config, overrides)
     if loaded.note is not None:
         note(loaded.note)
@@ -98,6 +113,9 @@ def resume(
     allow_import: AllowImport = False,
 ) -> None:
     """Go on with a run where its newest valid checkpoint stands."""
+    from rl_training.console.results import show_result
+    from rl_training.runtime.workflows import resume_training
+
     changes: dict[str, Any] = {} if device is None else {"device": device}
     if allow_import:
         changes["allow_import"] = True
@@ -113,6 +131,9 @@ def evaluate(
     allow_import: AllowImport = False,
 ) -> None:
     """Play episodes on fixed seeds with the deterministic policy."""
+    from rl_training.console.results import evaluation_rows
+    from rl_training.runtime.workflows import evaluate_checkpoint
+
     place = _checkpoint_given(path, checkpoint)
     note(f"evaluating {place}")
     changes = {"allow_import": True} if allow_import else {}
@@ -134,6 +155,11 @@ def predict(
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the policy's actions.")] = False,
 ) -> None:
     """Print the action for an observation, or one per row of a batch, as JSON."""
+    import numpy as np
+
+    from rl_training.console.observations import parse_observations
+    from rl_training.runtime.workflows import predict_checkpoint
+
     obs = parse_observations(observations)
     place = _checkpoint_given(path, checkpoint)
     with np.errstate(over="ignore"):  # what does not fit float32 is refused as infinite
@@ -145,12 +171,16 @@ def _checkpoint_given(path: Path | None, checkpoint: Path | None) -> Path:
     """The checkpoint meant by the argument or the option."""
     if (path is None) == (checkpoint is None):
         raise typer.BadParameter("give one checkpoint, as the argument or with --checkpoint")
+    from rl_training.experiment.retention import find_checkpoint
+
     return find_checkpoint(path or checkpoint or Path(), warn)
 
 
 @main.command()
 def algos() -> None:
     """List the algorithms."""
+    from rl_training.experiment.registry import list_algorithm_specs
+
     rows = [(spec.name, spec.title, str(spec.year), spec.regime) for spec in list_algorithm_specs()]
     show_table(rows, header=("name", "title", "year", "regime"))
 
@@ -160,6 +190,8 @@ def configs(
     name: Annotated[str | None, typer.Argument(metavar="ALGO/NAME", help="Print this one.")] = None,
 ) -> None:
     """List the packaged configurations, or print one."""
+    from rl_training.experiment.config import load_config, packaged_configs
+
     if name is not None:
         print(_loaded(name).text, end="")
         return
@@ -173,6 +205,8 @@ def doctor(
     output_dir: Annotated[Path, typer.Option(help="Where runs would be written.")] = Path("runs"),
 ) -> None:
     """Check this machine: versions, device, MuJoCo, memory, disk, optional packages."""
+    from rl_training.console.doctor import examine
+
     findings = examine(output_dir)
     show_table([(finding.state, finding.subject, finding.text) for finding in findings])
     broken = [finding.subject for finding in findings if finding.state == "broken"]

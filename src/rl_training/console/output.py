@@ -10,11 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-import rich.box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 
 @dataclass
 class Flags:
@@ -71,6 +66,11 @@ def open_nothing() -> TextIO:
 def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
     """Rows on standard output; without a header the first column holds the names."""
     if sys.stdout.isatty():
+        import rich.box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table(*header, box=rich.box.SIMPLE_HEAD, show_header=bool(header), pad_edge=False)
         for row in rows:
             table.add_row(*(Text(cell, overflow="fold") for cell in row))
