@@ -208,6 +208,58 @@ def test_options_and_set_change_the_config(tiny: Path) -> None:
     assert not Path("runs").exists()
 
 
+def test_trains_without_a_file(tiny: Path) -> None:
+    succeed(
+        *("--quiet", "train", "--algo", "SAC", "--env", "Pendulum-v1", "--steps", "2e1", "--seed", 9),
+        *("--set", "learning_rate=2e-3", "--set", "hidden_sizes=[8]", "--set", "eval_episodes=0"),
+    )
+    folder = next(Path("runs").iterdir())
+    resolved = yaml.safe_load((folder / "config.resolved.yaml").read_text())
+    assert (resolved["algo"], resolved["seed"], resolved["total_timesteps"]) == ("sac", 9, 20)
+    assert resolved["algo_kwargs"]["learning_rate"] == 2e-3
+    given = yaml.safe_load((folder / "config.yaml").read_text())
+    assert given["algo_kwargs"] == {"learning_rate": 2e-3, "hidden_sizes": [8]}
+    succeed("--quiet", "train", "--config", folder / "config.yaml", "--output-dir", "again")
+
+
+def test_options_change_a_file_and_are_blamed(tiny: Path) -> None:
+    succeed(
+        "--quiet", "train", "--config", tiny, "--steps", 10, "--set", "batch_size=4", "--set", "eval_episodes=0"
+    )
+    resolved = yaml.safe_load(next(Path("runs").glob("*/config.resolved.yaml")).read_text())
+    assert (resolved["total_timesteps"], resolved["algo_kwargs"]["batch_size"]) == (10, 4)
+    fails(run("train", "--config", tiny, "--env", "Pendulun-v1"), 2, "--env: ", "did you mean 'Pendulum-v1'")
+    fails(run("train", "--algo", "sac", "--env", "CartPole-v1", "--steps", 5), 2, "--env: ", "discrete actions")
+    fails(run("train", "--algo", "sac", "--steps", 5), 2, "env_id")
+
+
+def test_bare_keys_for_resume_and_evaluate(copied: Path) -> None:
+    succeed("resume", copied, "--set", "total_timesteps=1.3e2", "--set", "learning_rate=1e-5")
+    resolved = yaml.safe_load((copied / "config.resolved.yaml").read_text())
+    assert resolved["algo_kwargs"]["learning_rate"] == 1e-5
+    fails(run("resume", copied, "--set", "learning_rat=1"), 2, "did you mean 'learning_rate'")
+    fails(run("--quiet", "evaluate", copied, "--set", "sede=1"), 2, "did you mean 'seed'")
+    assert "mean return" in succeed("evaluate", copied, "--episodes", 1, "--set", "batch_size=3")
+
+
+def test_json_is_one_document(trained: tuple[Path, Result], tmp_path: Path) -> None:
+    metrics = json.loads(succeed("evaluate", trained[0], "--episodes", 1, "--json"))
+    assert metrics["eval_episodes"] == 1
+    assert metrics["eval_return_mean"] == metrics["eval_return_max"]
+    assert [algo["name"] for algo in json.loads(succeed("algos", "--json"))] == [
+        s.name for s in list_algorithm_specs()
+    ]
+    findings = json.loads(succeed("doctor", "--output-dir", tmp_path, "--json"))
+    assert {"state", "subject", "text"} == set(findings[0])
+    (tmp_path / "file").write_text("")
+    broken = run("doctor", "--output-dir", tmp_path / "file", "--json")
+    assert broken.exit_code == 1
+    assert "broken" in {finding["state"] for finding in json.loads(broken.stdout)}
+    save_npz(tmp_path / "data.npz", episodes(), action_low=[-2, -1], action_high=[2, 3])
+    shown = json.loads(succeed("dataset", "show", tmp_path / "data.npz", "--json"))
+    assert (shown["rows"], shown["spaces"]["low"]) == (12, [-2, -1])
+
+
 def test_quiet_prints_the_result_alone(tiny: Path) -> None:
     result = run("--quiet", "train", "--config", tiny, "--set", "total_timesteps=20")
     assert result.exit_code == 0
@@ -349,6 +401,15 @@ def test_a_bad_config_is_one_line_and_leaves_nothing(
         (["train", "--config", "nope.yaml"], ["nope.yaml: no such file"]),
         (["train", "--config", "configs/redq/nope.yaml"], ["configs/redq/nope.yaml: no such file and no packaged"]),
         (["train"], ["--config"]),
+        (["train", "--env", "Pendulum-v1"], ["--algo"]),
+        (["train", "--algo", "sacc", "--env", "Pendulum-v1", "--steps", "9"], ["did you mean 'sac'"]),
+        (["train", "--algo", "sac", "--env", "Pendulum-v1"], ["--steps"]),
+        (
+            ["train", "--algo", "sac", "--env", "Pendulum-v1", "--steps", "1.5"],
+            ["--steps", "whole number, got 1.5"],
+        ),
+        (["train", "--config", "tiny.yaml", "--set", "learning_rat=1"], ["did you mean 'learning_rate'"]),
+        (["train", "--config", "sac"], ["did you mean 'sac/pendulum'"]),
         (["train", "--config", "tiny.yaml", "--set", "seed"], ["--set seed", "key=value"]),
         (["train", "--config", "tiny.yaml", "--set", "algo_kwargs.gama=1"], ["--set", "did you mean 'gamma'"]),
         (["train", "--config", "tiny.yaml", "--seed", "-1"], ["--seed"]),
@@ -410,7 +471,7 @@ def test_debug_adds_the_traceback(tiny: Path) -> None:
 
 
 def test_the_unexpected_is_one_line_too(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def surprise(*_: object) -> None:
+    def surprise(*_: object, **__: object) -> None:
         raise KeyError("two\nlines")
 
     monkeypatch.setattr("rl_training.experiment.config.load_config", surprise)

@@ -43,6 +43,7 @@ def python(program: str, *args: str, cwd: Path | None = None) -> subprocess.Comp
         (["dataset", "shwo"], 2, "'show'"),
         (["train", "--config", "sac/pendulun"], 2, "did you mean 'sac/pendulum'"),
         (["train", "--config", "wrong.yaml"], 2, "did you mean 'sac'"),
+        (["train", "--algo", "sacc", "--env", "Pendulum-v1", "--steps", "1e3"], 2, "did you mean 'sac'"),
         (["configs"], 0, "sac/pendulum"),
     ],
 )
@@ -54,6 +55,26 @@ def test_answers_without_torch(tmp_path: Path, args: list[str], code: int, words
     *error, imported = done.stderr.splitlines()
     assert imported == "imported []"
     assert len(error) == (1 if code else 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("rl-training tr", "train"),
+        ("rl-training train --algo re", "redq"),
+        ("rl-training train --config sac/p", "sac/pendulum"),
+    ],
+)
+def test_the_shell_completes(words: str, offered: str) -> None:
+    completing = {
+        "_RL_TRAINING_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    command = [sys.executable, "-c", COMMAND]
+    done = subprocess.run(command, env=ENVIRONMENT | completing, capture_output=True, text=True, timeout=60)
+    assert offered in done.stdout.split()
+    assert done.stderr.strip() == "imported []"
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

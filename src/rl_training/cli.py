@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ import typer
 from rl_training import __version__
 from rl_training.console.datasets import datasets
 from rl_training.console.errors import OneLineGroup
-from rl_training.console.output import flags, note, show_table, warn
+from rl_training.console.output import flags, note, show_json, show_table, warn
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,9 +33,13 @@ main = typer.Typer(
 main.add_typer(datasets, name="dataset")
 
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting, learning_rate=1e-3 for example; may be repeated."
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 AllowImport = Annotated[bool, typer.Option("--allow-import", help="Permit an env id of the form module:Env.")]
 
 
@@ -55,9 +60,34 @@ def options(
     flags.debug, flags.quiet = debug, quiet
 
 
+def _config_names() -> list[str]:
+    from rl_training.experiment.config import packaged_configs
+
+    return packaged_configs()
+
+
+def _algorithms() -> list[str]:
+    from rl_training.experiment.registry import algorithm_names
+
+    return algorithm_names()
+
+
 @main.command()
 def train(
-    config: Annotated[str, typer.Option(metavar="PATH|ALGO/NAME", help="A YAML file or a packaged config.")],
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="PATH|ALGO/NAME",
+            help="A YAML file or a packaged config.",
+            autocompletion=_config_names,
+        ),
+    ] = None,
+    algo: Annotated[str | None, typer.Option(help="The algorithm.", autocompletion=_algorithms)] = None,
+    env: Annotated[str | None, typer.Option(metavar="ID", help="The environment.")] = None,
+    steps: Annotated[
+        str | None, typer.Option(metavar="N", help="Environment steps, 1e5 for example; offline, updates.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     device: Device = None,
     output_dir: Annotated[str | None, typer.Option(help="Folder that receives the run folder.")] = None,
@@ -65,43 +95,61 @@ def train(
     init_from: Annotated[str | None, typer.Option(metavar="CHECKPOINT", help="Start from its networks.")] = None,
     allow_import: AllowImport = False,
 ) -> None:
-    """Train from a configuration, in a new run folder."""
+    """Train in a new run folder, from a configuration or from --algo, --env and --steps, which also change one."""
+    if config is None and algo is None:
+        raise typer.BadParameter("give --config, or --algo, --env and --steps")
     from rl_training.experiment.registry import algorithm_name
 
-    loaded = _loaded(config, overrides or ())
-    given = {"seed": seed, "device": device, "output_dir": output_dir, "init_from": init_from}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if allow_import:
-        changes["allow_import"] = True
-    with _explained(loaded, changes):
+    given = {
+        "algo": algo,
+        "env_id": env,
+        "total_timesteps": None if steps is None else _number(steps),
+        "seed": seed,
+        "device": device,
+        "output_dir": output_dir,
+        "init_from": init_from,
+        "allow_import": allow_import or None,
+    }
+    if algo is not None:
+        algorithm_name(algo)
+    loaded = _loaded(config, overrides or (), {name: value for name, value in given.items() if value is not None})
+    with _explained(loaded):
         algorithm_name(loaded.config.algo)
         from rl_training.console.results import show_result
         from rl_training.experiment.manager import ExperimentManager
         from rl_training.runtime.run import Launch
 
         launch = Launch(quiet=flags.quiet, text=loaded.text)
-        result = ExperimentManager().train(loaded.config.replace(**changes), launch=launch)
+        result = ExperimentManager().train(loaded.config, launch=launch)
     show_result(result)
 
 
-def _loaded(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
+def _number(text: str) -> Any:
+    """`1e5` as YAML reads it."""
+    from rl_training.experiment.strict_yaml import parse_yaml
+
+    return parse_yaml(text, "--steps").value if text.strip() else text
+
+
+def _loaded(
+    config: str | None, overrides: Sequence[str] = (), options: dict[str, Any] | None = None
+) -> LoadedConfig:
     """A configuration, having said where it was found if that is not where the user pointed."""
     from rl_training.experiment.config import load_config
+    from rl_training.experiment.registry import setting_names
 
-    loaded = load_config(config, overrides)
+    loaded = load_config(config, overrides, options=options, owners=setting_names)
     if loaded.note is not None:
         note(loaded.note)
     return loaded
 
 
 @contextmanager
-def _explained(loaded: LoadedConfig, options: dict[str, Any]) -> Iterator[None]:
-    """Put the file and line of a wrong setting in front of its error, unless an option gave it."""
+def _explained(loaded: LoadedConfig) -> Iterator[None]:
+    """Put the file and line of a wrong setting, or the option that gave it, in front of its error."""
     try:
         yield
     except ConfigError as error:
-        if error.key in options:
-            raise
         raise loaded.explain(error) from error
 
 
@@ -128,6 +176,7 @@ def evaluate(
     checkpoint: Annotated[Path | None, typer.Option(help="The same as the argument.")] = None,
     episodes: Annotated[int | None, typer.Option(min=1)] = None,
     overrides: Overrides = None,
+    as_json: AsJson = False,
     allow_import: AllowImport = False,
 ) -> None:
     """Play episodes on fixed seeds with the deterministic policy."""
@@ -138,7 +187,10 @@ def evaluate(
     note(f"evaluating {place}")
     changes = {"allow_import": True} if allow_import else {}
     metrics = evaluate_checkpoint(place, episodes, changes=changes, overrides=overrides or ())
-    show_table(evaluation_rows(metrics))
+    if as_json:
+        show_json(metrics)
+    else:
+        show_table(evaluation_rows(metrics))
 
 
 main.command("evaluate")(evaluate)
@@ -177,12 +229,16 @@ def _checkpoint_given(path: Path | None, checkpoint: Path | None) -> Path:
 
 
 @main.command()
-def algos() -> None:
+def algos(as_json: AsJson = False) -> None:
     """List the algorithms."""
     from rl_training.experiment.registry import list_algorithm_specs
 
-    rows = [(spec.name, spec.title, str(spec.year), spec.regime) for spec in list_algorithm_specs()]
-    show_table(rows, header=("name", "title", "year", "regime"))
+    header = ("name", "title", "year", "regime")
+    rows = [(spec.name, spec.title, spec.year, spec.regime) for spec in list_algorithm_specs()]
+    if as_json:
+        show_json([dict(zip(header, row)) for row in rows])
+    else:
+        show_table([[str(cell) for cell in row] for row in rows], header)
 
 
 @main.command()
@@ -203,14 +259,17 @@ def configs(
 @main.command()
 def doctor(
     output_dir: Annotated[Path, typer.Option(help="Where runs would be written.")] = Path("runs"),
+    as_json: AsJson = False,
 ) -> None:
     """Check this machine: versions, device, MuJoCo, memory, disk, optional packages."""
     from rl_training.console.doctor import examine
 
     findings = examine(output_dir)
-    show_table([(finding.state, finding.subject, finding.text) for finding in findings])
     broken = [finding.subject for finding in findings if finding.state == "broken"]
+    if as_json:
+        show_json([asdict(finding) for finding in findings])
+    else:
+        show_table([(finding.state, finding.subject, finding.text) for finding in findings])
+        print(f"broken: {', '.join(broken)}" if broken else "everything a run needs works")
     if broken:
-        print(f"broken: {', '.join(broken)}")
         raise typer.Exit(1)
-    print("everything a run needs works")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from rl_training import seeding
-from rl_training.console.output import note, show_table
+from rl_training.console.output import note, show_json, show_table
 from rl_training.data.columns import Columns
 from rl_training.data.datasets import DatasetStatistics, TransitionDataset
 from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_columns, write_columns
@@ -27,10 +28,21 @@ from rl_training.spaces import SpaceSpec
 
 
 def show(
-    source: str, env: str | None, low: str | None, high: str | None, *, download: bool, allow_import: bool
+    source: str,
+    env: str | None,
+    low: str | None,
+    high: str | None,
+    *,
+    download: bool,
+    as_json: bool,
+    allow_import: bool,
 ) -> None:
     dataset = _load(source, _spaces(env, allow_import), low, high, download)
-    show_table(_statistics_rows(dataset.statistics(), dataset.spaces))
+    statistics, spaces = dataset.statistics(), dataset.spaces
+    if as_json:
+        show_json({**asdict(statistics), "spaces": asdict(spaces)})
+    else:
+        show_table(_statistics_rows(statistics, spaces))
 
 
 def validate(

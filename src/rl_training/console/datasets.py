@@ -23,12 +23,15 @@ def show(
     action_low: Low = None,
     action_high: High = None,
     download: Download = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     allow_import: AllowImport = False,
 ) -> None:
     """Print rows, episodes, returns, lengths and ranges."""
     from rl_training.console import dataset_tasks
 
-    dataset_tasks.show(source, env, action_low, action_high, download=download, allow_import=allow_import)
+    dataset_tasks.show(
+        source, env, action_low, action_high, download=download, as_json=as_json, allow_import=allow_import
+    )
 
 
 @datasets.command()

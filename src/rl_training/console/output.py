@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import json
+import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 
 @dataclass
@@ -80,6 +82,19 @@ def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> Non
     widths = [max(map(len, column)) for column in zip(*lines)]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+
+
+def show_json(value: Any) -> None:
+    """One JSON document on standard output; numbers that JSON has no name for become null."""
+    print(json.dumps(_finite(value), indent=1, ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def note(text: str) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "get_algorithm_spec",
     "list_algorithm_specs",
     "resolve",
+    "setting_names",
 ]
 
 _NAMES = (
@@ -79,6 +80,11 @@ def get_algorithm_spec(name: str) -> AlgorithmSpec:
 def list_algorithm_specs() -> list[AlgorithmSpec]:
     """The specs of `algorithm_names`, in that order."""
     return [get_algorithm_spec(name) for name in algorithm_names()]
+
+
+def setting_names(algo: str) -> list[str]:
+    """The keys of `algo_kwargs` that an algorithm has."""
+    return list(get_algorithm_spec(algo).sections.owners())
 
 
 def resolve(config: TrainConfig) -> Resolved:

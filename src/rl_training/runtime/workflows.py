@@ -22,7 +22,7 @@ from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, li
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.history import with_defaults_of
 from rl_training.experiment.logging import set_log_aside
-from rl_training.experiment.registry import get_algorithm_spec, resolve
+from rl_training.experiment.registry import get_algorithm_spec, resolve, setting_names
 from rl_training.experiment.runs import RECORD, RESOLVED, read_run_record, results_of
 from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.models.mlp import NetworkShape
@@ -96,7 +96,7 @@ def evaluate_checkpoint(
 ) -> dict[str, float]:
     """Mean return and its companions over fixed evaluation seeds.
 
-    `changes` replace fields of the configuration, `overrides` do the same as `dotted.key=value`.
+    `changes` replace fields of the configuration, `overrides` do the same as `key=value`.
     """
     loaded = load_policy(open_checkpoint(path))
     config = _changed(loaded.config, changes, overrides)
@@ -134,7 +134,7 @@ def resume_training(
 ) -> TrainResult:
     """Go on where a run folder or checkpoint stopped; a run that ended before its first checkpoint starts again.
 
-    `changes` replace fields of the configuration, `overrides` do the same as `dotted.key=value`.
+    `changes` replace fields of the configuration, `overrides` do the same as `key=value`.
     """
     if _has_no_checkpoint(home := Path(path)):
         record = read_run_record(home)
@@ -167,7 +167,7 @@ def resume_training(
 
 def _changed(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
     """A run's configuration with some settings changed, all of them checked; the algorithm stays."""
-    changed = config.replace(**(changes or {})).with_overrides(overrides)
+    changed = config.replace(**(changes or {})).with_overrides(overrides, setting_names)
     if changed.algo != config.algo:
         raise ConfigError(
             f"algo: {changed.algo!r} cannot take up what {config.algo!r} trained; start a run with --init-from",
