@@ -319,6 +319,14 @@ def test_resume_goes_on_to_a_larger_budget(copied: Path) -> None:
     assert (copied / "checkpoints" / "step_000000150").is_dir()
 
 
+def test_what_a_run_under_way_cannot_change_is_one_line(copied: Path) -> None:
+    before = (copied / "run.json").read_text()
+    fails(run("resume", copied, "--set", "algo_kwargs.alpha=auto"), 2, "alpha: cannot become auto where it was 0.2")
+    fails(run("resume", copied, "--set", "hidden_sizes=[9]"), 2, "hidden_sizes: [9] differs from the [8, 8]")
+    assert (copied / "run.json").read_text() == before
+    succeed("resume", copied, "--set", "alpha=0.1", "--set", "total_timesteps=130")
+
+
 def test_resuming_a_complete_run_says_so(copied: Path) -> None:
     result = run("--quiet", "resume", copied)
     assert result.exit_code == 0
@@ -380,6 +388,7 @@ BAD_CONFIGS = [
     (TINY.replace("acceleration: eager", "acceleration: graph"), 2, ("tiny.yaml:9", "CUDA")),
     (TINY + "device: cuda:9\n", 2, ("tiny.yaml:15", "cuda:9")),
     (TINY.replace("500", "1000000000000"), 2, ("tiny.yaml:14", "the largest that fits is")),
+    (TINY + "env_processes: true\nnum_envs: 1000000\n", 2, ("tiny.yaml:16", "num_envs 1000000 is too many")),
     (TINY + "init_from: nowhere\n", 3, ("nowhere", "no such checkpoint")),
     ("[1, 2]\n", 2, ("tiny.yaml", "a config is a mapping")),
     ("a: b: c\n", 2, ("tiny.yaml:1",)),
@@ -549,7 +558,7 @@ def test_broken_data_are_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyP
     save_npz(tmp_path / "nan.npz", columns, action_low=[-2, -1], action_high=[2, 3])
     save_npz(tmp_path / "unbounded.npz", episodes())
     fails(run("dataset", "validate", "nan.npz"), 3, "nan.npz", "'rewards'", "row 3")
-    fails(run("dataset", "show", "unbounded.npz"), 3, "action_low")
+    fails(run("dataset", "validate", "unbounded.npz"), 3, "action_low")
     assert "12 transitions" in succeed(
         *("dataset", "validate", "unbounded.npz", "--action-low", "-2,-1", "--action-high", "2,3")
     )
@@ -557,6 +566,27 @@ def test_broken_data_are_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyP
     fails(run("dataset", "convert", "unbounded.npz", "x.hdf5", "--to", "parquet"), 2, "'parquet'")
     fails(run("dataset", "collect", "--env", "Pendulum-v1", "--output", "data.csv"), 3, "data.csv")
     fails(run("dataset", "show", "nan.npz", "--action-low", "a", "--action-high", "1"), 2, "--action-low a")
+
+
+def test_data_without_action_bounds_can_be_looked_at(tmp_path: Path) -> None:
+    columns = episodes()
+    save_npz(tmp_path / "bounded.npz", columns, action_low=[-2, -1], action_high=[2, 3])
+    save_npz(tmp_path / "unbounded.npz", columns)
+    known = rows(succeed("dataset", "show", tmp_path / "bounded.npz"))
+    table = rows(succeed("dataset", "show", tmp_path / "unbounded.npz"))
+    assert table["action bounds"].strip().startswith("unknown: training needs action_low")
+    different = {"data set", "action bounds"}
+    assert {k: v for k, v in table.items() if k not in different} == {
+        k: v for k, v in known.items() if k not in different
+    }
+    assert json.loads(succeed("dataset", "show", tmp_path / "unbounded.npz", "--json"))["spaces"] is None
+    save_npz(tmp_path / "discrete.npz", columns | {"actions": np.arange(12) % 3 + 1})
+    table = rows(succeed("dataset", "show", tmp_path / "discrete.npz"))
+    assert "number is unknown" in table["actions"]
+    assert "action bounds" not in table
+    columns["actions"][5] = np.nan
+    save_npz(tmp_path / "nan.npz", columns)
+    fails(run("dataset", "show", tmp_path / "nan.npz"), 3, "'actions'", "row 5")
 
 
 def test_trains_offline_from_a_collected_file_without_an_environment(tiny: Path) -> None:
@@ -605,6 +635,29 @@ ENVIRONMENT = {
     "PYTHONPATH": str(Path(__file__).parents[1] / "src"),
 }
 COMMAND = [sys.executable, "-m", "rl_training"]
+
+
+@pytest.mark.parametrize("called", ["module", "path", "name"])
+def test_the_next_commands_name_the_program_as_it_was_called(tiny: Path, called: str) -> None:
+    folder = tiny.parent / "bin"
+    folder.mkdir()
+    (folder / "rl-training").write_text(f"#!{sys.executable}\nfrom rl_training.__main__ import main\nmain()\n")
+    (folder / "rl-training").chmod(0o755)
+    (tiny.parent / "points.py").write_text(
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import PendulumEnv\n"
+        "gym.register('Point-v0', entry_point=PendulumEnv, max_episode_steps=20)\n"
+    )
+    command = {"module": COMMAND, "path": ["bin/rl-training"], "name": ["rl-training"]}[called]
+    environment = ENVIRONMENT | {"PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}:{tiny.parent}"}
+    environment |= {"PATH": f"{folder}:{os.environ['PATH']}"} if called == "name" else {}
+    options = ["train", "--config", "tiny.yaml", "--env", "points:Point-v0", "--allow-import", "--steps", "20"]
+    done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    evaluating, predicting, resuming, _ = done.stdout.split("next:\n")[1].splitlines()
+    for line, name in ((evaluating, "evaluate"), (predicting, "predict"), (resuming, "resume")):
+        assert line.startswith(f"  {shlex.join(command)} {name} runs/")
+    assert [line.endswith(" --allow-import") for line in (evaluating, predicting, resuming)] == [True, False, True]
 
 
 def test_python_m_rl_training_is_the_command(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rl_training.data.datasets import DatasetStatistics, TransitionDataset
 from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_columns, write_columns
 from rl_training.data.formats.minari import minari_folder
 from rl_training.data.loading import DatasetConfig
-from rl_training.data.validation import resolve_spaces
+from rl_training.data.validation import declared_spaces, resolve_spaces
 from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.config import TrainConfig
@@ -37,12 +37,16 @@ def show(
     as_json: bool,
     allow_import: bool,
 ) -> None:
-    dataset = _load(source, _spaces(env, allow_import), low, high, download)
-    statistics, spaces = dataset.statistics(), dataset.spaces
+    bounds, spaces = _bounds(low, high), _spaces(env, allow_import)
+    with read_columns(source, download=download) as raw:
+        columns: Columns = bounds.with_bounds(raw)
+        unknown = spaces is None and declared_spaces(columns) is None
+        dataset = TransitionDataset.from_columns(columns, spaces=_range_of_actions(columns) if unknown else spaces)
+    statistics = dataset.statistics()
     if as_json:
-        show_json({**asdict(statistics), "spaces": asdict(spaces)})
+        show_json({**asdict(statistics), "spaces": None if unknown else asdict(dataset.spaces)})
     else:
-        show_table(_statistics_rows(statistics, spaces))
+        show_table(_statistics_rows(statistics, dataset.spaces, bounded=not unknown))
 
 
 def validate(
@@ -125,6 +129,22 @@ def _load(
         return TransitionDataset.from_columns(known, spaces=spaces)
 
 
+def _range_of_actions(columns: Columns) -> SpaceSpec:
+    """Spaces to look at data with whose own are unknown: bounds as wide as the data."""
+    chunks = [columns.data["actions"].read(*chunk) for chunk in columns.chunks()]
+    if len(columns.data["actions"].shape) == 1:
+        if columns.data["actions"].dtype.kind not in "iu":
+            raise DatasetError(f"{columns.name}: column 'actions' must be [n, A], or [n] whole numbers")
+        first, last = min(int(chunk.min()) for chunk in chunks), max(int(chunk.max()) for chunk in chunks)
+        return SpaceSpec(columns.obs_dim, num_actions=last - first + 1, start=first)
+    with np.errstate(invalid="ignore"):
+        low = np.min([chunk.min(0) for chunk in chunks], 0).astype(np.float64)
+        high = np.max([chunk.max(0) for chunk in chunks], 0).astype(np.float64)
+    finite = np.isfinite(low) & np.isfinite(high)  # the check of the rows says which is not
+    low, high = np.where(finite, low, -1.0), np.where(finite, high, 1.0)
+    return SpaceSpec(columns.obs_dim, tuple(low.tolist()), tuple(np.where(high > low, high, low + 1.0).tolist()))
+
+
 def _spaces(env: str | None, allow_import: bool) -> SpaceSpec | None:
     if env is None:
         return None
@@ -162,7 +182,7 @@ def _refuse_existing(target: str, kind: FileKind) -> None:
         raise DatasetError(f"{place}: cannot be written: {parent} is not a folder one can write to")
 
 
-def _statistics_rows(of: DatasetStatistics, spaces: SpaceSpec) -> list[tuple[str, str]]:
+def _statistics_rows(of: DatasetStatistics, spaces: SpaceSpec, *, bounded: bool = True) -> list[tuple[str, str]]:
     rows = [("data set", of.name), ("transitions", f"{of.rows:,}")]
     if of.episodes:
         rows += [
@@ -173,6 +193,8 @@ def _statistics_rows(of: DatasetStatistics, spaces: SpaceSpec) -> list[tuple[str
     else:
         rows.append(("episodes", "unordered transitions"))
     kind = f"{spaces.num_actions} discrete" if spaces.discrete else f"{spaces.action_dim} continuous"
+    if spaces.discrete and not bounded:
+        kind = "discrete, their number is unknown: give an environment (env_id)"
     rows += [
         ("terminations", f"{of.terminals:,}"),
         ("reward", f"{of.reward_mean:.4g}, {of.reward_min:.4g} to {of.reward_max:.4g}"),
@@ -180,7 +202,9 @@ def _statistics_rows(of: DatasetStatistics, spaces: SpaceSpec) -> list[tuple[str
         ("action minimum", _vector(of.action_min)),
         ("action maximum", _vector(of.action_max)),
     ]
-    if not spaces.discrete:
+    if not bounded and not spaces.discrete:
+        rows.append(("action bounds", "unknown: training needs action_low and action_high, or an environment"))
+    elif not spaces.discrete:
         rows.append(("action bounds", f"{_vector(spaces.low)} to {_vector(spaces.high)}"))
     rows += [("observation mean", _vector(of.obs_mean)), ("observation std", _vector(of.obs_std))]
     return rows + [("note", text) for text in of.notes]

@@ -7,9 +7,12 @@ import json
 import math
 import os
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TextIO
 
 
@@ -63,6 +66,17 @@ def _prepared(stream: TextIO | None) -> TextIO:
 def open_nothing() -> TextIO:
     """A stream to the null device."""
     return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - lives as long as the process
+
+
+def program_name() -> str:
+    """What the user typed to start this program: `rl-training`, a path to it, or `python -m rl_training`."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py" and called.parent.name == "rl_training":
+        return shlex.join(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1])
+    if called.name != "rl-training":
+        return "rl-training"
+    found = shutil.which(called.name)
+    return called.name if found and Path(found).absolute() == called.absolute() else shlex.quote(str(called))
 
 
 def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:

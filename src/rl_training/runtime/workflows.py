@@ -34,6 +34,9 @@ from rl_training.runtime.session import TrainResult
 from rl_training.runtime.state import config_of, has_normalizer, read_run_checkpoint, spaces_from, understood
 from rl_training.spaces import SpaceSpec
 
+# Settings of which one value makes, or leaves out, something that is learned.
+_SWITCHES = {"alpha": "auto", "lagrange_threshold": None}
+
 
 @dataclass(frozen=True)
 class LoadedPolicy:
@@ -184,11 +187,20 @@ def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
             f"num_envs: {now.num_envs} differs from the run's {before.num_envs}, whose episodes are under way",
             key="num_envs",
         )
-    new, old = (resolve(config)[NetworkShape].model_dump(mode="json") for config in (now, before))
-    for name, value in new.items():
-        if value != old[name]:
+    new, old = (resolve(config) for config in (now, before))
+    shapes = new[NetworkShape].model_dump(mode="json")
+    of_networks = [*shapes, *get_algorithm_spec(now.algo).learner.of_model, "normalize_observations"]
+    for name, value in new.to_dict().items():
+        was = old.to_dict()[name]
+        if name in of_networks and value != was:
             raise ConfigError(
-                f"algo_kwargs.{name}: {value} differs from the {old[name]} of this run's networks; start a new run",
+                f"algo_kwargs.{name}: {value} differs from the {was} of this run's networks; start a new run",
+                key=f"algo_kwargs.{name}",
+            )
+        if name in _SWITCHES and (value == _SWITCHES[name]) != (was == _SWITCHES[name]):
+            raise ConfigError(
+                f"algo_kwargs.{name}: cannot become {value} where it was {was}: a run under way cannot begin or "
+                "stop learning it; start a new run, with --init-from for these networks",
                 key=f"algo_kwargs.{name}",
             )
 
