@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -20,6 +22,8 @@ from typer.testing import CliRunner, Result
 from rl_training import cli
 from rl_training.console import doctor
 from rl_training.experiment.registry import list_algorithm_specs
+from rl_training.experiment.runs import hold
+from rl_training.memory import human_bytes
 from tests.dataset_files import episodes, save_npz
 
 TINY = """\
@@ -72,7 +76,29 @@ class Failing(gym.Env):
         raise RuntimeError("the motor\nis broken")
 
 
+class Recorded(gym.Env):
+    """A random walk that may terminate; every step of every instance is written down."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,))
+    action_space = gym.spaces.Box(-1, 3, (1,))
+    steps: ClassVar[list[dict[str, Any]]] = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.obs, self.number = self.np_random.normal(size=2).astype(np.float32), 0
+        return self.obs, {}
+
+    def step(self, action):
+        before, self.number = self.obs, self.number + 1
+        self.obs = self.np_random.normal(size=2).astype(np.float32)
+        terminated = bool(self.np_random.random() < 0.1)
+        row = {"env": id(self), "obs": before, "next_obs": self.obs, "action": action, "terminated": terminated}
+        self.steps.append(row | {"number": self.number})
+        return self.obs, 0.0, terminated, False, {}
+
+
 gym.register("CliUnbounded-v0", entry_point=Unbounded)
+gym.register("CliRecorded-v0", entry_point=Recorded)
 gym.register("CliFailing-v0", entry_point=Failing)
 
 
@@ -602,6 +628,98 @@ def test_trains_offline_from_a_collected_file_without_an_environment(tiny: Path)
     assert table["data set"].strip() == "100 transitions, 10.0 epochs"
     assert "mean return" not in table
     assert "rl-training evaluate" not in result.stdout
+
+
+# What is on the disk afterwards: pruning, and data out of a run.
+
+
+def disk(folder: Path) -> int:
+    """Bytes of all files, those with several links once."""
+    files = {file.stat().st_ino: file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file()}
+    return sum(files.values())
+
+
+def test_prune_keeps_the_best_policy_alone(copied: Path) -> None:
+    before, best = disk(copied / "checkpoints"), disk(copied / "best")
+    result = run("prune", copied, "--keep", "best")
+    assert result.exit_code == 0, result.output
+    assert "2 checkpoints deleted, best/step_000000120 kept" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"freed {human_bytes(before)}"
+    assert (list((copied / "checkpoints").iterdir()), disk(copied / "best")) == ([], best)
+    assert "mean return" in succeed("evaluate", copied / "best", "--episodes", 1)
+    record = (copied / "run.json").read_text()
+    fails(run("resume", copied), 2, "but its checkpoints were deleted; --init-from")
+    assert (copied / "run.json").read_text() == record
+    assert "0 checkpoints deleted" in succeed("prune", copied, "--keep", "best")
+
+
+def test_prune_keeps_the_last_valid_checkpoint(copied: Path) -> None:
+    newest = copied / "checkpoints" / "step_000000120" / "networks.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert "1 checkpoint deleted" in succeed("prune", copied.parent, "--keep", "last")
+    assert [path.name for path in (copied / "checkpoints").iterdir()] == ["step_000000060"]
+    assert (copied / "best").is_dir()
+    assert rows(succeed("resume", copied))["environment steps"].strip() == "120"
+
+
+def test_prune_without_a_best_policy_keeps_the_last(copied: Path) -> None:
+    shutil.rmtree(copied / "best")
+    assert "checkpoints/step_000000120 kept" in succeed("prune", copied, "--keep", "best")
+    newest = copied / "checkpoints" / "step_000000120" / "networks.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert "none of its checkpoints is valid" in succeed("prune", copied, "--keep", "last")
+    assert newest.is_file()
+
+
+def test_prune_leaves_runs_alone_that_may_go_on(copied: Path, tmp_path: Path) -> None:
+    record = (copied / "run.json").read_text()
+    (copied / "run.json").write_text(record.replace('"status": "finished"', '"status": "interrupted"'))
+    assert "skipped: it is interrupted" in succeed("prune", copied, "--keep", "best")
+    assert len(list((copied / "checkpoints").iterdir())) == 2
+    with hold(copied):
+        fails(run("prune", copied, "--keep", "best", "--force"), 2, "in use by process")
+    succeed("prune", copied, "--keep", "best", "--force")
+    assert list((copied / "checkpoints").iterdir()) == []
+    fails(run("resume", copied), 2, "its checkpoints were deleted")
+    fails(run("prune", copied / "best", "--keep", "best"), 2, "neither a run folder nor a folder of runs")
+    fails(run("prune", copied, "--keep", "all"), 2, "--keep")
+
+
+@pytest.mark.parametrize("capacity", [500, 45])
+def test_data_from_a_run_are_what_it_collected(tiny: Path, capacity: int) -> None:
+    """Three environments whose episodes end by themselves or at a limit, from a whole and a wrapped buffer."""
+    options = ["num_envs=3", f"buffer_capacity={capacity}", "env_kwargs.max_episode_steps=12", "eval_episodes=0"]
+    sets = [part for option in options for part in ("--set", option)]
+    steps = Recorded.steps
+    steps.clear()
+    succeed("--quiet", "train", "--config", tiny, "--env", "CliRecorded-v0", *sets, "--set", "learning_starts=200")
+    folder = next(Path("runs").iterdir())
+    table = rows(succeed("dataset", "from-run", folder, "-o", "data.npz"))
+    kept = min(capacity, 120)
+    assert table["transitions"].strip() == str(kept)
+    assert ("lost" in table.get("note", "")) == (capacity < 120)
+    expected = [row for env in range(3) for row in [r for r in steps[-kept:] if r["env"] == steps[env]["env"]]]
+    with np.load("data.npz") as data:
+        np.testing.assert_array_equal(data["observations"], [row["obs"] for row in expected])
+        np.testing.assert_array_equal(data["next_observations"], [row["next_obs"] for row in expected])
+        np.testing.assert_array_equal(data["terminals"], [row["terminated"] for row in expected])
+        np.testing.assert_allclose(data["actions"], [row["action"] for row in expected], rtol=1e-6)
+        following = [*(row["env"] for row in expected[1:]), None]
+        cut = [row["number"] == 12 or row["env"] != after for row, after in zip(expected, following)]
+        np.testing.assert_array_equal(data["timeouts"], [c and not r["terminated"] for c, r in zip(cut, expected)])
+    assert f"{kept} transitions" in succeed("dataset", "validate", "data.npz", "--env", "CliRecorded-v0")
+    fails(run("dataset", "from-run", folder, "-o", "data.npz"), 3, "already exists")
+
+
+def test_data_from_a_run_in_every_format(
+    trained: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    for place in (tmp_path / "data.npz", tmp_path / "data.hdf5", "cli/replay-v0"):
+        succeed("dataset", "from-run", trained[0], "-o", place)
+        assert rows(succeed("dataset", "show", place))["transitions"].strip() == "120"
+    best = trained[0] / "best"
+    fails(run("dataset", "from-run", best, "-o", tmp_path / "best.npz"), 2, "holds no replay buffer")
 
 
 def test_the_doctor_finds_this_machine_usable_and_leaves_nothing(tmp_path: Path) -> None:

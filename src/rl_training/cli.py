@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -254,6 +255,28 @@ def configs(
     loaded = [(packaged, load_config(packaged).config) for packaged in packaged_configs()]
     rows = [(packaged, config.env_id or "none", f"{config.total_timesteps:,}") for packaged, config in loaded]
     show_table(rows, header=("name", "environment", "total_timesteps"))
+
+
+class Keep(StrEnum):
+    best = "best"
+    last = "last"
+
+
+@main.command()
+def prune(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders of runs.")],
+    keep: Annotated[Keep, typer.Option(help="best/ alone, or the last checkpoint beside it.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Also runs that are neither finished nor stopped.")
+    ] = False,
+) -> None:
+    """Delete checkpoints to free disk space; best/ always stays."""
+    from rl_training.console.pruning import find_runs, prune_run
+    from rl_training.memory import human_bytes
+
+    pruned = [prune_run(run, keep.value, force=force) for run in find_runs(runs)]
+    show_table([(str(one.run), human_bytes(one.freed), one.remark) for one in pruned])
+    print(f"freed {human_bytes(sum(one.freed for one in pruned))}")
 
 
 @main.command()

@@ -18,11 +18,16 @@ from rl_training.data.datasets import DatasetStatistics, TransitionDataset
 from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_columns, write_columns
 from rl_training.data.formats.minari import minari_folder
 from rl_training.data.loading import DatasetConfig
+from rl_training.data.packing import allocate_rows
+from rl_training.data.transitions import RowLayout
 from rl_training.data.validation import declared_spaces, resolve_spaces
 from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError, DatasetError
+from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import resolve
 from rl_training.runtime.collector import collect_dataset, collect_random
+from rl_training.runtime.state import config_of, spaces_from
 from rl_training.runtime.workflows import load_policy, open_checkpoint
 from rl_training.spaces import SpaceSpec
 
@@ -96,6 +101,43 @@ def collect(
         dataset = collect_dataset(config, spaces, size, seed, act, name=f"{policy} in {env}")
     place = write_columns(output, dataset.columns(), kind)
     show_table([*_statistics_rows(dataset.statistics(), spaces), ("written to", str(place))])
+
+
+def from_run(run: str, output: str) -> None:
+    kind = _kind_of_target(output)
+    _refuse_existing(output, kind)
+    dataset = replay_of(open_checkpoint(run))
+    place = write_columns(output, dataset.columns(), kind)
+    show_table([*_statistics_rows(dataset.statistics(), dataset.spaces), ("written to", str(place))])
+
+
+def replay_of(checkpoint: Checkpoint) -> TransitionDataset:
+    """The replay buffer of a checkpoint in the order of its episodes, each environment's after the other's.
+
+    Truncations are not stored: an episode that did not terminate ends where the next observation is not the
+    following row's observation (a reset to the very observation it ended with is not seen). Once the ring has
+    wrapped, its oldest rows are gone, and the first episode of each environment is the rest of one.
+    """
+    info, config, spaces = checkpoint.rows, config_of(checkpoint), spaces_from(checkpoint)
+    if info is None or info.filled == 0:
+        raise ConfigError(
+            f"{checkpoint.path}: holds no replay buffer; give the folder of an online run, or of RLPD's"
+        )
+    slots = allocate_rows(str(checkpoint.path), info.filled, info.width)
+    checkpoint.read_rows(torch.from_numpy(slots))
+    numbers = np.arange(info.added - info.filled, info.added)  # every row ever added has one
+    numbers = numbers[np.argsort(numbers % config.num_envs, kind="stable")]
+    rows = allocate_rows(str(checkpoint.path), info.filled, info.width)
+    np.take(slots, numbers % info.capacity, axis=0, out=rows)
+    batch = RowLayout.of(spaces).unpack(torch.from_numpy(rows))
+    ends = np.ones(len(rows), np.bool_)
+    ends[:-1] = (batch.dones[:-1] == 1).numpy() | (batch.next_obs[:-1] != batch.obs[1:]).any(1).numpy()
+    ends[:-1] |= np.diff(numbers % config.num_envs) != 0
+    notes = [f"the oldest {info.added - info.filled:,} transitions are lost"] if info.added > info.filled else []
+    scaled = resolve(config).to_dict()
+    if scaled.get("reward_scale", 1) != 1 or scaled.get("reward_shift", 0) or scaled.get("reward_range_scaling"):
+        notes.append("rewards are as the run scaled and shifted them")
+    return TransitionDataset(rows, spaces, np.flatnonzero(ends), str(checkpoint.path), tuple(notes))
 
 
 def _policy_actions(policy: str, config: TrainConfig, spaces: SpaceSpec, stochastic: bool) -> Any:

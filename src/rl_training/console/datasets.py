@@ -82,3 +82,19 @@ def collect(
     from rl_training.console import dataset_tasks
 
     dataset_tasks.collect(env, output, size, seed, policy, stochastic=stochastic, allow_import=allow_import)
+
+
+@datasets.command("from-run")
+def from_run(
+    run: Annotated[str, typer.Argument(metavar="RUN_DIR|CHECKPOINT")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="PATH|MINARI_ID")],
+) -> None:
+    """Write the replay buffer of a run as a data set.
+
+    Episode by episode, environment by environment. The buffer does not tell time limits: an episode ends where the
+    next observation is not the following row's observation. If more was collected than the buffer holds, the oldest
+    transitions are lost, and the first episodes are the rest of some.
+    """
+    from rl_training.console import dataset_tasks
+
+    dataset_tasks.from_run(run, output)
