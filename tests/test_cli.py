@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -20,6 +22,8 @@ from typer.testing import CliRunner, Result
 from rl_training import cli
 from rl_training.console import doctor
 from rl_training.experiment.registry import list_algorithm_specs
+from rl_training.experiment.runs import hold
+from rl_training.memory import human_bytes
 from tests.dataset_files import episodes, save_npz
 
 TINY = """\
@@ -72,7 +76,29 @@ class Failing(gym.Env):
         raise RuntimeError("the motor\nis broken")
 
 
+class Recorded(gym.Env):
+    """A random walk that may terminate; every step of every instance is written down."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,))
+    action_space = gym.spaces.Box(-1, 3, (1,))
+    steps: ClassVar[list[dict[str, Any]]] = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.obs, self.number = self.np_random.normal(size=2).astype(np.float32), 0
+        return self.obs, {}
+
+    def step(self, action):
+        before, self.number = self.obs, self.number + 1
+        self.obs = self.np_random.normal(size=2).astype(np.float32)
+        terminated = bool(self.np_random.random() < 0.1)
+        row = {"env": id(self), "obs": before, "next_obs": self.obs, "action": action, "terminated": terminated}
+        self.steps.append(row | {"number": self.number})
+        return self.obs, 0.0, terminated, False, {}
+
+
 gym.register("CliUnbounded-v0", entry_point=Unbounded)
+gym.register("CliRecorded-v0", entry_point=Recorded)
 gym.register("CliFailing-v0", entry_point=Failing)
 
 
@@ -208,6 +234,58 @@ def test_options_and_set_change_the_config(tiny: Path) -> None:
     assert not Path("runs").exists()
 
 
+def test_trains_without_a_file(tiny: Path) -> None:
+    succeed(
+        *("--quiet", "train", "--algo", "SAC", "--env", "Pendulum-v1", "--steps", "2e1", "--seed", 9),
+        *("--set", "learning_rate=2e-3", "--set", "hidden_sizes=[8]", "--set", "eval_episodes=0"),
+    )
+    folder = next(Path("runs").iterdir())
+    resolved = yaml.safe_load((folder / "config.resolved.yaml").read_text())
+    assert (resolved["algo"], resolved["seed"], resolved["total_timesteps"]) == ("sac", 9, 20)
+    assert resolved["algo_kwargs"]["learning_rate"] == 2e-3
+    given = yaml.safe_load((folder / "config.yaml").read_text())
+    assert given["algo_kwargs"] == {"learning_rate": 2e-3, "hidden_sizes": [8]}
+    succeed("--quiet", "train", "--config", folder / "config.yaml", "--output-dir", "again")
+
+
+def test_options_change_a_file_and_are_blamed(tiny: Path) -> None:
+    succeed(
+        "--quiet", "train", "--config", tiny, "--steps", 10, "--set", "batch_size=4", "--set", "eval_episodes=0"
+    )
+    resolved = yaml.safe_load(next(Path("runs").glob("*/config.resolved.yaml")).read_text())
+    assert (resolved["total_timesteps"], resolved["algo_kwargs"]["batch_size"]) == (10, 4)
+    fails(run("train", "--config", tiny, "--env", "Pendulun-v1"), 2, "--env: ", "did you mean 'Pendulum-v1'")
+    fails(run("train", "--algo", "sac", "--env", "CartPole-v1", "--steps", 5), 2, "--env: ", "discrete actions")
+    fails(run("train", "--algo", "sac", "--steps", 5), 2, "env_id")
+
+
+def test_bare_keys_for_resume_and_evaluate(copied: Path) -> None:
+    succeed("resume", copied, "--set", "total_timesteps=1.3e2", "--set", "learning_rate=1e-5")
+    resolved = yaml.safe_load((copied / "config.resolved.yaml").read_text())
+    assert resolved["algo_kwargs"]["learning_rate"] == 1e-5
+    fails(run("resume", copied, "--set", "learning_rat=1"), 2, "did you mean 'learning_rate'")
+    fails(run("--quiet", "evaluate", copied, "--set", "sede=1"), 2, "did you mean 'seed'")
+    assert "mean return" in succeed("evaluate", copied, "--episodes", 1, "--set", "batch_size=3")
+
+
+def test_json_is_one_document(trained: tuple[Path, Result], tmp_path: Path) -> None:
+    metrics = json.loads(succeed("evaluate", trained[0], "--episodes", 1, "--json"))
+    assert metrics["eval_episodes"] == 1
+    assert metrics["eval_return_mean"] == metrics["eval_return_max"]
+    assert [algo["name"] for algo in json.loads(succeed("algos", "--json"))] == [
+        s.name for s in list_algorithm_specs()
+    ]
+    findings = json.loads(succeed("doctor", "--output-dir", tmp_path, "--json"))
+    assert {"state", "subject", "text"} == set(findings[0])
+    (tmp_path / "file").write_text("")
+    broken = run("doctor", "--output-dir", tmp_path / "file", "--json")
+    assert broken.exit_code == 1
+    assert "broken" in {finding["state"] for finding in json.loads(broken.stdout)}
+    save_npz(tmp_path / "data.npz", episodes(), action_low=[-2, -1], action_high=[2, 3])
+    shown = json.loads(succeed("dataset", "show", tmp_path / "data.npz", "--json"))
+    assert (shown["rows"], shown["spaces"]["low"]) == (12, [-2, -1])
+
+
 def test_quiet_prints_the_result_alone(tiny: Path) -> None:
     result = run("--quiet", "train", "--config", tiny, "--set", "total_timesteps=20")
     assert result.exit_code == 0
@@ -265,6 +343,14 @@ def test_resume_goes_on_to_a_larger_budget(copied: Path) -> None:
     assert table["environment steps"].strip() == "150"
     assert Path(table["run folder"].strip()) == copied
     assert (copied / "checkpoints" / "step_000000150").is_dir()
+
+
+def test_what_a_run_under_way_cannot_change_is_one_line(copied: Path) -> None:
+    before = (copied / "run.json").read_text()
+    fails(run("resume", copied, "--set", "algo_kwargs.alpha=auto"), 2, "alpha: cannot become auto where it was 0.2")
+    fails(run("resume", copied, "--set", "hidden_sizes=[9]"), 2, "hidden_sizes: [9] differs from the [8, 8]")
+    assert (copied / "run.json").read_text() == before
+    succeed("resume", copied, "--set", "alpha=0.1", "--set", "total_timesteps=130")
 
 
 def test_resuming_a_complete_run_says_so(copied: Path) -> None:
@@ -328,6 +414,7 @@ BAD_CONFIGS = [
     (TINY.replace("acceleration: eager", "acceleration: graph"), 2, ("tiny.yaml:9", "CUDA")),
     (TINY + "device: cuda:9\n", 2, ("tiny.yaml:15", "cuda:9")),
     (TINY.replace("500", "1000000000000"), 2, ("tiny.yaml:14", "the largest that fits is")),
+    (TINY + "env_processes: true\nnum_envs: 1000000\n", 2, ("tiny.yaml:16", "num_envs 1000000 is too many")),
     (TINY + "init_from: nowhere\n", 3, ("nowhere", "no such checkpoint")),
     ("[1, 2]\n", 2, ("tiny.yaml", "a config is a mapping")),
     ("a: b: c\n", 2, ("tiny.yaml:1",)),
@@ -349,6 +436,15 @@ def test_a_bad_config_is_one_line_and_leaves_nothing(
         (["train", "--config", "nope.yaml"], ["nope.yaml: no such file"]),
         (["train", "--config", "configs/redq/nope.yaml"], ["configs/redq/nope.yaml: no such file and no packaged"]),
         (["train"], ["--config"]),
+        (["train", "--env", "Pendulum-v1"], ["--algo"]),
+        (["train", "--algo", "sacc", "--env", "Pendulum-v1", "--steps", "9"], ["did you mean 'sac'"]),
+        (["train", "--algo", "sac", "--env", "Pendulum-v1"], ["--steps"]),
+        (
+            ["train", "--algo", "sac", "--env", "Pendulum-v1", "--steps", "1.5"],
+            ["--steps", "whole number, got 1.5"],
+        ),
+        (["train", "--config", "tiny.yaml", "--set", "learning_rat=1"], ["did you mean 'learning_rate'"]),
+        (["train", "--config", "sac"], ["did you mean 'sac/pendulum'"]),
         (["train", "--config", "tiny.yaml", "--set", "seed"], ["--set seed", "key=value"]),
         (["train", "--config", "tiny.yaml", "--set", "algo_kwargs.gama=1"], ["--set", "did you mean 'gamma'"]),
         (["train", "--config", "tiny.yaml", "--seed", "-1"], ["--seed"]),
@@ -410,10 +506,10 @@ def test_debug_adds_the_traceback(tiny: Path) -> None:
 
 
 def test_the_unexpected_is_one_line_too(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def surprise(*_: object) -> None:
+    def surprise(*_: object, **__: object) -> None:
         raise KeyError("two\nlines")
 
-    monkeypatch.setattr(cli, "load_config", surprise)
+    monkeypatch.setattr("rl_training.experiment.config.load_config", surprise)
     fails(run("train", "--config", tiny), 1, "unexpected KeyError", "--debug")
 
 
@@ -488,7 +584,7 @@ def test_broken_data_are_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyP
     save_npz(tmp_path / "nan.npz", columns, action_low=[-2, -1], action_high=[2, 3])
     save_npz(tmp_path / "unbounded.npz", episodes())
     fails(run("dataset", "validate", "nan.npz"), 3, "nan.npz", "'rewards'", "row 3")
-    fails(run("dataset", "show", "unbounded.npz"), 3, "action_low")
+    fails(run("dataset", "validate", "unbounded.npz"), 3, "action_low")
     assert "12 transitions" in succeed(
         *("dataset", "validate", "unbounded.npz", "--action-low", "-2,-1", "--action-high", "2,3")
     )
@@ -496,6 +592,27 @@ def test_broken_data_are_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyP
     fails(run("dataset", "convert", "unbounded.npz", "x.hdf5", "--to", "parquet"), 2, "'parquet'")
     fails(run("dataset", "collect", "--env", "Pendulum-v1", "--output", "data.csv"), 3, "data.csv")
     fails(run("dataset", "show", "nan.npz", "--action-low", "a", "--action-high", "1"), 2, "--action-low a")
+
+
+def test_data_without_action_bounds_can_be_looked_at(tmp_path: Path) -> None:
+    columns = episodes()
+    save_npz(tmp_path / "bounded.npz", columns, action_low=[-2, -1], action_high=[2, 3])
+    save_npz(tmp_path / "unbounded.npz", columns)
+    known = rows(succeed("dataset", "show", tmp_path / "bounded.npz"))
+    table = rows(succeed("dataset", "show", tmp_path / "unbounded.npz"))
+    assert table["action bounds"].strip().startswith("unknown: training needs action_low")
+    different = {"data set", "action bounds"}
+    assert {k: v for k, v in table.items() if k not in different} == {
+        k: v for k, v in known.items() if k not in different
+    }
+    assert json.loads(succeed("dataset", "show", tmp_path / "unbounded.npz", "--json"))["spaces"] is None
+    save_npz(tmp_path / "discrete.npz", columns | {"actions": np.arange(12) % 3 + 1})
+    table = rows(succeed("dataset", "show", tmp_path / "discrete.npz"))
+    assert "number is unknown" in table["actions"]
+    assert "action bounds" not in table
+    columns["actions"][5] = np.nan
+    save_npz(tmp_path / "nan.npz", columns)
+    fails(run("dataset", "show", tmp_path / "nan.npz"), 3, "'actions'", "row 5")
 
 
 def test_trains_offline_from_a_collected_file_without_an_environment(tiny: Path) -> None:
@@ -511,6 +628,98 @@ def test_trains_offline_from_a_collected_file_without_an_environment(tiny: Path)
     assert table["data set"].strip() == "100 transitions, 10.0 epochs"
     assert "mean return" not in table
     assert "rl-training evaluate" not in result.stdout
+
+
+# What is on the disk afterwards: pruning, and data out of a run.
+
+
+def disk(folder: Path) -> int:
+    """Bytes of all files, those with several links once."""
+    files = {file.stat().st_ino: file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file()}
+    return sum(files.values())
+
+
+def test_prune_keeps_the_best_policy_alone(copied: Path) -> None:
+    before, best = disk(copied / "checkpoints"), disk(copied / "best")
+    result = run("prune", copied, "--keep", "best")
+    assert result.exit_code == 0, result.output
+    assert "2 checkpoints deleted, best/step_000000120 kept" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"freed {human_bytes(before)}"
+    assert (list((copied / "checkpoints").iterdir()), disk(copied / "best")) == ([], best)
+    assert "mean return" in succeed("evaluate", copied / "best", "--episodes", 1)
+    record = (copied / "run.json").read_text()
+    fails(run("resume", copied), 2, "but its checkpoints were deleted; --init-from")
+    assert (copied / "run.json").read_text() == record
+    assert "0 checkpoints deleted" in succeed("prune", copied, "--keep", "best")
+
+
+def test_prune_keeps_the_last_valid_checkpoint(copied: Path) -> None:
+    newest = copied / "checkpoints" / "step_000000120" / "networks.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert "1 checkpoint deleted" in succeed("prune", copied.parent, "--keep", "last")
+    assert [path.name for path in (copied / "checkpoints").iterdir()] == ["step_000000060"]
+    assert (copied / "best").is_dir()
+    assert rows(succeed("resume", copied))["environment steps"].strip() == "120"
+
+
+def test_prune_without_a_best_policy_keeps_the_last(copied: Path) -> None:
+    shutil.rmtree(copied / "best")
+    assert "checkpoints/step_000000120 kept" in succeed("prune", copied, "--keep", "best")
+    newest = copied / "checkpoints" / "step_000000120" / "networks.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert "none of its checkpoints is valid" in succeed("prune", copied, "--keep", "last")
+    assert newest.is_file()
+
+
+def test_prune_leaves_runs_alone_that_may_go_on(copied: Path, tmp_path: Path) -> None:
+    record = (copied / "run.json").read_text()
+    (copied / "run.json").write_text(record.replace('"status": "finished"', '"status": "interrupted"'))
+    assert "skipped: it is interrupted" in succeed("prune", copied, "--keep", "best")
+    assert len(list((copied / "checkpoints").iterdir())) == 2
+    with hold(copied):
+        fails(run("prune", copied, "--keep", "best", "--force"), 2, "in use by process")
+    succeed("prune", copied, "--keep", "best", "--force")
+    assert list((copied / "checkpoints").iterdir()) == []
+    fails(run("resume", copied), 2, "its checkpoints were deleted")
+    fails(run("prune", copied / "best", "--keep", "best"), 2, "neither a run folder nor a folder of runs")
+    fails(run("prune", copied, "--keep", "all"), 2, "--keep")
+
+
+@pytest.mark.parametrize("capacity", [500, 45])
+def test_data_from_a_run_are_what_it_collected(tiny: Path, capacity: int) -> None:
+    """Three environments whose episodes end by themselves or at a limit, from a whole and a wrapped buffer."""
+    options = ["num_envs=3", f"buffer_capacity={capacity}", "env_kwargs.max_episode_steps=12", "eval_episodes=0"]
+    sets = [part for option in options for part in ("--set", option)]
+    steps = Recorded.steps
+    steps.clear()
+    succeed("--quiet", "train", "--config", tiny, "--env", "CliRecorded-v0", *sets, "--set", "learning_starts=200")
+    folder = next(Path("runs").iterdir())
+    table = rows(succeed("dataset", "from-run", folder, "-o", "data.npz"))
+    kept = min(capacity, 120)
+    assert table["transitions"].strip() == str(kept)
+    assert ("lost" in table.get("note", "")) == (capacity < 120)
+    expected = [row for env in range(3) for row in [r for r in steps[-kept:] if r["env"] == steps[env]["env"]]]
+    with np.load("data.npz") as data:
+        np.testing.assert_array_equal(data["observations"], [row["obs"] for row in expected])
+        np.testing.assert_array_equal(data["next_observations"], [row["next_obs"] for row in expected])
+        np.testing.assert_array_equal(data["terminals"], [row["terminated"] for row in expected])
+        np.testing.assert_allclose(data["actions"], [row["action"] for row in expected], rtol=1e-6)
+        following = [*(row["env"] for row in expected[1:]), None]
+        cut = [row["number"] == 12 or row["env"] != after for row, after in zip(expected, following)]
+        np.testing.assert_array_equal(data["timeouts"], [c and not r["terminated"] for c, r in zip(cut, expected)])
+    assert f"{kept} transitions" in succeed("dataset", "validate", "data.npz", "--env", "CliRecorded-v0")
+    fails(run("dataset", "from-run", folder, "-o", "data.npz"), 3, "already exists")
+
+
+def test_data_from_a_run_in_every_format(
+    trained: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    for place in (tmp_path / "data.npz", tmp_path / "data.hdf5", "cli/replay-v0"):
+        succeed("dataset", "from-run", trained[0], "-o", place)
+        assert rows(succeed("dataset", "show", place))["transitions"].strip() == "120"
+    best = trained[0] / "best"
+    fails(run("dataset", "from-run", best, "-o", tmp_path / "best.npz"), 2, "holds no replay buffer")
 
 
 def test_the_doctor_finds_this_machine_usable_and_leaves_nothing(tmp_path: Path) -> None:
@@ -544,6 +753,29 @@ ENVIRONMENT = {
     "PYTHONPATH": str(Path(__file__).parents[1] / "src"),
 }
 COMMAND = [sys.executable, "-m", "rl_training"]
+
+
+@pytest.mark.parametrize("called", ["module", "path", "name"])
+def test_the_next_commands_name_the_program_as_it_was_called(tiny: Path, called: str) -> None:
+    folder = tiny.parent / "bin"
+    folder.mkdir()
+    (folder / "rl-training").write_text(f"#!{sys.executable}\nfrom rl_training.__main__ import main\nmain()\n")
+    (folder / "rl-training").chmod(0o755)
+    (tiny.parent / "points.py").write_text(
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import PendulumEnv\n"
+        "gym.register('Point-v0', entry_point=PendulumEnv, max_episode_steps=20)\n"
+    )
+    command = {"module": COMMAND, "path": ["bin/rl-training"], "name": ["rl-training"]}[called]
+    environment = ENVIRONMENT | {"PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}:{tiny.parent}"}
+    environment |= {"PATH": f"{folder}:{os.environ['PATH']}"} if called == "name" else {}
+    options = ["train", "--config", "tiny.yaml", "--env", "points:Point-v0", "--allow-import", "--steps", "20"]
+    done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    evaluating, predicting, resuming, _ = done.stdout.split("next:\n")[1].splitlines()
+    for line, name in ((evaluating, "evaluate"), (predicting, "predict"), (resuming, "resume")):
+        assert line.startswith(f"  {shlex.join(command)} {name} runs/")
+    assert [line.endswith(" --allow-import") for line in (evaluating, predicting, resuming)] == [True, False, True]
 
 
 def test_python_m_rl_training_is_the_command(tmp_path: Path) -> None:

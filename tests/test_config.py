@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rl_training.data.loading import DatasetConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment import config as config_module
 from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
@@ -193,6 +194,74 @@ def test_a_bad_override_is_refused(tmp_path: Path, override: str, message: str) 
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path, GOOD), [override])
     assert message in str(caught.value)
+
+
+OWNERS = {"sac": ["learning_rate", "batch_size", "early_stopping"]}
+
+
+def test_a_bare_key_is_found_where_it_lives(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    overrides = ["learning_rate=1e-2", "seed=4", "early_stopping.patience=3", "algo_kwargs.batch_size=2"]
+    loaded = load_config(path, overrides, owners=OWNERS.__getitem__)
+    assert loaded.config.algo_kwargs["learning_rate"] == 1e-2
+    assert loaded.config.algo_kwargs["early_stopping"] == {"patience": 3}
+    assert (loaded.config.algo_kwargs["batch_size"], loaded.config.seed) == (2, 4)
+    assert loaded.locate("algo_kwargs.learning_rate") == "--set"
+    assert make().with_overrides(overrides[:1], OWNERS.__getitem__).algo_kwargs == {"learning_rate": 1e-2}
+    for override, message in {
+        "learning_rat=1": "--set: unknown key 'learning_rat'; did you mean 'learning_rate'?",
+        "sede=1": "--set: unknown key 'sede'; did you mean 'seed'?",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            load_config(path, [override], owners=OWNERS.__getitem__)
+        assert str(caught.value) == message
+
+
+def test_a_config_of_options_alone_and_over_a_file(tmp_path: Path) -> None:
+    options = {"algo": "sac", "env_id": "Pendulum-v1", "total_timesteps": 1e5}
+    loaded = load_config(None, ["seed=3"], options=options)
+    assert loaded.config == make(total_timesteps=100_000, seed=3)
+    assert load_config(write(tmp_path, loaded.text)).config == loaded.config
+    over = load_config(
+        write(tmp_path, GOOD), ["total_timesteps=5"], options={"total_timesteps": 7, "env_id": "E-v0"}
+    )
+    assert (over.config.total_timesteps, over.config.env_id) == (7, "E-v0")
+    assert (over.locate("total_timesteps"), over.locate("env_id")) == ("--steps", "--env")
+    for wrong, message in {
+        "total_timesteps": "--steps: total_timesteps must be a whole number, got 1.5",
+        "output_dir": "--output-dir: output_dir must be a string, got 1.5",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            load_config(None, options=options | {wrong: 1.5})
+        assert str(caught.value) == message
+    with pytest.raises(ConfigError, match="total_timesteps is required: say how many with --steps"):
+        load_config(None, options={"algo": "sac"})
+
+
+def test_a_whole_number_may_have_an_exponent(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, GOOD.replace("5000", "1e6")), ["num_envs=2.0"]).config
+    assert (config.total_timesteps, config.num_envs) == (1_000_000, 2)
+    assert type(config.total_timesteps) is type(config.num_envs) is int
+    for value in ("1.5", "1e-3", "true", "'1e6'"):
+        with pytest.raises(ConfigError, match="total_timesteps must be a whole number"):
+            load_config(write(tmp_path, GOOD.replace("5000", value)))
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path, GOOD)
+    config = load_config("~/run.yaml", ["output_dir=~/runs", "init_from=~/runs/a"]).config
+    assert (config.output_dir, config.init_from) == (f"{tmp_path}/runs", f"{tmp_path}/runs/a")
+    assert (
+        DatasetConfig.parse({"dataset_kind": "npz", "dataset_path": "~/x.npz"}).dataset_path == f"{tmp_path}/x.npz"
+    )
+    assert make(output_dir="~nobody-of-that-name/runs").output_dir == "~nobody-of-that-name/runs"
+
+
+def test_an_algorithm_alone_is_answered_with_its_starter() -> None:
+    for name, starter in {"sac": "sac/pendulum", "DQN": "dqn/cartpole", "TD3+BC": "td3_bc/pendulum"}.items():
+        with pytest.raises(ConfigError, match=f"did you mean '{starter}'"):
+            load_config(name)
 
 
 def test_packaged_configs_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rl_training.errors import MemoryLimitError
+from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, human_bytes
+from rl_training.runtime import building
 
 MIB = 2**20
 
@@ -96,3 +99,25 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the knob")
 def test_freed_memory_stays_with_the_process():
     assert page_faults("keep_freed_memory()") < page_faults("") / 10
+
+
+def test_environments_that_cannot_fit_are_refused_before_the_first_is_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def config(num_envs: int, *, processes: bool = False) -> TrainConfig:
+        return TrainConfig(
+            algo="sac", env_id="Pendulum-v1", total_timesteps=9, num_envs=num_envs, env_processes=processes
+        )
+
+    monkeypatch.setattr(building, "available_memory", lambda: 2**30)
+    with pytest.raises(MemoryLimitError, match=r"^num_envs 1000000 is too many: .* 1\.0 GiB .*; at most 262144$"):
+        building.require_room_for_environments(config(1_000_000))
+    with pytest.raises(MemoryLimitError, match=r"^num_envs 100 is too many: .*; at most 25$"):
+        building.require_room_for_environments(config(100, processes=True))
+    monkeypatch.setattr(building.resource, "getrlimit", lambda _: (8, 8))
+    with pytest.raises(MemoryLimitError, match="this user may have 8 processes"):
+        building.require_room_for_environments(config(9, processes=True))
+    building.require_room_for_environments(config(100))
+    assert caplog.text == ""
+    building.require_room_for_environments(config(200_000))
+    assert "200,000 environments" in caplog.text

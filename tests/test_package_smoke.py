@@ -54,7 +54,7 @@ def test_an_installed_package_loads_its_configs_and_knows_its_commands(wheel: Pa
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
         entry = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        assert "rl-training = rl_training.cli:main" in archive.read(entry).decode()
+        assert "rl-training = rl_training.__main__:main" in archive.read(entry).decode()
         assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
         assert "rl_training/py.typed" in archive.namelist()
     (site / "dependencies.pth").write_text(

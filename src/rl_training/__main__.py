@@ -1,6 +1,17 @@
-"""`python -m rl_training` is `rl-training`."""
+"""`rl-training`, which is also `python -m rl_training`."""
 
-from rl_training.cli import main
+import sys
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C while it is being imported is no traceback either."""
+    try:
+        from rl_training import cli
+
+        cli.main(prog_name="rl-training")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
-    main(prog_name="rl-training")
+    main()

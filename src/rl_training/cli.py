@@ -1,57 +1,94 @@
-"""`rl-training`: a thin skin over the registry, the workflows and the data formats."""
+"""`rl-training`: a thin skin over the registry, the workflows and the data formats.
+
+Each command imports what it needs, so that help and mistakes in typing are answered without importing torch.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
+from rl_training import __version__
 from rl_training.console.datasets import datasets
-from rl_training.console.doctor import examine
 from rl_training.console.errors import OneLineGroup
-from rl_training.console.observations import parse_observations
-from rl_training.console.output import flags, note, show_table, warn
-from rl_training.console.results import evaluation_rows, show_result
+from rl_training.console.output import flags, note, show_json, show_table, warn
 from rl_training.errors import ConfigError
-from rl_training.experiment.checkpointing import find_checkpoint
-from rl_training.experiment.config import LoadedConfig, load_config, packaged_configs
-from rl_training.experiment.manager import ExperimentManager
-from rl_training.experiment.registry import list_algorithm_specs
-from rl_training.runtime.run import Launch
-from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint, resume_training
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import LoadedConfig
 
 main = typer.Typer(
     cls=OneLineGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Online, offline and offline-to-online reinforcement learning.",
 )
 main.add_typer(datasets, name="dataset")
 
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting, learning_rate=1e-3 for example; may be repeated."
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 AllowImport = Annotated[bool, typer.Option("--allow-import", help="Permit an env id of the form module:Env.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"rl-training {__version__}")
+        raise typer.Exit
 
 
 @main.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print results and warnings only.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     flags.debug, flags.quiet = debug, quiet
 
 
+def _config_names() -> list[str]:
+    from rl_training.experiment.config import packaged_configs
+
+    return packaged_configs()
+
+
+def _algorithms() -> list[str]:
+    from rl_training.experiment.registry import algorithm_names
+
+    return algorithm_names()
+
+
 @main.command()
 def train(
-    config: Annotated[str, typer.Option(metavar="PATH|ALGO/NAME", help="A YAML file or a packaged config.")],
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="PATH|ALGO/NAME",
+            help="A YAML file or a packaged config.",
+            autocompletion=_config_names,
+        ),
+    ] = None,
+    algo: Annotated[str | None, typer.Option(help="The algorithm.", autocompletion=_algorithms)] = None,
+    env: Annotated[str | None, typer.Option(metavar="ID", help="The environment.")] = None,
+    steps: Annotated[
+        str | None, typer.Option(metavar="N", help="Environment steps, 1e5 for example; offline, updates.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     device: Device = None,
     output_dir: Annotated[str | None, typer.Option(help="Folder that receives the run folder.")] = None,
@@ -59,34 +96,61 @@ def train(
     init_from: Annotated[str | None, typer.Option(metavar="CHECKPOINT", help="Start from its networks.")] = None,
     allow_import: AllowImport = False,
 ) -> None:
-    """Train from a configuration, in a new run folder."""
-    loaded = _loaded(config, overrides or ())
-    given = {"seed": seed, "device": device, "output_dir": output_dir, "init_from": init_from}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if allow_import:
-        changes["allow_import"] = True
-    with _explained(loaded, changes):
+    """Train in a new run folder, from a configuration or from --algo, --env and --steps, which also change one."""
+    if config is None and algo is None:
+        raise typer.BadParameter("give --config, or --algo, --env and --steps")
+    from rl_training.experiment.registry import algorithm_name
+
+    given = {
+        "algo": algo,
+        "env_id": env,
+        "total_timesteps": None if steps is None else _number(steps),
+        "seed": seed,
+        "device": device,
+        "output_dir": output_dir,
+        "init_from": init_from,
+        "allow_import": allow_import or None,
+    }
+    if algo is not None:
+        algorithm_name(algo)
+    loaded = _loaded(config, overrides or (), {name: value for name, value in given.items() if value is not None})
+    with _explained(loaded):
+        algorithm_name(loaded.config.algo)
+        from rl_training.console.results import show_result
+        from rl_training.experiment.manager import ExperimentManager
+        from rl_training.runtime.run import Launch
+
         launch = Launch(quiet=flags.quiet, text=loaded.text)
-        result = ExperimentManager().train(loaded.config.replace(**changes), launch=launch)
+        result = ExperimentManager().train(loaded.config, launch=launch)
     show_result(result)
 
 
-def _loaded(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
+def _number(text: str) -> Any:
+    """`1e5` as YAML reads it."""
+    from rl_training.experiment.strict_yaml import parse_yaml
+
+    return parse_yaml(text, "--steps").value if text.strip() else text
+
+
+def _loaded(
+    config: str | None, overrides: Sequence[str] = (), options: dict[str, Any] | None = None
+) -> LoadedConfig:
     """A configuration, having said where it was found if that is not where the user pointed."""
-    loaded = load_config(config, overrides)
+    from rl_training.experiment.config import load_config
+    from rl_training.experiment.registry import setting_names
+
+    loaded = load_config(config, overrides, options=options, owners=setting_names)
     if loaded.note is not None:
         note(loaded.note)
     return loaded
 
 
 @contextmanager
-def _explained(loaded: LoadedConfig, options: dict[str, Any]) -> Iterator[None]:
-    """Put the file and line of a wrong setting in front of its error, unless an option gave it."""
+def _explained(loaded: LoadedConfig) -> Iterator[None]:
+    """Put the file and line of a wrong setting, or the option that gave it, in front of its error."""
     try:
         yield
     except ConfigError as error:
-        if error.key in options:
-            raise
         raise loaded.explain(error) from error
 
 
@@ -98,6 +162,9 @@ def resume(
     allow_import: AllowImport = False,
 ) -> None:
     """Go on with a run where its newest valid checkpoint stands."""
+    from rl_training.console.results import show_result
+    from rl_training.runtime.workflows import resume_training
+
     changes: dict[str, Any] = {} if device is None else {"device": device}
     if allow_import:
         changes["allow_import"] = True
@@ -110,14 +177,21 @@ def evaluate(
     checkpoint: Annotated[Path | None, typer.Option(help="The same as the argument.")] = None,
     episodes: Annotated[int | None, typer.Option(min=1)] = None,
     overrides: Overrides = None,
+    as_json: AsJson = False,
     allow_import: AllowImport = False,
 ) -> None:
     """Play episodes on fixed seeds with the deterministic policy."""
+    from rl_training.console.results import evaluation_rows
+    from rl_training.runtime.workflows import evaluate_checkpoint
+
     place = _checkpoint_given(path, checkpoint)
     note(f"evaluating {place}")
     changes = {"allow_import": True} if allow_import else {}
     metrics = evaluate_checkpoint(place, episodes, changes=changes, overrides=overrides or ())
-    show_table(evaluation_rows(metrics))
+    if as_json:
+        show_json(metrics)
+    else:
+        show_table(evaluation_rows(metrics))
 
 
 main.command("evaluate")(evaluate)
@@ -134,6 +208,11 @@ def predict(
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the policy's actions.")] = False,
 ) -> None:
     """Print the action for an observation, or one per row of a batch, as JSON."""
+    import numpy as np
+
+    from rl_training.console.observations import parse_observations
+    from rl_training.runtime.workflows import predict_checkpoint
+
     obs = parse_observations(observations)
     place = _checkpoint_given(path, checkpoint)
     with np.errstate(over="ignore"):  # what does not fit float32 is refused as infinite
@@ -145,14 +224,22 @@ def _checkpoint_given(path: Path | None, checkpoint: Path | None) -> Path:
     """The checkpoint meant by the argument or the option."""
     if (path is None) == (checkpoint is None):
         raise typer.BadParameter("give one checkpoint, as the argument or with --checkpoint")
+    from rl_training.experiment.retention import find_checkpoint
+
     return find_checkpoint(path or checkpoint or Path(), warn)
 
 
 @main.command()
-def algos() -> None:
+def algos(as_json: AsJson = False) -> None:
     """List the algorithms."""
-    rows = [(spec.name, spec.title, str(spec.year), spec.regime) for spec in list_algorithm_specs()]
-    show_table(rows, header=("name", "title", "year", "regime"))
+    from rl_training.experiment.registry import list_algorithm_specs
+
+    header = ("name", "title", "year", "regime")
+    rows = [(spec.name, spec.title, spec.year, spec.regime) for spec in list_algorithm_specs()]
+    if as_json:
+        show_json([dict(zip(header, row)) for row in rows])
+    else:
+        show_table([[str(cell) for cell in row] for row in rows], header)
 
 
 @main.command()
@@ -160,6 +247,8 @@ def configs(
     name: Annotated[str | None, typer.Argument(metavar="ALGO/NAME", help="Print this one.")] = None,
 ) -> None:
     """List the packaged configurations, or print one."""
+    from rl_training.experiment.config import load_config, packaged_configs
+
     if name is not None:
         print(_loaded(name).text, end="")
         return
@@ -168,15 +257,42 @@ def configs(
     show_table(rows, header=("name", "environment", "total_timesteps"))
 
 
+class Keep(StrEnum):
+    best = "best"
+    last = "last"
+
+
+@main.command()
+def prune(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders of runs.")],
+    keep: Annotated[Keep, typer.Option(help="best/ alone, or the last checkpoint beside it.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Also runs that are neither finished nor stopped.")
+    ] = False,
+) -> None:
+    """Delete checkpoints to free disk space; best/ always stays."""
+    from rl_training.console.pruning import find_runs, prune_run
+    from rl_training.memory import human_bytes
+
+    pruned = [prune_run(run, keep.value, force=force) for run in find_runs(runs)]
+    show_table([(str(one.run), human_bytes(one.freed), one.remark) for one in pruned])
+    print(f"freed {human_bytes(sum(one.freed for one in pruned))}")
+
+
 @main.command()
 def doctor(
     output_dir: Annotated[Path, typer.Option(help="Where runs would be written.")] = Path("runs"),
+    as_json: AsJson = False,
 ) -> None:
     """Check this machine: versions, device, MuJoCo, memory, disk, optional packages."""
+    from rl_training.console.doctor import examine
+
     findings = examine(output_dir)
-    show_table([(finding.state, finding.subject, finding.text) for finding in findings])
     broken = [finding.subject for finding in findings if finding.state == "broken"]
+    if as_json:
+        show_json([asdict(finding) for finding in findings])
+    else:
+        show_table([(finding.state, finding.subject, finding.text) for finding in findings])
+        print(f"broken: {', '.join(broken)}" if broken else "everything a run needs works")
     if broken:
-        print(f"broken: {', '.join(broken)}")
         raise typer.Exit(1)
-    print("everything a run needs works")

@@ -6,8 +6,10 @@ defaults and ranges are the only home of those numbers.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -37,8 +39,25 @@ def list_as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
+def _whole(value: Any) -> Any:
+    """`1e6` is a number of steps; anything that is not whole is left to the check of the field's type."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def at_home(value: Any) -> Any:
+    """A path as text, with `~` spelt out; anything else is left to the check of the field's type."""
+    if isinstance(value, PurePath):
+        value = str(value)
+    if isinstance(value, str) and value.startswith("~"):
+        with contextlib.suppress(RuntimeError):  # nobody's home: the name is meant as it stands
+            return str(Path(value).expanduser())
+    return value
+
+
+WholeNumber = BeforeValidator(_whole)
+PositiveInt = Annotated[int, Field(ge=1), WholeNumber]
+NonNegativeInt = Annotated[int, Field(ge=0), WholeNumber]
+PathText = Annotated[str, BeforeValidator(at_home)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

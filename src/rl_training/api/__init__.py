@@ -1,23 +1,6 @@
-"""The managed API."""
+"""The managed API, imported when it is first used."""
 
-from rl_training.api.algorithms import (
-    AWAC,
-    BC,
-    CQL,
-    CRR,
-    DDPG,
-    DQN,
-    EDAC,
-    IQL,
-    REDQ,
-    RLPD,
-    SAC,
-    TD3,
-    TD3BC,
-    TQC,
-    ManagedAlgorithm,
-    ReBRAC,
-)
+from typing import TYPE_CHECKING
 
 __all__ = [
     "AWAC",
@@ -37,3 +20,35 @@ __all__ = [
     "ManagedAlgorithm",
     "ReBRAC",
 ]
+
+if TYPE_CHECKING:
+    from rl_training.api.algorithms import (
+        AWAC,
+        BC,
+        CQL,
+        CRR,
+        DDPG,
+        DQN,
+        EDAC,
+        IQL,
+        REDQ,
+        RLPD,
+        SAC,
+        TD3,
+        TD3BC,
+        TQC,
+        ManagedAlgorithm,
+        ReBRAC,
+    )
+else:
+
+    def __getattr__(name):
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from rl_training.api import algorithms
+
+        globals()[name] = value = getattr(algorithms, name)
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

@@ -2,29 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
-import torch
 import typer
-from numpy.typing import NDArray
-
-from rl_training import seeding
-from rl_training.console.output import note, show_table
-from rl_training.data.columns import Columns
-from rl_training.data.datasets import DatasetStatistics, TransitionDataset
-from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_columns, write_columns
-from rl_training.data.formats.minari import minari_folder
-from rl_training.data.loading import DatasetConfig
-from rl_training.data.validation import resolve_spaces
-from rl_training.environments.making import spaces_of
-from rl_training.errors import ConfigError, DatasetError
-from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.collector import collect_dataset, collect_random
-from rl_training.runtime.workflows import load_policy, open_checkpoint
-from rl_training.spaces import SpaceSpec
 
 datasets = typer.Typer(no_args_is_help=True, help="Show, validate, convert and collect data sets.")
 
@@ -43,11 +23,15 @@ def show(
     action_low: Low = None,
     action_high: High = None,
     download: Download = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     allow_import: AllowImport = False,
 ) -> None:
     """Print rows, episodes, returns, lengths and ranges."""
-    dataset = _load(source, _spaces(env, allow_import), action_low, action_high, download)
-    show_table(_statistics_rows(dataset.statistics(), dataset.spaces))
+    from rl_training.console import dataset_tasks
+
+    dataset_tasks.show(
+        source, env, action_low, action_high, download=download, as_json=as_json, allow_import=allow_import
+    )
 
 
 @datasets.command()
@@ -60,11 +44,9 @@ def validate(
     allow_import: AllowImport = False,
 ) -> None:
     """Check everything that is checked before training; exit code 3 and one line where something is wrong."""
-    dataset = _load(source, _spaces(env, allow_import), action_low, action_high, download)
-    episodes = len(dataset.episode_ends)
-    print(f"valid: {source}: {len(dataset):,} transitions, {f'{episodes:,} episodes' if episodes else 'unordered'}")
-    for remark in dataset.notes:
-        note(f"note: {remark}")
+    from rl_training.console import dataset_tasks
+
+    dataset_tasks.validate(source, env, action_low, action_high, download=download, allow_import=allow_import)
 
 
 @datasets.command()
@@ -79,13 +61,11 @@ def convert(
     allow_import: AllowImport = False,
 ) -> None:
     """Copy a data set into another format; nothing is overwritten."""
-    kind: Any = to or _kind_of_target(target)
-    spaces = _spaces(env, allow_import)
-    bounds = _bounds(action_low, action_high)
-    if bounds.action_low is not None:
-        with read_columns(source, download=download) as columns:
-            spaces = resolve_spaces(bounds.with_bounds(columns), spaces)
-    print(f"wrote {convert_dataset(source, kind, target, spaces=spaces, download=download)}")
+    from rl_training.console import dataset_tasks
+
+    dataset_tasks.convert(
+        source, target, to, env, action_low, action_high, download=download, allow_import=allow_import
+    )
 
 
 @datasets.command()
@@ -99,113 +79,22 @@ def collect(
     allow_import: AllowImport = False,
 ) -> None:
     """Collect transitions with random actions or a trained policy."""
-    kind = _kind_of_target(output)
-    _refuse_existing(output, kind)
-    if stochastic and policy is None:
-        raise ConfigError("--stochastic: needs --policy CHECKPOINT; without one actions are random anyway")
-    config = TrainConfig(algo="bc", env_id=env, total_timesteps=1, seed=seed, allow_import=allow_import)
-    spaces = spaces_of(config)
-    note(f"collecting {size:,} transitions of {env}")
-    if policy is None:
-        dataset = collect_random(config, spaces, size, seed)
-    else:
-        act = _policy_actions(policy, config, spaces, stochastic)
-        dataset = collect_dataset(config, spaces, size, seed, act, name=f"{policy} in {env}")
-    place = write_columns(output, dataset.columns(), kind)
-    show_table([*_statistics_rows(dataset.statistics(), spaces), ("written to", str(place))])
+    from rl_training.console import dataset_tasks
+
+    dataset_tasks.collect(env, output, size, seed, policy, stochastic=stochastic, allow_import=allow_import)
 
 
-def _policy_actions(policy: str, config: TrainConfig, spaces: SpaceSpec, stochastic: bool) -> Any:
-    """`act(obs [1, O]) -> internal actions` of a checkpoint."""
-    loaded = load_policy(open_checkpoint(policy))
-    if difference := loaded.spaces.difference(spaces):
-        raise ConfigError(f"--env {config.env_id}: does not fit the policy of {policy} ({difference})")
-    if stochastic and not loaded.policy.stochastic:
-        raise ConfigError(
-            f"--stochastic: the {loaded.config.algo} policy of {policy} is deterministic; leave it out"
-        )
-    rng = seeding.exploration(config.seed or 0)
+@datasets.command("from-run")
+def from_run(
+    run: Annotated[str, typer.Argument(metavar="RUN_DIR|CHECKPOINT")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="PATH|MINARI_ID")],
+) -> None:
+    """Write the replay buffer of a run as a data set.
 
-    def act(obs: NDArray[np.float32]) -> NDArray[Any]:
-        with torch.inference_mode():
-            inputs = torch.from_numpy(obs)
-            if not stochastic:
-                return loaded.policy.mode(inputs).numpy()
-            draws = rng.standard_normal((len(obs), spaces.action_dim)).astype(np.float32)
-            return loaded.policy.sample(inputs, torch.from_numpy(draws)).numpy()
+    Episode by episode, environment by environment. The buffer does not tell time limits: an episode ends where the
+    next observation is not the following row's observation. If more was collected than the buffer holds, the oldest
+    transitions are lost, and the first episodes are the rest of some.
+    """
+    from rl_training.console import dataset_tasks
 
-    return act
-
-
-def _load(
-    source: str, spaces: SpaceSpec | None, low: str | None, high: str | None, download: bool
-) -> TransitionDataset:
-    bounds = _bounds(low, high)
-    with read_columns(source, download=download) as columns:
-        known: Columns = bounds.with_bounds(columns)
-        return TransitionDataset.from_columns(known, spaces=spaces)
-
-
-def _spaces(env: str | None, allow_import: bool) -> SpaceSpec | None:
-    if env is None:
-        return None
-    return spaces_of(TrainConfig(algo="bc", env_id=env, total_timesteps=1, allow_import=allow_import))
-
-
-def _bounds(low: str | None, high: str | None) -> DatasetConfig:
-    """The action bounds of the options, checked as settings."""
-    given = {"action_low": low, "action_high": high}
-    values: dict[str, Any] = {}
-    for name, text in given.items():
-        try:
-            values[name] = None if text is None else [float(part) for part in text.split(",")]
-        except ValueError:
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} {text}: write one number per action component: -1.0,-2.0") from None
-    return DatasetConfig.parse(values)
-
-
-def _kind_of_target(target: str) -> FileKind:
-    """The format of a new data set by its name; a name that no format allows is refused."""
-    kind = kind_of(target)
-    if kind == "minari":
-        minari_folder(target)
-    return kind
-
-
-def _refuse_existing(target: str, kind: FileKind) -> None:
-    """Refuse a target that exists or cannot be written, before data are collected for it."""
-    place = minari_folder(target) if kind == "minari" else Path(target)
-    if place.exists():
-        raise DatasetError(f"{place}: already exists and is not overwritten; choose another name or remove it")
-    parent = next(folder for folder in place.absolute().parents if folder.exists())
-    if not os.access(parent, os.W_OK) or not parent.is_dir():
-        raise DatasetError(f"{place}: cannot be written: {parent} is not a folder one can write to")
-
-
-def _statistics_rows(of: DatasetStatistics, spaces: SpaceSpec) -> list[tuple[str, str]]:
-    rows = [("data set", of.name), ("transitions", f"{of.rows:,}")]
-    if of.episodes:
-        rows += [
-            ("episodes", f"{of.episodes:,} ({of.timeouts:,} ended by a time limit or cut)"),
-            ("return", f"{of.return_mean:.2f} ± {of.return_std:.2f}, {of.return_min:.2f} to {of.return_max:.2f}"),
-            ("length", f"{of.length_mean:.1f}, {of.length_min} to {of.length_max}"),
-        ]
-    else:
-        rows.append(("episodes", "unordered transitions"))
-    kind = f"{spaces.num_actions} discrete" if spaces.discrete else f"{spaces.action_dim} continuous"
-    rows += [
-        ("terminations", f"{of.terminals:,}"),
-        ("reward", f"{of.reward_mean:.4g}, {of.reward_min:.4g} to {of.reward_max:.4g}"),
-        ("actions", kind),
-        ("action minimum", _vector(of.action_min)),
-        ("action maximum", _vector(of.action_max)),
-    ]
-    if not spaces.discrete:
-        rows.append(("action bounds", f"{_vector(spaces.low)} to {_vector(spaces.high)}"))
-    rows += [("observation mean", _vector(of.obs_mean)), ("observation std", _vector(of.obs_std))]
-    return rows + [("note", text) for text in of.notes]
-
-
-def _vector(values: tuple[float, ...]) -> str:
-    return f"[{', '.join(f'{value:.4g}' for value in values)}]"
+    dataset_tasks.from_run(run, output)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import codecs
+import json
+import math
 import os
 import re
+import shlex
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TextIO
-
-import rich.box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from pathlib import Path
+from typing import Any, TextIO
 
 
 @dataclass
@@ -68,9 +68,25 @@ def open_nothing() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - lives as long as the process
 
 
+def program_name() -> str:
+    """What the user typed to start this program: `rl-training`, a path to it, or `python -m rl_training`."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py" and called.parent.name == "rl_training":
+        return shlex.join(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1])
+    if called.name != "rl-training":
+        return "rl-training"
+    found = shutil.which(called.name)
+    return called.name if found and Path(found).absolute() == called.absolute() else shlex.quote(str(called))
+
+
 def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
     """Rows on standard output; without a header the first column holds the names."""
     if sys.stdout.isatty():
+        import rich.box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table(*header, box=rich.box.SIMPLE_HEAD, show_header=bool(header), pad_edge=False)
         for row in rows:
             table.add_row(*(Text(cell, overflow="fold") for cell in row))
@@ -80,6 +96,19 @@ def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> Non
     widths = [max(map(len, column)) for column in zip(*lines)]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+
+
+def show_json(value: Any) -> None:
+    """One JSON document on standard output; numbers that JSON has no name for become null."""
+    print(json.dumps(_finite(value), indent=1, ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def note(text: str) -> None:

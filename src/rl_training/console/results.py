@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_training.console.output import flags, show_table
+from rl_training.console.output import flags, program_name, show_table
 from rl_training.data.scores import NOT_COMPARABLE
 from rl_training.experiment.files import decode_json
 from rl_training.experiment.manifest import read_manifest, read_verified
@@ -44,7 +44,7 @@ def show_result(result: TrainResult) -> None:
     show_table(rows)
     if not flags.quiet:
         print("\nnext:")
-        for command in _next_commands(result, evaluated=record["env_id"] is not None):
+        for command in _next_commands(result, record["env_id"]):
             print(f"  {command}")
 
 
@@ -63,16 +63,20 @@ def evaluation_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     return rows
 
 
-def _next_commands(result: TrainResult, *, evaluated: bool) -> list[str]:
+def _next_commands(result: TrainResult, env_id: str | None) -> list[str]:
+    """What to type next, as this program was called; imports have to be permitted each time."""
+    name, permission = program_name(), " --allow-import" if ":" in (env_id or "") else ""
     run, checkpoint = shlex.quote(str(result.run_dir)), shlex.quote(str(result.checkpoint_path))
     total = int(_record_of(result.checkpoint_path, "config.json")["total_timesteps"])
     more = 2 * max(total, int(result.metrics["global_step"]))
     commands = [
-        f'rl-training predict {checkpoint} --obs "{_example_observation(result.checkpoint_path)}"',
-        f"rl-training resume {run} --set total_timesteps={more}",
+        f'{name} predict {checkpoint} --obs "{_example_observation(result.checkpoint_path)}"',
+        f"{name} resume {run} --set total_timesteps={more}{permission}",
         f"tensorboard --logdir {run}",
     ]
-    return [f"rl-training evaluate {checkpoint} --episodes 30", *commands] if evaluated else commands
+    if env_id is None:
+        return commands
+    return [f"{name} evaluate {checkpoint} --episodes 30{permission}", *commands]
 
 
 def _example_observation(checkpoint: Path) -> str:

@@ -13,7 +13,15 @@ from rl_training.data.datasets import TransitionDataset, mix
 from rl_training.data.formats import read_columns
 from rl_training.data.validation import declared_spaces, require_same_actions
 from rl_training.errors import ConfigError
-from rl_training.settings import Floats, NonNegativeInt, PositiveFloat, PositiveInt, Settings, list_as_tuple
+from rl_training.settings import (
+    Floats,
+    NonNegativeInt,
+    PathText,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    list_as_tuple,
+)
 from rl_training.spaces import SpaceSpec
 
 Collect = Callable[[int, int], TransitionDataset]
@@ -24,7 +32,7 @@ class DatasetChoice(Settings):
 
     dataset_kind: Literal["random", "npz", "hdf5", "minari"] = "random"
     """where the data comes from; `random` collects it from the environment"""
-    dataset_path: str | None = None
+    dataset_path: PathText | None = None
     """file of kind `npz` or `hdf5`"""
     dataset_id: str | None = None
     """Minari id"""

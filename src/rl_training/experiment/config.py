@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path, PurePath
@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.strict_yaml import parse_yaml
+from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
 from rl_training.settings import (
     NonNegativeInt,
+    PathText,
     PositiveFloat,
     PositiveInt,
     Settings,
+    WholeNumber,
+    at_home,
     describe,
     list_as_tuple,
     nearest,
@@ -32,6 +35,11 @@ from rl_training.settings import (
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 # A packaged config by the path it has in a checkout of this package.
 _CHECKOUT = re.compile(r"(?:.*/)?configs/([^/]+/[^/]+)\.yaml")
+_STARTERS = ("pendulum", "cartpole")
+_FLAGS = {"env_id": "--env", "total_timesteps": "--steps"}
+
+Owners = Callable[[str], Collection[str]]
+"""the keys of `algo_kwargs` that an algorithm has; the registry knows them"""
 
 
 def normalise_algo(name: str) -> str:
@@ -59,10 +67,6 @@ def _plain(value: Any) -> Any:
     raise ValueError(f"only numbers, strings, booleans, lists and mappings can be stored, got {value!r}")
 
 
-def _path_as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, PurePath) else value
-
-
 def _known_device(value: str) -> str:
     if not _DEVICE.fullmatch(value):
         raise ValueError(f"must be auto, cpu, cuda or cuda:N, got {value!r}")
@@ -80,11 +84,11 @@ class TrainConfig(Settings):
     """algorithm; case, `+` and `-` do not matter"""
     env_id: Text | None
     """Gymnasium id; null trains on data alone (offline algorithms)"""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32), WholeNumber] | None = 0
     """null draws one and records it"""
     total_timesteps: PositiveInt
     """environment steps; offline, gradient updates"""
-    output_dir: Annotated[Text, BeforeValidator(_path_as_text)] = "runs"
+    output_dir: Annotated[PathText, Field(min_length=1)] = "runs"
     """folder that receives the run folder"""
     device: Annotated[str, AfterValidator(_known_device)] = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one"""
@@ -106,7 +110,7 @@ class TrainConfig(Settings):
     """the settings listed in the sections below"""
     env_kwargs: PlainMapping = Field(default_factory=dict)
     """passed to `gymnasium.make`"""
-    init_from: Annotated[Text, BeforeValidator(_path_as_text)] | None = None
+    init_from: Annotated[PathText, Field(min_length=1)] | None = None
     """checkpoint whose networks the run starts from"""
     allow_import: bool = False
     """permit an `env_id` of the form `module:Env`, which imports that module"""
@@ -145,11 +149,11 @@ class TrainConfig(Settings):
         """A checked copy with some fields changed."""
         return type(self)(**{**self.to_dict(), **changes})
 
-    def with_overrides(self, overrides: Sequence[str]) -> Self:
-        """A checked copy with some settings changed by `dotted.key=value`."""
+    def with_overrides(self, overrides: Sequence[str], owners: Owners | None = None) -> Self:
+        """A checked copy with some settings changed by `key=value`; `owners` finds the keys of `algo_kwargs`."""
         values = self.to_dict()
         for override in overrides:
-            _apply_override(override, values)
+            _apply_override(override, values, owners)
         try:
             return type(self)(**values)
         except ConfigError as error:
@@ -162,17 +166,20 @@ class TrainConfig(Settings):
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A config, the text it was read from, and where each setting came from; `note` is a remark for the user."""
+    """A config, the text it was read from, and where each setting came from; `note` is a remark for the user.
+
+    `place` is empty where no file was read.
+    """
 
     config: TrainConfig
     text: str
     place: str
     lines: Mapping[str, int] = field(default_factory=dict)
-    overridden: frozenset[str] = frozenset()
+    overridden: Mapping[str, str] = field(default_factory=dict)  # key -> the option that gave it
     note: str | None = None
 
     def locate(self, dotted: str) -> str:
-        """`file:line` of a setting, or of the nearest one above it; `--set` where an override gave it."""
+        """`file:line` of a setting, or of the nearest one above it; the option where one gave it."""
         return _locate(dotted, self.place, self.lines, self.overridden)
 
     def explain(self, error: ConfigError) -> ConfigError:
@@ -180,19 +187,21 @@ class LoadedConfig:
         return _explain(error, self.place, self.lines, self.overridden)
 
 
-def _locate(dotted: str, place: str, lines: Mapping[str, int], overridden: frozenset[str]) -> str:
+def _locate(dotted: str, place: str, lines: Mapping[str, int], overridden: Mapping[str, str]) -> str:
     while dotted:
         if dotted in overridden:
-            return "--set"
+            return overridden[dotted]
         if dotted in lines:
             return f"{place}:{lines[dotted]}"
         dotted = dotted.rpartition(".")[0]
     return place
 
 
-def _explain(error: ConfigError, place: str, lines: Mapping[str, int], overridden: frozenset[str]) -> ConfigError:
+def _explain(
+    error: ConfigError, place: str, lines: Mapping[str, int], overridden: Mapping[str, str]
+) -> ConfigError:
     where = _locate(error.key or "", place, lines, overridden)
-    return type(error)(f"{where}: {error}", key=error.key)
+    return type(error)(f"{where}: {error}" if where else str(error), key=error.key)
 
 
 def packaged_configs() -> list[str]:
@@ -214,7 +223,7 @@ def _read_source(source: str | Path) -> tuple[str, str, str | None]:
 
     `configs/<algo>/<name>.yaml`, the path in a checkout of this package, means the packaged one anywhere else.
     """
-    path = Path(source)
+    path = Path(at_home(str(source)))
     try:
         if path.is_file():
             return path.read_text(encoding="utf-8"), str(source), None
@@ -228,11 +237,18 @@ def _read_source(source: str | Path) -> tuple[str, str, str | None]:
         note = f"{source}: no such file; using the packaged {packaged}"
     elif (packaged := _packaged_name(str(source))) not in names:
         raise ConfigError(
-            f"{source}: no such file and no packaged config{nearest(packaged, names)}"
+            f"{source}: no such file and no packaged config{_suggestion(packaged, names)}"
             " (`rl-training configs` lists them)"
         )
     item = resources.files("rl_training").joinpath("assets", "configs", *f"{packaged}.yaml".split("/"))
     return item.read_text(encoding="utf-8"), f"{packaged}.yaml", note
+
+
+def _suggestion(packaged: str, names: Sequence[str]) -> str:
+    """The nearest config, which for the bare name of an algorithm is its starter."""
+    algo, _, name = packaged.partition("/")
+    starters = [f"{algo}/{starter}" for starter in _STARTERS if f"{algo}/{starter}" in names]
+    return f"; did you mean {starters[0]!r}?" if starters and not name else nearest(packaged, names)
 
 
 def _packaged_name(text: str) -> str:
@@ -240,14 +256,15 @@ def _packaged_name(text: str) -> str:
     return f"{normalise_algo(algo)}/{name}"
 
 
-def _apply_override(override: str, values: dict[str, Any]) -> str:
-    """Set one `dotted.key=value` in `values`; returns the dotted key."""
+def _apply_override(override: str, values: dict[str, Any], owners: Owners | None) -> str:
+    """Set one `key=value` in `values`; returns the dotted key."""
     dotted, equals, text = override.partition("=")
     dotted = dotted.strip()
-    parts = dotted.split(".")
-    if not equals or not all(parts) or not text.strip():
-        raise ConfigError(f"--set {override}: write key=value, for example --set algo_kwargs.batch_size=64")
+    if not equals or not all(dotted.split(".")) or not text.strip():
+        raise ConfigError(f"--set {override}: write key=value, for example --set batch_size=64")
     value = parse_yaml(text, f"--set {dotted}").value
+    dotted = _place_of(dotted, values.get("algo"), owners)
+    parts = dotted.split(".")
     target = values
     for depth, part in enumerate(parts[:-1], start=1):
         if target.get(part) is None:
@@ -260,8 +277,52 @@ def _apply_override(override: str, values: dict[str, Any]) -> str:
     return dotted
 
 
-def load_config(source: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read a config file, or a packaged one named `<algo>/<name>`, and apply `key=value` overrides."""
+def _place_of(dotted: str, algo: Any, owners: Owners | None) -> str:
+    """A key with `algo_kwargs.` in front where it is the algorithm's; one that nobody has is refused."""
+    head, fields = dotted.partition(".")[0], TrainConfig.model_fields
+    if head in fields or owners is None or not isinstance(algo, str):
+        return dotted
+    owned = owners(algo)
+    if head not in owned:
+        raise ConfigError(f"--set: unknown key {head!r}{nearest(head, [*fields, *owned])}", key=dotted)
+    return f"algo_kwargs.{dotted}"
+
+
+def load_config(
+    source: str | Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    options: Mapping[str, Any] | None = None,
+    owners: Owners | None = None,
+) -> LoadedConfig:
+    """Read a config file, or a packaged one named `<algo>/<name>`, and apply `key=value` overrides.
+
+    `options` are fields given by options of their own, which win; they and the overrides may be all there is
+    (`source` None). With `owners` an override finds a key of `algo_kwargs` by its bare name.
+    """
+    text, place, note, values, lines = _read_config(source)
+    given = dict(options or {})
+    values |= given
+    overridden: dict[str, str] = {}
+    for override in overrides:
+        overridden[_apply_override(override, values, owners)] = "--set"
+    values |= given
+    overridden |= {name: _FLAGS.get(name, f"--{name.replace('_', '-')}") for name in given}
+    lines = {key: n for key, n in lines.items() if not any(f"{key}.".startswith(f"{top}.") for top in overridden)}
+    if source is None and "total_timesteps" not in values:
+        raise ConfigError("total_timesteps is required: say how many with --steps", key="total_timesteps")
+    try:
+        config = TrainConfig.parse(values)
+    except ConfigError as error:
+        raise _explain(error, place, lines, overridden) from None
+    text = text or dump_yaml({key: value for key, value in values.items() if key != "allow_import"})
+    return LoadedConfig(config, text, place, lines, overridden, note)
+
+
+def _read_config(source: str | Path | None) -> tuple[str, str, str | None, dict[str, Any], Mapping[str, int]]:
+    """Text, display name, remark, values and lines of a config; of none, where there is no source."""
+    if source is None:
+        return "", "", None, {"env_id": None}, {}
     text, place, note = _read_source(source)
     document = parse_yaml(text, place)
     values = document.value
@@ -270,19 +331,10 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> LoadedConf
         raise ConfigError(
             f"{place}: a config is a mapping with at least algo, env_id and total_timesteps, got {found}"
         )
-    lines, overridden = document.lines, set[str]()
     if values.get("allow_import"):
         raise ConfigError(
-            f"{place}:{lines['allow_import']}: allow_import cannot be switched on by a file, which could then name "
-            "code to run; use --allow-import",
+            f"{place}:{document.lines['allow_import']}: allow_import cannot be switched on by a file, which could "
+            "then name code to run; use --allow-import",
             key="allow_import",
         )
-    for override in overrides:
-        dotted = _apply_override(override, values)
-        lines = {key: n for key, n in lines.items() if key != dotted and not key.startswith(f"{dotted}.")}
-        overridden.add(dotted)
-    try:
-        config = TrainConfig.parse(values)
-    except ConfigError as error:
-        raise _explain(error, place, lines, frozenset(overridden)) from None
-    return LoadedConfig(config, text, place, lines, frozenset(overridden), note)
+    return text, place, note, values, document.lines

@@ -9,7 +9,13 @@ from typing import Any
 
 from rl_training.data.datasets import TransitionDataset
 from rl_training.experiment.config import TrainConfig, load_config
-from rl_training.experiment.registry import AlgorithmSpec, get_algorithm_spec, list_algorithm_specs, resolve
+from rl_training.experiment.registry import (
+    AlgorithmSpec,
+    get_algorithm_spec,
+    list_algorithm_specs,
+    resolve,
+    setting_names,
+)
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import Launch
 from rl_training.runtime.session import TrainResult
@@ -34,12 +40,12 @@ class ExperimentManager:
     ) -> TrainResult:
         """Train from a config, the path of a YAML file, or the name of a packaged one (`redq/pendulum`).
 
-        `overrides` are `dotted.key=value`; `dataset` stands in for the configured data.
+        `overrides` are `key=value`; `dataset` stands in for the configured data.
         """
         if isinstance(config, TrainConfig):
-            config = config.with_overrides(overrides)
+            config = config.with_overrides(overrides, setting_names)
         else:
-            loaded = load_config(config, overrides)
+            loaded = load_config(config, overrides, owners=setting_names)
             if loaded.note is not None:
                 warnings.warn(loaded.note, stacklevel=2)
             config = loaded.config

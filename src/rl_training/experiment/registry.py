@@ -1,66 +1,90 @@
-"""The registry: every algorithm by name. Its regime, title and defaults are in its `<algo>_trainer.py`."""
+"""The registry: every algorithm by name. Its regime, title and defaults are in its `<algo>_trainer.py`.
+
+A trainer is imported when it is first asked for, so that a misspelt name is answered without importing torch.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, normalise_algo
-from rl_training.runtime import (
-    awac_trainer,
-    bc_trainer,
-    cql_trainer,
-    crr_trainer,
-    ddpg_trainer,
-    dqn_trainer,
-    edac_trainer,
-    iql_trainer,
-    rebrac_trainer,
-    redq_trainer,
-    rlpd_trainer,
-    sac_trainer,
-    td3_bc_trainer,
-    td3_trainer,
-    tqc_trainer,
-)
-from rl_training.runtime.sections import Resolved
-from rl_training.runtime.trainers import AlgorithmSpec
 from rl_training.settings import nearest
 
-__all__ = ["AlgorithmSpec", "get_algorithm_spec", "list_algorithm_specs", "resolve"]
+if TYPE_CHECKING:
+    from rl_training.runtime.sections import Resolved
+    from rl_training.runtime.trainers import AlgorithmSpec
+else:
 
-_SPECS: dict[str, AlgorithmSpec] = {
-    trainer.SPEC.name: trainer.SPEC
-    for trainer in (
-        dqn_trainer,
-        ddpg_trainer,
-        td3_trainer,
-        sac_trainer,
-        tqc_trainer,
-        redq_trainer,
-        bc_trainer,
-        td3_bc_trainer,
-        iql_trainer,
-        cql_trainer,
-        awac_trainer,
-        crr_trainer,
-        edac_trainer,
-        rlpd_trainer,
-        rebrac_trainer,
-    )
-}
+    def __getattr__(name):
+        if name != "AlgorithmSpec":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module("rl_training.runtime.trainers").AlgorithmSpec
+
+
+__all__ = [
+    "AlgorithmSpec",
+    "algorithm_name",
+    "algorithm_names",
+    "get_algorithm_spec",
+    "list_algorithm_specs",
+    "resolve",
+    "setting_names",
+]
+
+_NAMES = (
+    "dqn",
+    "ddpg",
+    "td3",
+    "sac",
+    "tqc",
+    "redq",
+    "bc",
+    "td3_bc",
+    "iql",
+    "cql",
+    "awac",
+    "crr",
+    "edac",
+    "rlpd",
+    "rebrac",
+)
+# The specs imported so far.
+_SPECS: dict[str, AlgorithmSpec] = {}
+
+
+def algorithm_names() -> list[str]:
+    """Every algorithm, online first, in the order they were built."""
+    return list(dict.fromkeys((*_NAMES, *_SPECS)))
+
+
+def algorithm_name(name: str) -> str:
+    """The registry's spelling of a name, in which case, `+` and `-` do not matter; an unknown one is refused."""
+    key, known = normalise_algo(name), algorithm_names()
+    if key not in known:
+        raise ConfigError(
+            f"algo: unknown algorithm {name!r}{nearest(key, known)}; known: {', '.join(known)}", key="algo"
+        )
+    return key
 
 
 def get_algorithm_spec(name: str) -> AlgorithmSpec:
     """The algorithm of that name; case, `+` and `-` do not matter."""
-    key = normalise_algo(name)
+    key = algorithm_name(name)
     if key not in _SPECS:
-        known = ", ".join(_SPECS)
-        raise ConfigError(f"algo: unknown algorithm {name!r}{nearest(key, _SPECS)}; known: {known}", key="algo")
+        _SPECS[key] = import_module(f"rl_training.runtime.{key}_trainer").SPEC
     return _SPECS[key]
 
 
 def list_algorithm_specs() -> list[AlgorithmSpec]:
-    """Every algorithm, online first, in the order they were built."""
-    return list(_SPECS.values())
+    """The specs of `algorithm_names`, in that order."""
+    return [get_algorithm_spec(name) for name in algorithm_names()]
+
+
+def setting_names(algo: str) -> list[str]:
+    """The keys of `algo_kwargs` that an algorithm has."""
+    return list(get_algorithm_spec(algo).sections.owners())
 
 
 def resolve(config: TrainConfig) -> Resolved:

@@ -262,8 +262,26 @@ def read_run_record(path: Path) -> dict[str, Any]:
     return record
 
 
+@contextlib.contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Keep other processes out of a run folder for a while, without continuing the run."""
+    handle = _acquire(path)
+    try:
+        yield
+    finally:
+        _held.discard(handle)
+        os.close(handle)
+
+
+def note_pruned(path: Path) -> None:
+    """Write into run.json that the run's checkpoints were deleted on purpose."""
+    files.replace_atomically(path / RECORD, files.encode_json({**read_run_record(path), "pruned": _now()}))
+
+
 def results_of(path: Path, record: Mapping[str, Any]) -> str:
     """What a run without checkpoints reached nevertheless, in words; empty where it is nothing."""
+    if record.get("pruned"):
+        return "its checkpoints were deleted"
     if record["status"] in ("finished", "stopped"):
         return f"it is {record['status']}"
     if list_checkpoints(path / "best"):

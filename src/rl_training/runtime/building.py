@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import resource
 from itertools import chain
 from typing import Any
 
@@ -23,6 +25,11 @@ from rl_training.spaces import SpaceSpec
 _MOST_THREADS = 4
 # A parameter that is trained has a gradient and two moments beside it.
 _COPIES = 4
+# The least an environment takes: one of the smallest in this process, or an interpreter with its libraries.
+_ENV_BYTES, _PROCESS_BYTES = 4 << 10, 40 << 20
+_MANY_ENVS = 10_000
+
+_log = logging.getLogger(__name__)
 
 
 def choose_device(name: str) -> torch.device:
@@ -37,6 +44,21 @@ def choose_device(name: str) -> torch.device:
                 f"device: {name!r} is not there ({count} CUDA devices found); use 'auto' or 'cpu'", key="device"
             )
     return torch.device(name)
+
+
+def require_room_for_environments(config: TrainConfig) -> None:
+    """Refuse more environments than memory or the limit on processes can hold, before the first is made."""
+    each = _PROCESS_BYTES if config.env_processes else _ENV_BYTES
+    free = available_memory()
+    most = free // each
+    reason = f"they need at least {human_bytes(config.num_envs * each)} and {human_bytes(free)} are available"
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]  # -1: none
+    if config.env_processes and 0 <= limit < most:
+        most, reason = limit, f"this user may have {limit} processes"
+    if config.num_envs > most:
+        raise MemoryLimitError(f"num_envs {config.num_envs} is too many: {reason}; at most {most}", key="num_envs")
+    if config.num_envs > _MANY_ENVS:
+        _log.warning("num_envs: %s environments are made one after the other first", f"{config.num_envs:,}")
 
 
 def prepare_process(device: torch.device) -> None:

@@ -12,7 +12,7 @@ from rl_training.environments.pool import EnvPool
 from rl_training.errors import ConfigError, MemoryLimitError
 from rl_training.memory import available_memory, room_on_gpu
 from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.building import build_learner
+from rl_training.runtime.building import build_learner, require_room_for_environments
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.init_from import initialise_from
@@ -92,6 +92,7 @@ def make_collector(
     reward_map: tuple[float, float] = (1.0, 0.0),
 ) -> Collector:
     """The configured environments, stepped with the learner's exploring policy into `buffer`."""
+    require_room_for_environments(job.config)
     return Collector(
         EnvPool(job.config),
         spaces,

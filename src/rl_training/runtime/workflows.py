@@ -22,7 +22,7 @@ from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, li
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.history import with_defaults_of
 from rl_training.experiment.logging import set_log_aside
-from rl_training.experiment.registry import get_algorithm_spec, resolve
+from rl_training.experiment.registry import get_algorithm_spec, resolve, setting_names
 from rl_training.experiment.runs import RECORD, RESOLVED, read_run_record, results_of
 from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.models.mlp import NetworkShape
@@ -33,6 +33,9 @@ from rl_training.runtime.run import Launch
 from rl_training.runtime.session import TrainResult
 from rl_training.runtime.state import config_of, has_normalizer, read_run_checkpoint, spaces_from, understood
 from rl_training.spaces import SpaceSpec
+
+# Settings of which one value makes, or leaves out, something that is learned.
+_SWITCHES = {"alpha": "auto", "lagrange_threshold": None}
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def evaluate_checkpoint(
 ) -> dict[str, float]:
     """Mean return and its companions over fixed evaluation seeds.
 
-    `changes` replace fields of the configuration, `overrides` do the same as `dotted.key=value`.
+    `changes` replace fields of the configuration, `overrides` do the same as `key=value`.
     """
     loaded = load_policy(open_checkpoint(path))
     config = _changed(loaded.config, changes, overrides)
@@ -134,7 +137,7 @@ def resume_training(
 ) -> TrainResult:
     """Go on where a run folder or checkpoint stopped; a run that ended before its first checkpoint starts again.
 
-    `changes` replace fields of the configuration, `overrides` do the same as `dotted.key=value`.
+    `changes` replace fields of the configuration, `overrides` do the same as `key=value`.
     """
     if _has_no_checkpoint(home := Path(path)):
         record = read_run_record(home)
@@ -167,7 +170,7 @@ def resume_training(
 
 def _changed(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
     """A run's configuration with some settings changed, all of them checked; the algorithm stays."""
-    changed = config.replace(**(changes or {})).with_overrides(overrides)
+    changed = config.replace(**(changes or {})).with_overrides(overrides, setting_names)
     if changed.algo != config.algo:
         raise ConfigError(
             f"algo: {changed.algo!r} cannot take up what {config.algo!r} trained; start a run with --init-from",
@@ -184,11 +187,20 @@ def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
             f"num_envs: {now.num_envs} differs from the run's {before.num_envs}, whose episodes are under way",
             key="num_envs",
         )
-    new, old = (resolve(config)[NetworkShape].model_dump(mode="json") for config in (now, before))
-    for name, value in new.items():
-        if value != old[name]:
+    new, old = (resolve(config) for config in (now, before))
+    shapes = new[NetworkShape].model_dump(mode="json")
+    of_networks = [*shapes, *get_algorithm_spec(now.algo).learner.of_model, "normalize_observations"]
+    for name, value in new.to_dict().items():
+        was = old.to_dict()[name]
+        if name in of_networks and value != was:
             raise ConfigError(
-                f"algo_kwargs.{name}: {value} differs from the {old[name]} of this run's networks; start a new run",
+                f"algo_kwargs.{name}: {value} differs from the {was} of this run's networks; start a new run",
+                key=f"algo_kwargs.{name}",
+            )
+        if name in _SWITCHES and (value == _SWITCHES[name]) != (was == _SWITCHES[name]):
+            raise ConfigError(
+                f"algo_kwargs.{name}: cannot become {value} where it was {was}: a run under way cannot begin or "
+                "stop learning it; start a new run, with --init-from for these networks",
                 key=f"algo_kwargs.{name}",
             )
 

@@ -1,0 +1,256 @@
+"""What the commands of `rl-training dataset` do; apart from them, because it imports torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rl_training import seeding
+from rl_training.console.output import note, show_json, show_table
+from rl_training.data.columns import Columns
+from rl_training.data.datasets import DatasetStatistics, TransitionDataset
+from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_columns, write_columns
+from rl_training.data.formats.minari import minari_folder
+from rl_training.data.loading import DatasetConfig
+from rl_training.data.packing import allocate_rows
+from rl_training.data.transitions import RowLayout
+from rl_training.data.validation import declared_spaces, resolve_spaces
+from rl_training.environments.making import spaces_of
+from rl_training.errors import ConfigError, DatasetError
+from rl_training.experiment.checkpointing import Checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import resolve
+from rl_training.runtime.collector import collect_dataset, collect_random
+from rl_training.runtime.state import config_of, spaces_from
+from rl_training.runtime.workflows import load_policy, open_checkpoint
+from rl_training.spaces import SpaceSpec
+
+
+def show(
+    source: str,
+    env: str | None,
+    low: str | None,
+    high: str | None,
+    *,
+    download: bool,
+    as_json: bool,
+    allow_import: bool,
+) -> None:
+    bounds, spaces = _bounds(low, high), _spaces(env, allow_import)
+    with read_columns(source, download=download) as raw:
+        columns: Columns = bounds.with_bounds(raw)
+        unknown = spaces is None and declared_spaces(columns) is None
+        dataset = TransitionDataset.from_columns(columns, spaces=_range_of_actions(columns) if unknown else spaces)
+    statistics = dataset.statistics()
+    if as_json:
+        show_json({**asdict(statistics), "spaces": None if unknown else asdict(dataset.spaces)})
+    else:
+        show_table(_statistics_rows(statistics, dataset.spaces, bounded=not unknown))
+
+
+def validate(
+    source: str, env: str | None, low: str | None, high: str | None, *, download: bool, allow_import: bool
+) -> None:
+    dataset = _load(source, _spaces(env, allow_import), low, high, download)
+    episodes = len(dataset.episode_ends)
+    print(f"valid: {source}: {len(dataset):,} transitions, {f'{episodes:,} episodes' if episodes else 'unordered'}")
+    for remark in dataset.notes:
+        note(f"note: {remark}")
+
+
+def convert(
+    source: str,
+    target: str,
+    to: str | None,
+    env: str | None,
+    low: str | None,
+    high: str | None,
+    *,
+    download: bool,
+    allow_import: bool,
+) -> None:
+    kind: Any = to or _kind_of_target(target)
+    spaces = _spaces(env, allow_import)
+    bounds = _bounds(low, high)
+    if bounds.action_low is not None:
+        with read_columns(source, download=download) as columns:
+            spaces = resolve_spaces(bounds.with_bounds(columns), spaces)
+    print(f"wrote {convert_dataset(source, kind, target, spaces=spaces, download=download)}")
+
+
+def collect(
+    env: str, output: str, size: int, seed: int, policy: str | None, *, stochastic: bool, allow_import: bool
+) -> None:
+    kind = _kind_of_target(output)
+    _refuse_existing(output, kind)
+    if stochastic and policy is None:
+        raise ConfigError("--stochastic: needs --policy CHECKPOINT; without one actions are random anyway")
+    config = TrainConfig(algo="bc", env_id=env, total_timesteps=1, seed=seed, allow_import=allow_import)
+    spaces = spaces_of(config)
+    note(f"collecting {size:,} transitions of {env}")
+    if policy is None:
+        dataset = collect_random(config, spaces, size, seed)
+    else:
+        act = _policy_actions(policy, config, spaces, stochastic)
+        dataset = collect_dataset(config, spaces, size, seed, act, name=f"{policy} in {env}")
+    place = write_columns(output, dataset.columns(), kind)
+    show_table([*_statistics_rows(dataset.statistics(), spaces), ("written to", str(place))])
+
+
+def from_run(run: str, output: str) -> None:
+    kind = _kind_of_target(output)
+    _refuse_existing(output, kind)
+    dataset = replay_of(open_checkpoint(run))
+    place = write_columns(output, dataset.columns(), kind)
+    show_table([*_statistics_rows(dataset.statistics(), dataset.spaces), ("written to", str(place))])
+
+
+def replay_of(checkpoint: Checkpoint) -> TransitionDataset:
+    """The replay buffer of a checkpoint in the order of its episodes, each environment's after the other's.
+
+    Truncations are not stored: an episode that did not terminate ends where the next observation is not the
+    following row's observation (a reset to the very observation it ended with is not seen). Once the ring has
+    wrapped, its oldest rows are gone, and the first episode of each environment is the rest of one.
+    """
+    info, config, spaces = checkpoint.rows, config_of(checkpoint), spaces_from(checkpoint)
+    if info is None or info.filled == 0:
+        raise ConfigError(
+            f"{checkpoint.path}: holds no replay buffer; give the folder of an online run, or of RLPD's"
+        )
+    slots = allocate_rows(str(checkpoint.path), info.filled, info.width)
+    checkpoint.read_rows(torch.from_numpy(slots))
+    numbers = np.arange(info.added - info.filled, info.added)  # every row ever added has one
+    numbers = numbers[np.argsort(numbers % config.num_envs, kind="stable")]
+    rows = allocate_rows(str(checkpoint.path), info.filled, info.width)
+    np.take(slots, numbers % info.capacity, axis=0, out=rows)
+    batch = RowLayout.of(spaces).unpack(torch.from_numpy(rows))
+    ends = np.ones(len(rows), np.bool_)
+    ends[:-1] = (batch.dones[:-1] == 1).numpy() | (batch.next_obs[:-1] != batch.obs[1:]).any(1).numpy()
+    ends[:-1] |= np.diff(numbers % config.num_envs) != 0
+    notes = [f"the oldest {info.added - info.filled:,} transitions are lost"] if info.added > info.filled else []
+    scaled = resolve(config).to_dict()
+    if scaled.get("reward_scale", 1) != 1 or scaled.get("reward_shift", 0) or scaled.get("reward_range_scaling"):
+        notes.append("rewards are as the run scaled and shifted them")
+    return TransitionDataset(rows, spaces, np.flatnonzero(ends), str(checkpoint.path), tuple(notes))
+
+
+def _policy_actions(policy: str, config: TrainConfig, spaces: SpaceSpec, stochastic: bool) -> Any:
+    """`act(obs [1, O]) -> internal actions` of a checkpoint."""
+    loaded = load_policy(open_checkpoint(policy))
+    if difference := loaded.spaces.difference(spaces):
+        raise ConfigError(f"--env {config.env_id}: does not fit the policy of {policy} ({difference})")
+    if stochastic and not loaded.policy.stochastic:
+        raise ConfigError(
+            f"--stochastic: the {loaded.config.algo} policy of {policy} is deterministic; leave it out"
+        )
+    rng = seeding.exploration(config.seed or 0)
+
+    def act(obs: NDArray[np.float32]) -> NDArray[Any]:
+        with torch.inference_mode():
+            inputs = torch.from_numpy(obs)
+            if not stochastic:
+                return loaded.policy.mode(inputs).numpy()
+            draws = rng.standard_normal((len(obs), spaces.action_dim)).astype(np.float32)
+            return loaded.policy.sample(inputs, torch.from_numpy(draws)).numpy()
+
+    return act
+
+
+def _load(
+    source: str, spaces: SpaceSpec | None, low: str | None, high: str | None, download: bool
+) -> TransitionDataset:
+    bounds = _bounds(low, high)
+    with read_columns(source, download=download) as columns:
+        known: Columns = bounds.with_bounds(columns)
+        return TransitionDataset.from_columns(known, spaces=spaces)
+
+
+def _range_of_actions(columns: Columns) -> SpaceSpec:
+    """Spaces to look at data with whose own are unknown: bounds as wide as the data."""
+    chunks = [columns.data["actions"].read(*chunk) for chunk in columns.chunks()]
+    if len(columns.data["actions"].shape) == 1:
+        if columns.data["actions"].dtype.kind not in "iu":
+            raise DatasetError(f"{columns.name}: column 'actions' must be [n, A], or [n] whole numbers")
+        first, last = min(int(chunk.min()) for chunk in chunks), max(int(chunk.max()) for chunk in chunks)
+        return SpaceSpec(columns.obs_dim, num_actions=last - first + 1, start=first)
+    with np.errstate(invalid="ignore"):
+        low = np.min([chunk.min(0) for chunk in chunks], 0).astype(np.float64)
+        high = np.max([chunk.max(0) for chunk in chunks], 0).astype(np.float64)
+    finite = np.isfinite(low) & np.isfinite(high)  # the check of the rows says which is not
+    low, high = np.where(finite, low, -1.0), np.where(finite, high, 1.0)
+    return SpaceSpec(columns.obs_dim, tuple(low.tolist()), tuple(np.where(high > low, high, low + 1.0).tolist()))
+
+
+def _spaces(env: str | None, allow_import: bool) -> SpaceSpec | None:
+    if env is None:
+        return None
+    return spaces_of(TrainConfig(algo="bc", env_id=env, total_timesteps=1, allow_import=allow_import))
+
+
+def _bounds(low: str | None, high: str | None) -> DatasetConfig:
+    """The action bounds of the options, checked as settings."""
+    given = {"action_low": low, "action_high": high}
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        try:
+            values[name] = None if text is None else [float(part) for part in text.split(",")]
+        except ValueError:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} {text}: write one number per action component: -1.0,-2.0") from None
+    return DatasetConfig.parse(values)
+
+
+def _kind_of_target(target: str) -> FileKind:
+    """The format of a new data set by its name; a name that no format allows is refused."""
+    kind = kind_of(target)
+    if kind == "minari":
+        minari_folder(target)
+    return kind
+
+
+def _refuse_existing(target: str, kind: FileKind) -> None:
+    """Refuse a target that exists or cannot be written, before data are collected for it."""
+    place = minari_folder(target) if kind == "minari" else Path(target)
+    if place.exists():
+        raise DatasetError(f"{place}: already exists and is not overwritten; choose another name or remove it")
+    parent = next(folder for folder in place.absolute().parents if folder.exists())
+    if not os.access(parent, os.W_OK) or not parent.is_dir():
+        raise DatasetError(f"{place}: cannot be written: {parent} is not a folder one can write to")
+
+
+def _statistics_rows(of: DatasetStatistics, spaces: SpaceSpec, *, bounded: bool = True) -> list[tuple[str, str]]:
+    rows = [("data set", of.name), ("transitions", f"{of.rows:,}")]
+    if of.episodes:
+        rows += [
+            ("episodes", f"{of.episodes:,} ({of.timeouts:,} ended by a time limit or cut)"),
+            ("return", f"{of.return_mean:.2f} ± {of.return_std:.2f}, {of.return_min:.2f} to {of.return_max:.2f}"),
+            ("length", f"{of.length_mean:.1f}, {of.length_min} to {of.length_max}"),
+        ]
+    else:
+        rows.append(("episodes", "unordered transitions"))
+    kind = f"{spaces.num_actions} discrete" if spaces.discrete else f"{spaces.action_dim} continuous"
+    if spaces.discrete and not bounded:
+        kind = "discrete, their number is unknown: give an environment (env_id)"
+    rows += [
+        ("terminations", f"{of.terminals:,}"),
+        ("reward", f"{of.reward_mean:.4g}, {of.reward_min:.4g} to {of.reward_max:.4g}"),
+        ("actions", kind),
+        ("action minimum", _vector(of.action_min)),
+        ("action maximum", _vector(of.action_max)),
+    ]
+    if not bounded and not spaces.discrete:
+        rows.append(("action bounds", "unknown: training needs action_low and action_high, or an environment"))
+    elif not spaces.discrete:
+        rows.append(("action bounds", f"{_vector(spaces.low)} to {_vector(spaces.high)}"))
+    rows += [("observation mean", _vector(of.obs_mean)), ("observation std", _vector(of.obs_std))]
+    return rows + [("note", text) for text in of.notes]
+
+
+def _vector(values: tuple[float, ...]) -> str:
+    return f"[{', '.join(f'{value:.4g}' for value in values)}]"

@@ -1,0 +1,120 @@
+"""What must be answered at once is answered without importing torch; each case in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE)}
+HEAVY = ("torch", "gymnasium", "numpy")
+
+# The command line as it is called; afterwards, which heavy modules it imported.
+COMMAND = f"""
+import sys
+from rl_training.__main__ import main
+try:
+    main()
+finally:
+    print("imported", [name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
+"""
+
+
+def python(program: str, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *args]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, cwd=cwd, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["--help"], 0, "Usage: rl-training"),
+        (["-h"], 0, "Usage: rl-training"),
+        (["--version"], 0, "rl-training "),
+        (["train", "-h"], 0, "Usage: rl-training train"),
+        (["dataset", "collect", "--help"], 0, "Usage: rl-training dataset collect"),
+        (["trian"], 2, "'train'"),
+        (["train", "--confg", "sac/pendulum"], 2, "--config"),
+        (["dataset", "shwo"], 2, "'show'"),
+        (["train", "--config", "sac/pendulun"], 2, "did you mean 'sac/pendulum'"),
+        (["train", "--config", "wrong.yaml"], 2, "did you mean 'sac'"),
+        (["train", "--algo", "sacc", "--env", "Pendulum-v1", "--steps", "1e3"], 2, "did you mean 'sac'"),
+        (["configs"], 0, "sac/pendulum"),
+    ],
+)
+def test_answers_without_torch(tmp_path: Path, args: list[str], code: int, words: str) -> None:
+    (tmp_path / "wrong.yaml").write_text("algo: sacc\nenv_id: Pendulum-v1\ntotal_timesteps: 100\n")
+    done = python(COMMAND, *args, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert words in (done.stderr if code else done.stdout)
+    *error, imported = done.stderr.splitlines()
+    assert imported == "imported []"
+    assert len(error) == (1 if code else 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("rl-training tr", "train"),
+        ("rl-training train --algo re", "redq"),
+        ("rl-training train --config sac/p", "sac/pendulum"),
+    ],
+)
+def test_the_shell_completes(words: str, offered: str) -> None:
+    completing = {
+        "_RL_TRAINING_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    command = [sys.executable, "-c", COMMAND]
+    done = subprocess.run(command, env=ENVIRONMENT | completing, capture_output=True, text=True, timeout=60)
+    assert offered in done.stdout.split()
+    assert done.stderr.strip() == "imported []"
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    program = f"import sys, rl_training, rl_training.api; print([m for m in {HEAVY} if m in sys.modules])"
+    assert python(program).stdout.strip() == "[]"
+
+
+def test_names_are_there_when_they_are_used() -> None:
+    program = (
+        "import sys, rl_training; from rl_training import SAC; from rl_training.api import SAC as same;"
+        "assert SAC is same is rl_training.SAC is rl_training.api.algorithms.SAC;"
+        "assert rl_training.experiment.config.TrainConfig is rl_training.TrainConfig;"
+        "assert set(rl_training.__all__) <= set(dir(rl_training));"
+        "assert set(rl_training.api.__all__) <= set(dir(rl_training.api));"
+        "assert not hasattr(rl_training, 'SACC') and not hasattr(rl_training.api, 'SACC');"
+        "exec('from rl_training import *'); assert TransitionDataset and TrainResult and Callback"
+    )
+    done = python(program)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_algorithm_imports_its_own_trainer_alone() -> None:
+    program = (
+        "import sys; from rl_training.experiment.registry import get_algorithm_spec; get_algorithm_spec('sac');"
+        "print(sorted(m for m in sys.modules if m.endswith('_trainer')))"
+    )
+    assert python(program).stdout.strip() == "['rl_training.runtime.sac_trainer']"
+
+
+@pytest.mark.parametrize("module", ["typer", "pydantic", "torch"])
+def test_an_interrupt_while_importing_is_no_traceback(module: str) -> None:
+    """The first import of `module` stands for the moment at which Ctrl-C is pressed."""
+    program = (
+        "import os, signal, sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "from rl_training.__main__ import main\n"
+        "main()\n"
+    )
+    done = python(program, "train", "--config", "sac/pendulum")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
