@@ -1,4 +1,4 @@
-"""Making an environment from a configuration, and reading its spaces and its time limit."""
+"""Making an environment from a configuration, or as its caller gave it; its spaces and its time limit."""
 
 from __future__ import annotations
 
@@ -7,17 +7,29 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rl_training.environments.given import Given
 from rl_training.errors import ConfigError, MissingDependencyError
 from rl_training.experiment.config import TrainConfig
 from rl_training.settings import nearest
 from rl_training.spaces import SpaceSpec
 
 
-def make_env(config: TrainConfig) -> gym.Env[Any, Any]:
-    """`config.env_id` with its keyword arguments; every failure is one line."""
+def make_env(config: TrainConfig, given: Given | None = None) -> gym.Env[Any, Any]:
+    """`config.env_id` with its keyword arguments, or what the caller gave; every failure is one line."""
     env_id = config.env_id
+    if given is not None and given.env is not None:
+        try:
+            return given.env(config.env_kwargs)
+        except Exception as error:
+            raise _not_made(config, error) from error
     if env_id is None:
         raise ConfigError("env_id: this needs an environment; set env_id", key="env_id")
+    if "env_id" in config.given_envs:
+        raise ConfigError(
+            f"env_id: {env_id} was given as a Python object and cannot be made by its name; give it again, as in "
+            "ManagedAlgorithm.load(path, env=…)",
+            key="env_id",
+        )
     if ":" in env_id and not config.allow_import:
         raise ConfigError(
             f"env_id: {env_id!r} would import the module {env_id.split(':')[0]!r}; allow it with --allow-import",
@@ -33,11 +45,23 @@ def make_env(config: TrainConfig) -> gym.Env[Any, Any]:
         hint = nearest(env_id, gym.registry) or "; see gymnasium.registry for the known ones"
         raise ConfigError(f"env_id: unknown environment {env_id!r}{hint}", key="env_id") from None
     except Exception as error:
-        raise ConfigError(
-            f"env_id: {env_id} could not be made with env_kwargs {config.env_kwargs}: "
-            f"{type(error).__name__}: {error}",
-            key="env_id",
-        ) from error
+        raise _not_made(config, error) from error
+
+
+def _not_made(config: TrainConfig, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"env_id: {config.env_id} could not be made with env_kwargs {config.env_kwargs}: "
+        f"{type(error).__name__}: {error}",
+        key="env_id",
+    )
+
+
+def close_env(env: gym.Env[Any, Any], given: Given | None = None) -> None:
+    """Close an environment of `make_env`, unless it is the caller's own object."""
+    if given is not None and given.env is not None:
+        given.env.close(env)
+    else:
+        env.close()
 
 
 def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> SpaceSpec:
@@ -85,17 +109,19 @@ def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> Spac
     )
 
 
-def spaces_of(config: TrainConfig, *, discrete: bool | None = None) -> SpaceSpec:
+def spaces_of(config: TrainConfig, *, discrete: bool | None = None, given: Given | None = None) -> SpaceSpec:
     """The spaces of the configured environment."""
-    env = make_env(config)
+    env = make_env(config, given)
     try:
         return read_spaces(env, discrete=discrete)
     finally:
-        env.close()
+        close_env(env, given)
 
 
-def time_limit(config: TrainConfig) -> int | None:
+def time_limit(config: TrainConfig, given: Given | None = None) -> int | None:
     """The steps after which the configured environment ends an episode by itself; None where none is declared."""
+    if given is not None and given.env is not None:
+        return given.env.time_limit
     if config.env_id is None:
         return None
     declared = config.env_kwargs.get("max_episode_steps")

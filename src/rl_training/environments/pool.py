@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.environments.making import make_env
+from rl_training.environments.given import Given
+from rl_training.environments.making import close_env, make_env
 from rl_training.errors import EnvironmentFailure, RLTrainingError
 from rl_training.experiment.config import TrainConfig
 from rl_training.seeding import TRAINING, episode_seed
@@ -39,8 +40,9 @@ class Transition:
 class LocalEnv:
     """An environment in this process."""
 
-    def __init__(self, config: TrainConfig) -> None:
-        self.env = make_env(config)
+    def __init__(self, config: TrainConfig, given: Given | None = None) -> None:
+        self.env = make_env(config, given)
+        self._given = given
         self._shape = self.env.observation_space.shape
         self._action: Any = None
 
@@ -69,7 +71,7 @@ class LocalEnv:
         return array
 
     def close(self) -> None:
-        self.env.close()
+        close_env(self.env, self._given)
 
 
 def _form(answer: Any) -> str:
@@ -105,16 +107,16 @@ class Episode:
 class EnvPool:
     """`num_envs` environments stepped together, each with its running episode."""
 
-    def __init__(self, config: TrainConfig, *, purpose: int = TRAINING) -> None:
+    def __init__(self, config: TrainConfig, *, purpose: int = TRAINING, given: Given | None = None) -> None:
         assert config.seed is not None
         self.seed = config.seed
         self.purpose = purpose
         if config.env_processes:
             from rl_training.environments.processes import ProcessEnv
 
-            self.envs: Sequence[Any] = [ProcessEnv(config) for _ in range(config.num_envs)]
+            self.envs: Sequence[Any] = [ProcessEnv(config, given) for _ in range(config.num_envs)]
         else:
-            self.envs = [LocalEnv(config) for _ in range(config.num_envs)]
+            self.envs = [LocalEnv(config, given) for _ in range(config.num_envs)]
         self._before: list[tuple[int, float]] = []
         self.episodes = [Episode(-1, 0, []) for _ in self.envs]
 

@@ -92,6 +92,8 @@ class TrainConfig(Settings):
     """environments stepped together; intervals count the steps of all of them"""
     eval_episodes: NonNegativeInt = 5
     """episodes of each evaluation; 0 switches evaluation off"""
+    eval_env: Text | None = None
+    """Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in `env_id`"""
     eval_max_steps: PositiveInt | None = None
     """bound of an evaluation episode; null: the environment's own limit, or 10,000 where it has none"""
     log_interval: PositiveInt = 1_000
@@ -106,6 +108,8 @@ class TrainConfig(Settings):
     """the settings listed in the sections below"""
     env_kwargs: PlainMapping = Field(default_factory=dict)
     """passed to `gymnasium.make`"""
+    given_envs: Annotated[tuple[Literal["env_id", "eval_env"], ...], BeforeValidator(list_as_tuple)] = ()
+    """which of these were brought as objects in Python: their names alone do not make them again"""
     init_from: Annotated[Text, BeforeValidator(_path_as_text)] | None = None
     """checkpoint whose networks the run starts from"""
     allow_import: bool = False
