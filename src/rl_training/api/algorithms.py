@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.given import Env, Given, bring
+from rl_training.environments.wrapping import name_wrappers
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
@@ -75,8 +76,9 @@ class ManagedAlgorithm:
             brought["eval_env"] = judge.name
         if names := [key for key, one in (("env_id", train), ("eval_env", judge)) if not one.by_name]:
             brought["given_envs"] = names
-        config = cls._config(train.name, settings | brought)
-        return config, Given(train.maker, judge.maker)
+        wrappers, own = name_wrappers(settings.get("wrappers", ()))
+        config = cls._config(train.name, settings | brought | {"wrappers": wrappers})
+        return config, Given(train.maker, judge.maker, own)
 
     @classmethod
     def _config(cls, env_id: str | None, settings: dict[str, Any]) -> TrainConfig:
@@ -161,19 +163,28 @@ class ManagedAlgorithm:
         return self._loaded.predict(obs, deterministic=deterministic)
 
     @classmethod
-    def load(cls, path: str | Path, *, env: Environment | None = None, eval_env: Environment | None = None) -> Self:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        env: Environment | None = None,
+        eval_env: Environment | None = None,
+        wrappers: Sequence[Any] | None = None,
+    ) -> Self:
         """A trained algorithm from a checkpoint or run folder; neither environment nor data are needed.
 
-        `env` and `eval_env` bring back environments that were given as objects, to evaluate in and to go on with.
+        `env`, `eval_env` and `wrappers` bring back what was given as objects, to evaluate in and to go on with.
         """
         checkpoint = open_checkpoint(path)
         model = cls(config_of(checkpoint))
         model.checkpoint_path = checkpoint.path
         model._loaded = load_policy(checkpoint)
-        model._bring(env, eval_env)
+        model._bring(env, eval_env, wrappers)
         return model
 
-    def _bring(self, env: Environment | None, eval_env: Environment | None) -> dict[str, Any]:
+    def _bring(
+        self, env: Environment | None, eval_env: Environment | None, wrappers: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
         """Take up environments in place of those in the configuration; returns the fields that name them."""
         given: set[str] = set(self.config.given_envs)
         makers = {"env_id": self._given.env, "eval_env": self._given.eval_env}
@@ -185,13 +196,16 @@ class ManagedAlgorithm:
                 given = given - {key} if brought.by_name else given | {key}
                 if key == "env_id" and brought.kwargs:
                     fields["env_kwargs"] = dict(brought.kwargs)
+        own = self._given.wrappers
+        if wrappers is not None:
+            fields["wrappers"], own = name_wrappers(wrappers)
         self.config = self.config.replace(**fields, given_envs=sorted(given))
-        self._given = Given(makers["env_id"], makers["eval_env"])
+        self._given = Given(makers["env_id"], makers["eval_env"], own)
         return self._environments()
 
     def _environments(self) -> dict[str, Any]:
         """The fields of the configuration that name environments."""
-        keys = ("env_id", "env_kwargs", "eval_env", "given_envs")
+        keys = ("env_id", "env_kwargs", "eval_env", "given_envs", "wrappers")
         return {key: value for key, value in self.config.to_dict().items() if key in keys}
 
     def _trained(self, result: TrainResult) -> TrainResult:

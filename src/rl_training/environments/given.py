@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from rl_training.environments.wrapping import Wrapping
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 
@@ -61,6 +62,9 @@ class Given:
 
     env: EnvMaker | None = None
     eval_env: EnvMaker | None = None
+    wrappers: Mapping[str, Wrapping] = field(
+        default_factory=dict
+    )  # those of the configuration's that it cannot hold
 
     def evaluation(self, config: TrainConfig) -> tuple[TrainConfig, Given]:
         """Configuration and makers as evaluation sees them: `eval_env` in the place of `env_id`."""
@@ -68,13 +72,16 @@ class Given:
             return config, self
         names = ("env_id",) if "eval_env" in config.given_envs else ()
         own = config.replace(env_id=config.eval_env, env_kwargs={}, eval_env=None, given_envs=names)
-        return own, Given(self.eval_env)
+        return own, Given(self.eval_env, wrappers=self.wrappers)
 
     def check(self, config: TrainConfig, *, evaluated: bool) -> None:
         """Refuse what cannot be made as often, or where, the configuration asks for it."""
         for maker in (self.env, self.eval_env):
             if maker is not None and config.env_processes:
-                _require_importable(maker)
+                _require_importable(maker.name, None if maker.alone else maker)
+        for name, wrapper in self.wrappers.items():
+            if config.env_processes:
+                _require_importable(name, wrapper)
         if self.env is not None and (config.num_envs > 1 or (evaluated and config.eval_env is None)):
             self.env.look(config.env_kwargs)
         if self.eval_env is not None and evaluated:
@@ -172,15 +179,16 @@ def _limit_of(env: Env) -> int | None:
     return None
 
 
-def _require_importable(maker: EnvMaker) -> None:
-    if not maker.alone:
+def _require_importable(name: str, made_by: Any) -> None:
+    """Refuse what cannot travel to another process; None stands for an object that stays in this one."""
+    if made_by is not None:
         try:
-            pickle.dumps(maker)
+            pickle.dumps(made_by)
             return
         except Exception:  # noqa: S110 - pickle raises whatever the object raises
             pass
     raise ConfigError(
-        f"env_processes: {maker.name} cannot be made in another process; give a class or function of a module, "
+        f"env_processes: {name} cannot be made in another process; give a class or function of a module, "
         "or set env_processes to false",
         key="env_processes",
     )

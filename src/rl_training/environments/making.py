@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.environments.given import Given
+from rl_training.environments.wrapping import time_limit_of, wrap
 from rl_training.errors import ConfigError, MissingDependencyError
 from rl_training.experiment.config import TrainConfig
 from rl_training.settings import nearest
@@ -15,7 +16,16 @@ from rl_training.spaces import SpaceSpec
 
 
 def make_env(config: TrainConfig, given: Given | None = None) -> gym.Env[Any, Any]:
-    """`config.env_id` with its keyword arguments, or what the caller gave; every failure is one line."""
+    """`config.env_id` with its keyword arguments, or what the caller gave, wrapped; every failure is one line."""
+    env = _bare(config, given)
+    try:
+        return wrap(env, config, {} if given is None else given.wrappers)
+    except BaseException:
+        close_env(env, given)
+        raise
+
+
+def _bare(config: TrainConfig, given: Given | None) -> gym.Env[Any, Any]:
     env_id = config.env_id
     if given is not None and given.env is not None:
         try:
@@ -94,7 +104,8 @@ def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> Spac
         )
     if not np.all(np.isfinite(action.low)) or not np.all(np.isfinite(action.high)):
         raise ConfigError(
-            f"env_id: {name} has unbounded actions; wrap it in RescaleAction or give it finite bounds",
+            f"env_id: {name} has unbounded actions; wrap it in RescaleAction or give it finite bounds: "
+            "wrappers: [{RescaleAction: {min_action: -1, max_action: 1}}]",
             key="env_id",
         )
     if not np.issubdtype(action.dtype, np.floating):
@@ -120,6 +131,8 @@ def spaces_of(config: TrainConfig, *, discrete: bool | None = None, given: Given
 
 def time_limit(config: TrainConfig, given: Given | None = None) -> int | None:
     """The steps after which the configured environment ends an episode by itself; None where none is declared."""
+    if (limit := time_limit_of(config.wrappers)) is not None:
+        return limit
     if given is not None and given.env is not None:
         return given.env.time_limit
     if config.env_id is None:
