@@ -13,6 +13,7 @@ from rl_training.errors import ConfigError, MissingDependencyError
 from rl_training.experiment.config import TrainConfig
 from rl_training.settings import nearest
 from rl_training.spaces import SpaceSpec
+from rl_training.structured import Flattening, Image, Misfit, describe
 
 
 def make_env(config: TrainConfig, given: Given | None = None) -> gym.Env[Any, Any]:
@@ -78,12 +79,22 @@ def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> Spac
     """The spaces of `env`, refusing what no network here can take; `discrete` is what the algorithm needs."""
     obs, action = env.observation_space, env.action_space
     name = env.spec.id if env.spec is not None else type(env).__name__
-    if not isinstance(obs, gym.spaces.Box) or len(obs.shape) != 1:
+    try:
+        flattening = flattening_of(obs)
+    except Image as image:
+        raise _no_images(name, obs, str(image)) from None
+    except Misfit:
         kind = f"{type(obs).__name__} of shape {obs.shape}" if obs.shape else type(obs).__name__
         raise ConfigError(
-            f"env_id: {name} has observations of type {kind}; flat vectors are needed: use FlattenObservation",
+            f"env_id: {name} has observations of type {kind}; flat vectors are needed: use FlattenObservation: "
+            "wrappers: [FlattenObservation]",
             key="env_id",
-        )
+        ) from None
+    if flattening is not None:
+        size, description = flattening.size, flattening.description
+    else:
+        assert obs.shape is not None
+        size, description = int(obs.shape[0]), None
     if isinstance(action, gym.spaces.Discrete):
         if discrete is False:
             raise ConfigError(
@@ -91,10 +102,11 @@ def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> Spac
                 key="env_id",
             )
         return SpaceSpec(
-            int(obs.shape[0]),
+            size,
             num_actions=int(action.n),
             start=int(action.start),
             action_dtype=str(action.dtype),
+            observation=description,
         )
     if not isinstance(action, gym.spaces.Box) or len(action.shape) != 1:
         raise ConfigError(f"env_id: {name} has actions {action}; a flat Box or Discrete is needed", key="env_id")
@@ -113,10 +125,37 @@ def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> Spac
             f"env_id: {name} has actions of type {action.dtype}; a floating-point Box is needed", key="env_id"
         )
     return SpaceSpec(
-        int(obs.shape[0]),
+        size,
         tuple(float(x) for x in action.low),
         tuple(float(x) for x in action.high),
         action_dtype=str(action.dtype),
+        observation=description,
+    )
+
+
+def flattening_of(space: gym.Space[Any]) -> Flattening | None:
+    """How observations of `space` become flat vectors; None where they are. Raises `Misfit` where they cannot.
+
+    A Box of several dimensions is not flattened unasked: its neighbourhoods would be lost without a word.
+    """
+    description = describe(space)
+    if description["kind"] != "Box":
+        return Flattening(description)
+    if len(description["shape"]) != 1:
+        raise Misfit("Box")
+    return None
+
+
+def _no_images(name: str, obs: gym.Space[Any], place: str) -> ConfigError:
+    """Networks here take vectors; says what to type to do without the image, or to use its pixels as numbers."""
+    if isinstance(obs, gym.spaces.Dict) and place in obs.spaces and len(obs.spaces) > 1:
+        others = ", ".join(key for key in obs.spaces if key != place)
+        remedy = f"leave {place} out: wrappers: [{{FilterObservation: {{filter_keys: [{others}]}}}}]"
+    else:
+        remedy = "take its pixels as numbers: wrappers: [FlattenObservation]"
+    return ConfigError(
+        f"env_id: {name} has images among its observations, for which there is no network here; {remedy}",
+        key="env_id",
     )
 
 

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.environments.given import Given
-from rl_training.environments.making import close_env, make_env
+from rl_training.environments.making import close_env, flattening_of, make_env
 from rl_training.errors import EnvironmentFailure, RLTrainingError
 from rl_training.experiment.config import TrainConfig
 from rl_training.seeding import TRAINING, episode_seed
+from rl_training.structured import Misfit
 
 _STEP = "(observation, reward, terminated, truncated, info)"
 
@@ -44,6 +45,7 @@ class LocalEnv:
         self.env = make_env(config, given)
         self._given = given
         self._shape = self.env.observation_space.shape
+        self._flatten = flattening_of(self.env.observation_space)
         self._action: Any = None
 
     def reset(self, seed: int) -> NDArray[np.float32]:
@@ -65,6 +67,11 @@ class LocalEnv:
         )
 
     def _observation(self, obs: Any) -> NDArray[np.float32]:
+        if self._flatten is not None:
+            try:
+                return self._flatten(obs)
+            except Misfit as error:
+                raise WrongAnswer(str(error)) from None
         array = np.asarray(obs, dtype=np.float32)
         if array.shape != self._shape:
             raise WrongAnswer(f"an observation has shape {list(array.shape)}, its space {list(self._shape or ())}")

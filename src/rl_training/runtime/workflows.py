@@ -61,7 +61,7 @@ class LoadedPolicy:
                 actions = self.policy.sample(inputs, torch.from_numpy(draws.astype(np.float32)))
         # An observation near the end of float32 may overflow inside the network; the middle of the range is legal.
         result = self.spaces.to_env(np.nan_to_num(actions.numpy(), nan=0.0))
-        return result[0] if np.ndim(obs) == 1 else result
+        return result[0] if self.spaces.is_single(obs) else result
 
 
 def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
