@@ -26,18 +26,23 @@ def current_folder() -> Iterator[None]:
             sys.path.remove(here)
 
 
-def import_object(place: str, key: str) -> Any:
-    """What `module:Name` names; every failure is one line that blames `key`."""
-    module, _, name = place.partition(":")
+def import_module(module: str, key: str) -> Any:
+    """A module by its name; every failure is one line that blames the setting `key`."""
     with current_folder():
         try:
-            found: Any = importlib.import_module(module)
+            return importlib.import_module(module)
         except ImportError as error:
-            raise not_importable(module, error, key) from error
+            raise _not_importable(module, error, key) from error
         except Exception as error:
             raise ConfigError(
                 f"{key}: importing {module} failed: {type(error).__name__}: {error}", key=key
             ) from error
+
+
+def import_object(place: str, key: str) -> Any:
+    """What `module:Name` names."""
+    module, _, name = place.partition(":")
+    found = import_module(module, key)
     for part in name.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"{key}: the module {module} has no {name!r}", key=key)
@@ -45,7 +50,7 @@ def import_object(place: str, key: str) -> Any:
     return found
 
 
-def not_importable(module: str, error: ImportError, key: str) -> MissingDependencyError:
+def _not_importable(module: str, error: ImportError, key: str) -> MissingDependencyError:
     """One line for a module that cannot be imported: itself, or something that it needs."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from rl_training.environments.given import Given
+from rl_training.environments.importing import current_folder, import_module
 from rl_training.environments.wrapping import time_limit_of, wrap
 from rl_training.errors import ConfigError, MissingDependencyError
 from rl_training.experiment.config import TrainConfig
@@ -46,17 +48,40 @@ def _bare(config: TrainConfig, given: Given | None) -> gym.Env[Any, Any]:
             f"env_id: {env_id!r} would import the module {env_id.split(':')[0]!r}; allow it with --allow-import",
             key="env_id",
         )
+    if ":" in env_id:
+        import_module(env_id.partition(":")[0], "env_id")
     try:
-        return gym.make(env_id, disable_env_checker=True, **config.env_kwargs)
+        with current_folder() if config.allow_import else nullcontext():
+            return gym.make(env_id, disable_env_checker=True, **config.env_kwargs)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
-        raise MissingDependencyError(
-            f"env_id: {env_id} needs an optional package ({error}); pip install 'rl-training[mujoco]'", key="env_id"
-        ) from error
+        raise _missing(env_id, error) from error
     except gym.error.UnregisteredEnv:
+        if env_id.startswith("ALE/"):
+            raise ConfigError(
+                f"env_id: {env_id}: Atari is not supported, its observations are images", key="env_id"
+            ) from None
         hint = nearest(env_id, gym.registry) or "; see gymnasium.registry for the known ones"
         raise ConfigError(f"env_id: unknown environment {env_id!r}{hint}", key="env_id") from None
     except Exception as error:
         raise _not_made(config, error) from error
+
+
+def _missing(env_id: str, error: Exception) -> MissingDependencyError:
+    """What to install for an environment that could not be made: its entry point tells which family it is of."""
+    spec = gym.registry.get(env_id.rpartition(":")[2])
+    entry = str(spec.entry_point) if spec is not None else ""
+    if "gymnasium-robotics" in str(error):
+        remedy = f"use {env_id.rpartition('-v')[0]}-v5"
+    elif entry.startswith("gymnasium.envs.mujoco"):
+        remedy = "pip install 'rl-training[mujoco]'"
+    elif entry.startswith("gymnasium.envs.box2d"):
+        remedy = "pip install 'rl-training[box2d]'"
+    else:
+        remedy = "is it importable from here?"
+    cause = " ".join(str(error).split())
+    return MissingDependencyError(
+        f"env_id: {env_id} needs a package that is not here ({cause}); {remedy}", key="env_id"
+    )
 
 
 def _not_made(config: TrainConfig, error: Exception) -> ConfigError:
