@@ -13,6 +13,7 @@ import typer
 
 from rl_training.console.datasets import datasets
 from rl_training.console.doctor import examine
+from rl_training.console.environments import check_env
 from rl_training.console.errors import OneLineGroup
 from rl_training.console.observations import parse_observations
 from rl_training.console.output import flags, note, show_table, warn
@@ -33,6 +34,7 @@ main = typer.Typer(
     help="Online, offline and offline-to-online reinforcement learning.",
 )
 main.add_typer(datasets, name="dataset")
+main.command("check-env")(check_env)
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
