@@ -133,8 +133,8 @@ FLAT = gym.spaces.Box(-1, 1, (3,))
     ("obs", "action", "discrete", "message"),
     [
         (gym.spaces.Box(-1, 1, (3, 3)), FLAT, False, "FlattenObservation"),
-        (gym.spaces.Dict({"a": FLAT}), FLAT, False, "FlattenObservation"),
-        (gym.spaces.Discrete(4), FLAT, False, "FlattenObservation"),
+        (gym.spaces.Text(4), FLAT, False, "FlattenObservation"),
+        (gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), FLAT, False, r"images .* wrappers: \[FlattenObservation\]"),
         (FLAT, gym.spaces.Discrete(4), False, "use dqn"),
         (FLAT, FLAT, True, "needs discrete ones"),
         (FLAT, gym.spaces.Box(-np.inf, np.inf, (2,)), False, "unbounded"),

@@ -17,6 +17,7 @@ import typer
 
 from rl_training import __version__
 from rl_training.console.datasets import datasets
+from rl_training.console.environments import check_env
 from rl_training.console.errors import OneLineGroup
 from rl_training.console.output import flags, note, show_json, show_table, warn
 from rl_training.errors import ConfigError
@@ -32,6 +33,7 @@ main = typer.Typer(
     help="Online, offline and offline-to-online reinforcement learning.",
 )
 main.add_typer(datasets, name="dataset")
+main.command("check-env")(check_env)
 
 Overrides = Annotated[
     list[str] | None,

@@ -6,7 +6,7 @@ actions live in [-1, 1]; only this module knows the environment's units.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rl_training.errors import ConfigError
+from rl_training.structured import Description, Flattening, Misfit
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class SpaceSpec:
     """Flat observations of `obs_dim` numbers; `action_dim` continuous ones or `num_actions` discrete ones.
 
     `low` and `high` are the environment's action bounds (empty for discrete actions); discrete actions are
-    numbered from 0 inside and from `start` outside.
+    numbered from 0 inside and from `start` outside. `observation` describes observations that the environment has
+    in another form; None where they are flat vectors.
     """
 
     obs_dim: int
@@ -30,6 +32,7 @@ class SpaceSpec:
     num_actions: int = 0
     start: int = 0
     action_dtype: str = "float32"
+    observation: Description | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         if len(self.low) != len(self.high):
@@ -43,6 +46,20 @@ class SpaceSpec:
             raise ConfigError(f"every action bound needs low < high, got low={self.low}, high={self.high}")
         if not self.low and self.num_actions < 1:
             raise ConfigError("a space needs action bounds or a number of discrete actions")
+        if self.flattening is not None and self.flattening.size != self.obs_dim:
+            raise ConfigError(f"obs_dim is {self.obs_dim}, its observations have {self.flattening.size} numbers")
+
+    @cached_property
+    def flattening(self) -> Flattening | None:
+        """What makes flat vectors of the environment's observations; None where they are flat."""
+        return None if self.observation is None else Flattening(self.observation)
+
+    def record(self) -> dict[str, Any]:
+        """Plain data that `SpaceSpec(**record)` accepts."""
+        values = asdict(self)
+        if self.observation is None:
+            del values["observation"]
+        return values
 
     @property
     def discrete(self) -> bool:
@@ -81,7 +98,11 @@ class SpaceSpec:
         return internal
 
     def observations(self, obs: ArrayLike) -> NDArray[np.float32]:
-        """Observations as a finite float32 batch `[B, O]`; one observation becomes a batch of one."""
+        """Observations as a finite float32 batch `[B, O]`; one observation becomes a batch of one.
+
+        They are flat vectors, or in the environment's own form: one, or a list of dictionaries or tuples.
+        """
+        obs = self._flat(obs)
         try:
             array = np.asarray(obs, dtype=np.float32)
         except (TypeError, ValueError, OverflowError) as error:
@@ -96,14 +117,40 @@ class SpaceSpec:
             raise ConfigError("obs must be finite, got NaN or infinity")
         return array.reshape(-1, self.obs_dim)
 
+    def is_single(self, obs: Any) -> bool:
+        """Whether `obs` is one observation and not a batch."""
+        if self.flattening is not None and self.flattening.is_original(obs):
+            return True
+        return not self._is_list(obs) and np.ndim(obs) == 1
+
+    def _is_list(self, obs: Any) -> bool:
+        """Whether `obs` is a list of observations in the environment's own form."""
+        flattening = self.flattening
+        if flattening is None or not isinstance(obs, list) or not obs:
+            return False
+        return isinstance(obs[0], dict | tuple) and all(flattening.is_original(one) for one in obs)
+
+    def _flat(self, obs: Any) -> Any:
+        if self.flattening is None:
+            return obs
+        try:
+            if self.flattening.is_original(obs):
+                return self.flattening(obs)
+            return np.stack([self.flattening(one) for one in obs]) if self._is_list(obs) else obs
+        except (Misfit, TypeError, ValueError) as error:
+            raise ConfigError(f"obs does not fit the policy: {error}") from None
+
     def difference(self, other: SpaceSpec) -> str:
         """The shapes and bounds in which `other` differs, in words; empty when there are none."""
         names = ("obs_dim", "low", "high", "num_actions", "start")
-        return ", ".join(
+        found = [
             f"{name}: {getattr(self, name)} != {getattr(other, name)}"
             for name in names
             if getattr(self, name) != getattr(other, name)
-        )
+        ]
+        if None not in (self.observation, other.observation) and self.observation != other.observation:
+            found.append(f"observation: {self.observation} != {other.observation}")
+        return ", ".join(found)
 
 
 def _inward(bound: NDArray[np.float64], dtype: np.dtype[Any], direction: int) -> NDArray[Any]:

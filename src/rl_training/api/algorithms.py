@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rl_training.data.datasets import TransitionDataset
+from rl_training.environments.given import Env, Given, bring
+from rl_training.environments.wrapping import name_wrappers
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
@@ -27,6 +29,9 @@ from rl_training.runtime.workflows import (
 )
 from rl_training.settings import nearest
 
+# An environment as people have it: a Gymnasium id, an object, its class, or a callable that makes one.
+Environment = str | Env | type[Env] | Callable[..., Env]
+
 
 def _listed(callbacks: Callback | Sequence[Callback] | None) -> Sequence[Callback] | None:
     return [callbacks] if isinstance(callbacks, Callback) else callbacks
@@ -35,16 +40,21 @@ def _listed(callbacks: Callback | Sequence[Callback] | None) -> Sequence[Callbac
 class ManagedAlgorithm:
     """Learn, evaluate, predict, resume.
 
-    Made from an environment's name and any `TrainConfig` field or `algo_kwargs` key, or from a `TrainConfig`.
-    `env` None trains on data alone.
+    Made from an environment and any `TrainConfig` field or `algo_kwargs` key, or from a `TrainConfig`. The
+    environment is a Gymnasium id, an object, its class, or a callable that makes one; None trains on data alone. An
+    object that cannot be made again trains alone and is evaluated only in `eval_env`.
     """
 
     algo: ClassVar[str]
 
-    def __init__(self, env: str | TrainConfig | None = None, **settings: Any) -> None:
-        self.config = env if isinstance(env, TrainConfig) else self._config(env, settings)
-        if isinstance(env, TrainConfig) and settings:
-            raise ConfigError(f"give either a TrainConfig or settings, not both: {next(iter(settings))!r}")
+    def __init__(self, env: Environment | TrainConfig | None = None, **settings: Any) -> None:
+        self._given = Given()
+        if isinstance(env, TrainConfig):
+            self.config = env
+            if settings:
+                raise ConfigError(f"give either a TrainConfig or settings, not both: {next(iter(settings))!r}")
+        else:
+            self.config, self._given = self._configure(env, settings)
         if self.config.algo != self.algo:
             raise ConfigError(
                 f"algo: {type(self).__name__} cannot run a config for {self.config.algo!r}", key="algo"
@@ -52,6 +62,23 @@ class ManagedAlgorithm:
         resolve(self.config)
         self.checkpoint_path: Path | None = None
         self._loaded: LoadedPolicy | None = None
+
+    @classmethod
+    def _configure(cls, env: Environment | None, settings: dict[str, Any]) -> tuple[TrainConfig, Given]:
+        """The plain configuration, and the environments that no configuration can hold."""
+        train, judge = bring(env), bring(settings.get("eval_env"), "eval_env")
+        if train.maker is not None and train.kwargs and settings.get("env_kwargs"):
+            raise ConfigError(
+                "env_kwargs: the environment is made already; give its id or its class", key="env_kwargs"
+            )
+        brought: dict[str, Any] = {"env_kwargs": dict(train.kwargs)} if train.kwargs else {}
+        if judge.name is not None:
+            brought["eval_env"] = judge.name
+        if names := [key for key, one in (("env_id", train), ("eval_env", judge)) if not one.by_name]:
+            brought["given_envs"] = names
+        wrappers, own = name_wrappers(settings.get("wrappers", ()))
+        config = cls._config(train.name, settings | brought | {"wrappers": wrappers})
+        return config, Given(train.maker, judge.maker, own)
 
     @classmethod
     def _config(cls, env_id: str | None, settings: dict[str, Any]) -> TrainConfig:
@@ -91,6 +118,7 @@ class ManagedAlgorithm:
             run_suffix=run_suffix,
             callbacks=_listed(callbacks),
             dataset=dataset,
+            given=self._given,
             launch=Launch(quiet=not progress_bar),
         )
         return self._trained(result)
@@ -102,9 +130,15 @@ class ManagedAlgorithm:
         progress_bar: bool = True,
         *,
         dataset: TransitionDataset | None = None,
+        env: Environment | None = None,
+        eval_env: Environment | None = None,
     ) -> TrainResult:
-        """Go on from the last checkpoint, to a larger `total_timesteps` if given."""
+        """Go on from the last checkpoint, to a larger `total_timesteps` if given.
+
+        `env` and `eval_env` bring back environments that were given as objects.
+        """
         changes: dict[str, Any] = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
+        changes |= self._bring(env, eval_env)
         self.config = self.config.replace(**changes)
         changes["allow_import"] = self.config.allow_import
         result = resume_training(
@@ -112,14 +146,15 @@ class ManagedAlgorithm:
             changes=changes,
             callbacks=_listed(callbacks),
             dataset=dataset,
+            given=self._given,
             quiet=not progress_bar,
         )
         return self._trained(result)
 
     def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
         """Mean return over fixed seeds, with the deterministic policy."""
-        permission = {"allow_import": self.config.allow_import}
-        return evaluate_checkpoint(self._checkpoint(), num_episodes, changes=permission)
+        changes = self._environments() | {"allow_import": self.config.allow_import}
+        return evaluate_checkpoint(self._checkpoint(), num_episodes, changes=changes, given=self._given)
 
     def predict(self, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
         """The action in the environment's units, for one observation or a batch."""
@@ -128,13 +163,50 @@ class ManagedAlgorithm:
         return self._loaded.predict(obs, deterministic=deterministic)
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """A trained algorithm from a checkpoint or run folder; neither environment nor data are needed."""
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        env: Environment | None = None,
+        eval_env: Environment | None = None,
+        wrappers: Sequence[Any] | None = None,
+    ) -> Self:
+        """A trained algorithm from a checkpoint or run folder; neither environment nor data are needed.
+
+        `env`, `eval_env` and `wrappers` bring back what was given as objects, to evaluate in and to go on with.
+        """
         checkpoint = open_checkpoint(path)
         model = cls(config_of(checkpoint))
         model.checkpoint_path = checkpoint.path
         model._loaded = load_policy(checkpoint)
+        model._bring(env, eval_env, wrappers)
         return model
+
+    def _bring(
+        self, env: Environment | None, eval_env: Environment | None, wrappers: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
+        """Take up environments in place of those in the configuration; returns the fields that name them."""
+        given: set[str] = set(self.config.given_envs)
+        makers = {"env_id": self._given.env, "eval_env": self._given.eval_env}
+        fields: dict[str, Any] = {}
+        for key, value in (("env_id", env), ("eval_env", eval_env)):
+            if value is not None:
+                brought = bring(value, key)
+                fields[key], makers[key] = brought.name, brought.maker
+                given = given - {key} if brought.by_name else given | {key}
+                if key == "env_id" and brought.kwargs:
+                    fields["env_kwargs"] = dict(brought.kwargs)
+        own = self._given.wrappers
+        if wrappers is not None:
+            fields["wrappers"], own = name_wrappers(wrappers)
+        self.config = self.config.replace(**fields, given_envs=sorted(given))
+        self._given = Given(makers["env_id"], makers["eval_env"], own)
+        return self._environments()
+
+    def _environments(self) -> dict[str, Any]:
+        """The fields of the configuration that name environments."""
+        keys = ("env_id", "env_kwargs", "eval_env", "given_envs", "wrappers")
+        return {key: value for key, value in self.config.to_dict().items() if key in keys}
 
     def _trained(self, result: TrainResult) -> TrainResult:
         self.checkpoint_path, self._loaded = result.checkpoint_path, None

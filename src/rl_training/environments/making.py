@@ -1,55 +1,125 @@
-"""Making an environment from a configuration, and reading its spaces and its time limit."""
+"""Making an environment from a configuration, or as its caller gave it; its spaces and its time limit."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from rl_training.environments.given import Given
+from rl_training.environments.importing import current_folder, import_module
+from rl_training.environments.wrapping import time_limit_of, wrap
 from rl_training.errors import ConfigError, MissingDependencyError
 from rl_training.experiment.config import TrainConfig
 from rl_training.settings import nearest
 from rl_training.spaces import SpaceSpec
+from rl_training.structured import Flattening, Image, Misfit, describe
 
 
-def make_env(config: TrainConfig) -> gym.Env[Any, Any]:
-    """`config.env_id` with its keyword arguments; every failure is one line."""
+def make_env(config: TrainConfig, given: Given | None = None) -> gym.Env[Any, Any]:
+    """`config.env_id` with its keyword arguments, or what the caller gave, wrapped; every failure is one line."""
+    env = _bare(config, given)
+    try:
+        return wrap(env, config, {} if given is None else given.wrappers)
+    except BaseException:
+        close_env(env, given)
+        raise
+
+
+def _bare(config: TrainConfig, given: Given | None) -> gym.Env[Any, Any]:
     env_id = config.env_id
+    if given is not None and given.env is not None:
+        try:
+            return given.env(config.env_kwargs)
+        except Exception as error:
+            raise _not_made(config, error) from error
     if env_id is None:
         raise ConfigError("env_id: this needs an environment; set env_id", key="env_id")
+    if "env_id" in config.given_envs:
+        raise ConfigError(
+            f"env_id: {env_id} was given as a Python object and cannot be made by its name; give it again, as in "
+            "ManagedAlgorithm.load(path, env=…)",
+            key="env_id",
+        )
     if ":" in env_id and not config.allow_import:
         raise ConfigError(
             f"env_id: {env_id!r} would import the module {env_id.split(':')[0]!r}; allow it with --allow-import",
             key="env_id",
         )
+    if ":" in env_id:
+        import_module(env_id.partition(":")[0], "env_id")
     try:
-        return gym.make(env_id, disable_env_checker=True, **config.env_kwargs)
+        with current_folder() if config.allow_import else nullcontext():
+            return gym.make(env_id, disable_env_checker=True, **config.env_kwargs)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
-        raise MissingDependencyError(
-            f"env_id: {env_id} needs an optional package ({error}); pip install 'rl-training[mujoco]'", key="env_id"
-        ) from error
+        raise _missing(env_id, error) from error
     except gym.error.UnregisteredEnv:
+        if env_id.startswith("ALE/"):
+            raise ConfigError(
+                f"env_id: {env_id}: Atari is not supported, its observations are images", key="env_id"
+            ) from None
         hint = nearest(env_id, gym.registry) or "; see gymnasium.registry for the known ones"
         raise ConfigError(f"env_id: unknown environment {env_id!r}{hint}", key="env_id") from None
     except Exception as error:
-        raise ConfigError(
-            f"env_id: {env_id} could not be made with env_kwargs {config.env_kwargs}: "
-            f"{type(error).__name__}: {error}",
-            key="env_id",
-        ) from error
+        raise _not_made(config, error) from error
+
+
+def _missing(env_id: str, error: Exception) -> MissingDependencyError:
+    """What to install for an environment that could not be made: its entry point tells which family it is of."""
+    spec = gym.registry.get(env_id.rpartition(":")[2])
+    entry = str(spec.entry_point) if spec is not None else ""
+    if "gymnasium-robotics" in str(error):
+        remedy = f"use {env_id.rpartition('-v')[0]}-v5"
+    elif entry.startswith("gymnasium.envs.mujoco"):
+        remedy = "pip install 'rl-training[mujoco]'"
+    elif entry.startswith("gymnasium.envs.box2d"):
+        remedy = "pip install 'rl-training[box2d]'"
+    else:
+        remedy = "is it importable from here?"
+    cause = " ".join(str(error).split())
+    return MissingDependencyError(
+        f"env_id: {env_id} needs a package that is not here ({cause}); {remedy}", key="env_id"
+    )
+
+
+def _not_made(config: TrainConfig, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"env_id: {config.env_id} could not be made with env_kwargs {config.env_kwargs}: "
+        f"{type(error).__name__}: {error}",
+        key="env_id",
+    )
+
+
+def close_env(env: gym.Env[Any, Any], given: Given | None = None) -> None:
+    """Close an environment of `make_env`, unless it is the caller's own object."""
+    if given is not None and given.env is not None:
+        given.env.close(env)
+    else:
+        env.close()
 
 
 def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> SpaceSpec:
     """The spaces of `env`, refusing what no network here can take; `discrete` is what the algorithm needs."""
     obs, action = env.observation_space, env.action_space
     name = env.spec.id if env.spec is not None else type(env).__name__
-    if not isinstance(obs, gym.spaces.Box) or len(obs.shape) != 1:
+    try:
+        flattening = flattening_of(obs)
+    except Image as image:
+        raise _no_images(name, obs, str(image)) from None
+    except Misfit:
         kind = f"{type(obs).__name__} of shape {obs.shape}" if obs.shape else type(obs).__name__
         raise ConfigError(
-            f"env_id: {name} has observations of type {kind}; flat vectors are needed: use FlattenObservation",
+            f"env_id: {name} has observations of type {kind}; flat vectors are needed: use FlattenObservation: "
+            "wrappers: [FlattenObservation]",
             key="env_id",
-        )
+        ) from None
+    if flattening is not None:
+        size, description = flattening.size, flattening.description
+    else:
+        assert obs.shape is not None
+        size, description = int(obs.shape[0]), None
     if isinstance(action, gym.spaces.Discrete):
         if discrete is False:
             raise ConfigError(
@@ -57,10 +127,11 @@ def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> Spac
                 key="env_id",
             )
         return SpaceSpec(
-            int(obs.shape[0]),
+            size,
             num_actions=int(action.n),
             start=int(action.start),
             action_dtype=str(action.dtype),
+            observation=description,
         )
     if not isinstance(action, gym.spaces.Box) or len(action.shape) != 1:
         raise ConfigError(f"env_id: {name} has actions {action}; a flat Box or Discrete is needed", key="env_id")
@@ -70,7 +141,8 @@ def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> Spac
         )
     if not np.all(np.isfinite(action.low)) or not np.all(np.isfinite(action.high)):
         raise ConfigError(
-            f"env_id: {name} has unbounded actions; wrap it in RescaleAction or give it finite bounds",
+            f"env_id: {name} has unbounded actions; wrap it in RescaleAction or give it finite bounds: "
+            "wrappers: [{RescaleAction: {min_action: -1, max_action: 1}}]",
             key="env_id",
         )
     if not np.issubdtype(action.dtype, np.floating):
@@ -78,24 +150,55 @@ def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> Spac
             f"env_id: {name} has actions of type {action.dtype}; a floating-point Box is needed", key="env_id"
         )
     return SpaceSpec(
-        int(obs.shape[0]),
+        size,
         tuple(float(x) for x in action.low),
         tuple(float(x) for x in action.high),
         action_dtype=str(action.dtype),
+        observation=description,
     )
 
 
-def spaces_of(config: TrainConfig, *, discrete: bool | None = None) -> SpaceSpec:
+def flattening_of(space: gym.Space[Any]) -> Flattening | None:
+    """How observations of `space` become flat vectors; None where they are. Raises `Misfit` where they cannot.
+
+    A Box of several dimensions is not flattened unasked: its neighbourhoods would be lost without a word.
+    """
+    description = describe(space)
+    if description["kind"] != "Box":
+        return Flattening(description)
+    if len(description["shape"]) != 1:
+        raise Misfit("Box")
+    return None
+
+
+def _no_images(name: str, obs: gym.Space[Any], place: str) -> ConfigError:
+    """Networks here take vectors; says what to type to do without the image, or to use its pixels as numbers."""
+    if isinstance(obs, gym.spaces.Dict) and place in obs.spaces and len(obs.spaces) > 1:
+        others = ", ".join(key for key in obs.spaces if key != place)
+        remedy = f"leave {place} out: wrappers: [{{FilterObservation: {{filter_keys: [{others}]}}}}]"
+    else:
+        remedy = "take its pixels as numbers: wrappers: [FlattenObservation]"
+    return ConfigError(
+        f"env_id: {name} has images among its observations, for which there is no network here; {remedy}",
+        key="env_id",
+    )
+
+
+def spaces_of(config: TrainConfig, *, discrete: bool | None = None, given: Given | None = None) -> SpaceSpec:
     """The spaces of the configured environment."""
-    env = make_env(config)
+    env = make_env(config, given)
     try:
         return read_spaces(env, discrete=discrete)
     finally:
-        env.close()
+        close_env(env, given)
 
 
-def time_limit(config: TrainConfig) -> int | None:
+def time_limit(config: TrainConfig, given: Given | None = None) -> int | None:
     """The steps after which the configured environment ends an episode by itself; None where none is declared."""
+    if (limit := time_limit_of(config.wrappers)) is not None:
+        return limit
+    if given is not None and given.env is not None:
+        return given.env.time_limit
     if config.env_id is None:
         return None
     declared = config.env_kwargs.get("max_episode_steps")

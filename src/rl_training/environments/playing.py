@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from rl_training.data.scores import normalized_score
+from rl_training.environments.given import Given
 from rl_training.environments.making import time_limit
 from rl_training.environments.pool import EnvPool
 from rl_training.errors import DivergedError
@@ -37,8 +38,8 @@ class PlayInterrupted(Exception):
 class Evaluator:
     """Runs episodes with the deterministic policy; its environments are made once and kept."""
 
-    def __init__(self, config: TrainConfig, spaces: SpaceSpec) -> None:
-        self.config = config
+    def __init__(self, config: TrainConfig, spaces: SpaceSpec, given: Given | None = None) -> None:
+        self.config, self.given = (given or Given()).evaluation(config)
         self.spaces = spaces
         self.cut_episodes = 0
         self._pool: EnvPool | None = None
@@ -48,7 +49,7 @@ class Evaluator:
         """The steps after which an episode is cut; None where the environment's own time limit does it."""
         if self.config.eval_max_steps is not None:
             return self.config.eval_max_steps
-        return UNLIMITED_EPISODE_STEPS if time_limit(self.config) is None else None
+        return UNLIMITED_EPISODE_STEPS if time_limit(self.config, self.given) is None else None
 
     @property
     def notice(self) -> str:
@@ -67,11 +68,11 @@ class Evaluator:
 
     def open(self, episodes: int) -> EnvPool:
         """Make the environments for `episodes` episodes, if there are not as many yet."""
-        count = min(episodes, _SIDE_BY_SIDE)
+        count = 1 if self.given.env is not None and self.given.env.alone else min(episodes, _SIDE_BY_SIDE)
         if self._pool is None or len(self._pool.envs) < count:
             self.close()
             config = self.config.replace(num_envs=count, seed=EVALUATION_SEED)
-            self._pool = EnvPool(config, purpose=EVALUATION)
+            self._pool = EnvPool(config, purpose=EVALUATION, given=self.given)
         return self._pool
 
     def run(

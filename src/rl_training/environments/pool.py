@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.environments.making import make_env
+from rl_training.environments.given import Given
+from rl_training.environments.making import close_env, flattening_of, make_env
 from rl_training.errors import EnvironmentFailure, RLTrainingError
 from rl_training.experiment.config import TrainConfig
 from rl_training.seeding import TRAINING, episode_seed
+from rl_training.structured import Misfit
 
 _STEP = "(observation, reward, terminated, truncated, info)"
 
@@ -39,9 +41,11 @@ class Transition:
 class LocalEnv:
     """An environment in this process."""
 
-    def __init__(self, config: TrainConfig) -> None:
-        self.env = make_env(config)
+    def __init__(self, config: TrainConfig, given: Given | None = None) -> None:
+        self.env = make_env(config, given)
+        self._given = given
         self._shape = self.env.observation_space.shape
+        self._flatten = flattening_of(self.env.observation_space)
         self._action: Any = None
 
     def reset(self, seed: int) -> NDArray[np.float32]:
@@ -63,13 +67,18 @@ class LocalEnv:
         )
 
     def _observation(self, obs: Any) -> NDArray[np.float32]:
+        if self._flatten is not None:
+            try:
+                return self._flatten(obs)
+            except Misfit as error:
+                raise WrongAnswer(str(error)) from None
         array = np.asarray(obs, dtype=np.float32)
         if array.shape != self._shape:
             raise WrongAnswer(f"an observation has shape {list(array.shape)}, its space {list(self._shape or ())}")
         return array
 
     def close(self) -> None:
-        self.env.close()
+        close_env(self.env, self._given)
 
 
 def _form(answer: Any) -> str:
@@ -105,16 +114,16 @@ class Episode:
 class EnvPool:
     """`num_envs` environments stepped together, each with its running episode."""
 
-    def __init__(self, config: TrainConfig, *, purpose: int = TRAINING) -> None:
+    def __init__(self, config: TrainConfig, *, purpose: int = TRAINING, given: Given | None = None) -> None:
         assert config.seed is not None
         self.seed = config.seed
         self.purpose = purpose
         if config.env_processes:
             from rl_training.environments.processes import ProcessEnv
 
-            self.envs: Sequence[Any] = [ProcessEnv(config) for _ in range(config.num_envs)]
+            self.envs: Sequence[Any] = [ProcessEnv(config, given) for _ in range(config.num_envs)]
         else:
-            self.envs = [LocalEnv(config) for _ in range(config.num_envs)]
+            self.envs = [LocalEnv(config, given) for _ in range(config.num_envs)]
         self._before: list[tuple[int, float]] = []
         self.episodes = [Episode(-1, 0, []) for _ in self.envs]
 

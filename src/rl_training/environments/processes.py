@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.environments.given import Given
 from rl_training.environments.pool import LocalEnv, Transition
 from rl_training.experiment.config import TrainConfig
 
@@ -50,7 +51,7 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(connection: Connection, config: TrainConfig) -> None:
+def _serve(connection: Connection, config: TrainConfig, given: Given | None) -> None:
     """The child's loop: answer each request with ("ok", value) or ("error", traceback)."""
     env: LocalEnv | None = None
     while True:
@@ -64,7 +65,7 @@ def _serve(connection: Connection, config: TrainConfig) -> None:
             return
         try:
             if env is None:
-                env = LocalEnv(config)
+                env = LocalEnv(config, given)
             if command == "reset":
                 connection.send(("ok", env.reset(argument)))
             else:
@@ -78,11 +79,11 @@ def _serve(connection: Connection, config: TrainConfig) -> None:
 class ProcessEnv:
     """`LocalEnv` across a pipe; a child that does not answer within `env_timeout` is killed."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, given: Given | None = None) -> None:
         context = multiprocessing.get_context("spawn")
         self._timeout = config.env_timeout
         self._connection, child = context.Pipe()
-        self._process = context.Process(target=_serve, args=(child, config), daemon=True)
+        self._process = context.Process(target=_serve, args=(child, config, given), daemon=True)
         with _signals_held():
             self._process.start()
         child.close()

@@ -67,6 +67,19 @@ def _plain(value: Any) -> Any:
     raise ValueError(f"only numbers, strings, booleans, lists and mappings can be stored, got {value!r}")
 
 
+def _wrapper_list(value: Any) -> Any:
+    """Wrappers as plain data: each a name, or one name with its arguments."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"must be a list, got {value!r}")
+    for entry in value:
+        one_name = isinstance(entry, Mapping) and len(entry) == 1 and all(isinstance(key, str) for key in entry)
+        if not (isinstance(entry, str) and entry) and not (
+            one_name and all(arguments is None or isinstance(arguments, Mapping) for arguments in entry.values())
+        ):
+            raise ValueError(f"each must be a name or {{name: {{argument: value}}}}, got {entry!r}")
+    return tuple(_plain(value))
+
+
 def _known_device(value: str) -> str:
     if not _DEVICE.fullmatch(value):
         raise ValueError(f"must be auto, cpu, cuda or cuda:N, got {value!r}")
@@ -96,6 +109,8 @@ class TrainConfig(Settings):
     """environments stepped together; intervals count the steps of all of them"""
     eval_episodes: NonNegativeInt = 5
     """episodes of each evaluation; 0 switches evaluation off"""
+    eval_env: Text | None = None
+    """Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in `env_id`"""
     eval_max_steps: PositiveInt | None = None
     """bound of an evaluation episode; null: the environment's own limit, or 10,000 where it has none"""
     log_interval: PositiveInt = 1_000
@@ -110,10 +125,15 @@ class TrainConfig(Settings):
     """the settings listed in the sections below"""
     env_kwargs: PlainMapping = Field(default_factory=dict)
     """passed to `gymnasium.make`"""
+    wrappers: Annotated[tuple[Any, ...], BeforeValidator(_wrapper_list)] = ()
+    """around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or `RescaleAction:
+    {min_action: -1, max_action: 1}`; one's own as `module:Class`, which needs --allow-import"""
+    given_envs: Annotated[tuple[Literal["env_id", "eval_env"], ...], BeforeValidator(list_as_tuple)] = ()
+    """which of these were brought as objects in Python: their names alone do not make them again"""
     init_from: Annotated[PathText, Field(min_length=1)] | None = None
     """checkpoint whose networks the run starts from"""
     allow_import: bool = False
-    """permit an `env_id` of the form `module:Env`, which imports that module"""
+    """permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import that module"""
     env_processes: bool = False
     """each environment in a process of its own, which may die or hang without harm"""
     env_timeout: PositiveFloat = 60.0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.data.datasets import TransitionDataset
+from rl_training.environments.given import Given
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import (
     AlgorithmSpec,
@@ -36,11 +37,13 @@ class ExperimentManager:
         run_suffix: str | None = None,
         callbacks: Sequence[Callback] | None = None,
         dataset: TransitionDataset | None = None,
+        given: Given | None = None,
         launch: Launch | None = None,
     ) -> TrainResult:
         """Train from a config, the path of a YAML file, or the name of a packaged one (`redq/pendulum`).
 
-        `overrides` are `key=value`; `dataset` stands in for the configured data.
+        `overrides` are `key=value`; `dataset` stands in for the configured data, `given` for
+        environments that have no id.
         """
         if isinstance(config, TrainConfig):
             config = config.with_overrides(overrides, setting_names)
@@ -51,7 +54,9 @@ class ExperimentManager:
             config = loaded.config
         spec = get_algorithm_spec(config.algo)
         resolve(config)
-        return spec.train(config, run_suffix=run_suffix, callbacks=callbacks, dataset=dataset, launch=launch)
+        return spec.train(
+            config, run_suffix=run_suffix, callbacks=callbacks, dataset=dataset, given=given, launch=launch
+        )
 
     def resume(self, path: str | Path, **options: Any) -> TrainResult:
         """Go on with a run; see `resume_training`."""

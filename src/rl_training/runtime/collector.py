@@ -19,6 +19,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
+from rl_training.environments.given import Given
 from rl_training.environments.pool import EnvPool, Episode
 from rl_training.errors import DivergedError, EnvironmentFailure, MemoryLimitError
 from rl_training.experiment.config import TrainConfig
@@ -151,18 +152,27 @@ class Collector:
 _BYTES_PER_NUMBER = 32
 
 
-def collect_random(config: TrainConfig, spaces: SpaceSpec, size: int, seed: int) -> TransitionDataset:
+def collect_random(
+    config: TrainConfig, spaces: SpaceSpec, size: int, seed: int, given: Given | None = None
+) -> TransitionDataset:
     """`size` transitions of uniformly random actions, the same ones for the same seed."""
     rng = seeding.random_data(seed)
 
     def act(obs: NDArray[Any]) -> NDArray[Any]:
         return random_actions(rng, spaces, len(obs))
 
-    return collect_dataset(config, spaces, size, seed, act, name=f"random actions in {config.env_id}")
+    return collect_dataset(config, spaces, size, seed, act, name=f"random actions in {config.env_id}", given=given)
 
 
 def collect_dataset(
-    config: TrainConfig, spaces: SpaceSpec, size: int, seed: int, act: Any, *, name: str
+    config: TrainConfig,
+    spaces: SpaceSpec,
+    size: int,
+    seed: int,
+    act: Any,
+    *,
+    name: str,
+    given: Given | None = None,
 ) -> TransitionDataset:
     """`size` transitions of one environment under `act(obs [1, O]) -> internal actions`."""
     needed, free = size * _BYTES_PER_NUMBER * (2 * spaces.obs_dim + spaces.action_dim + 3), available_memory()
@@ -172,7 +182,7 @@ def collect_dataset(
             f"the largest that fits is {size * free // needed}",
             key="algo_kwargs.dataset_size",
         )
-    pool = EnvPool(config.replace(num_envs=1, seed=seed), purpose=seeding.COLLECTION)
+    pool = EnvPool(config.replace(num_envs=1, seed=seed), purpose=seeding.COLLECTION, given=given)
     columns: dict[str, list[Any]] = {
         key: [] for key in ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
     }

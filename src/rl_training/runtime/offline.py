@@ -11,6 +11,7 @@ import torch
 from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.loading import DatasetConfig, load_dataset
+from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
@@ -57,13 +58,19 @@ def updates_per_epoch(dataset_size: int, batch_size: int) -> int:
     return max(1, -(-dataset_size // batch_size))
 
 
-def _infer_env_spaces(config: TrainConfig, *, discrete: bool | None = False) -> SpaceSpec | None:
+def _infer_env_spaces(
+    config: TrainConfig, *, discrete: bool | None = False, given: Given | None = None
+) -> SpaceSpec | None:
     """The environment's spaces, or None where the run has no environment and the data must tell."""
-    return None if config.env_id is None else spaces_of(config, discrete=discrete)
+    return None if config.env_id is None else spaces_of(config, discrete=discrete, given=given)
 
 
 def _build_offline_dataset(
-    config: TrainConfig, section: DatasetConfig, spaces: SpaceSpec | None, given: TransitionDataset | None = None
+    config: TrainConfig,
+    section: DatasetConfig,
+    spaces: SpaceSpec | None,
+    given: TransitionDataset | None = None,
+    envs: Given | None = None,
 ) -> TransitionDataset:
     """The configured data set, or the one the caller has in memory, checked against the environment."""
     if given is not None:
@@ -73,7 +80,7 @@ def _build_offline_dataset(
     return load_dataset(
         section,
         spaces=spaces,
-        collect=None if spaces is None else lambda size, seed: collect_random(config, spaces, size, seed),
+        collect=None if spaces is None else lambda size, seed: collect_random(config, spaces, size, seed, envs),
     )
 
 
@@ -95,10 +102,10 @@ class Prepared:
 
     def __init__(self, job: Job, *, updates_per_step: int = 1) -> None:
         section = job.resolved[DatasetConfig]
-        env_spaces = _infer_env_spaces(job.config)
+        env_spaces = _infer_env_spaces(job.config, given=job.given)
         if job.checkpoint is not None:
             require_data(job.checkpoint.records["dataset"], job.dataset, job.checkpoint.path)
-        data = _build_offline_dataset(job.config, section, env_spaces, job.dataset)
+        data = _build_offline_dataset(job.config, section, env_spaces, job.dataset, job.given)
         self.dataset = data = data.with_next_actions() if job.sections.learner.needs_next_actions else data
         self.in_memory = job.dataset is not None
         self.spaces = env_spaces or data.spaces

@@ -94,7 +94,7 @@ def make_collector(
     """The configured environments, stepped with the learner's exploring policy into `buffer`."""
     require_room_for_environments(job.config)
     return Collector(
-        EnvPool(job.config),
+        EnvPool(job.config, given=job.given),
         spaces,
         learner,
         buffer,
@@ -118,7 +118,7 @@ class Online(Regime):
                 f"dataset: {job.config.algo} learns from an environment alone; use rlpd to mix in data"
             )
         self.job, self.online = job, job.resolved[OnlineConfig]
-        self.spaces = spaces_of(job.config, discrete=job.sections.learner.discrete)
+        self.spaces = spaces_of(job.config, discrete=job.sections.learner.discrete, given=job.given)
         self.learner = build_learner(
             job.sections,
             job.resolved,

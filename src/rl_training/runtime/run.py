@@ -22,6 +22,8 @@ from rl_training.algorithms.base import Learner
 from rl_training.console.progress import Progress
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.sources import BatchSource
+from rl_training.environments.given import Given
+from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.errors import ConfigError, DivergedError, EnvironmentFailure
 from rl_training.experiment import files
@@ -64,6 +66,7 @@ class Job:
     checkpoint: Checkpoint | None = None  # the run's own, to go on from
     origin: Checkpoint | None = None  # where the networks come from: the same, or `init_from`
     dataset: TransitionDataset | None = None  # data in memory, in place of the configured ones
+    given: Given = field(default_factory=Given)  # environments the caller brought, in place of ids
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -73,19 +76,23 @@ class Job:
         config: TrainConfig,
         checkpoint: Checkpoint | None,
         dataset: TransitionDataset | None,
+        given: Given | None = None,
     ) -> Job:
         """Resolve and check the settings of a run, before anything is built or written."""
         config = config.with_seed()
         resolved = sections.resolve(config.algo_kwargs)
         if resolved[ControlConfig].early_stopping is not None and (
-            config.env_id is None or config.eval_episodes == 0
+            (config.env_id is None and config.eval_env is None) or config.eval_episodes == 0
         ):
             raise ConfigError(
                 "algo_kwargs.early_stopping needs evaluations: set env_id and an eval_episodes of at least 1",
                 key="algo_kwargs.early_stopping",
             )
+        given = given or Given()
+        given.check(config, evaluated=config.eval_episodes > 0)
         settings = config.to_dict() | {"algo_kwargs": resolved.to_dict()}
-        return cls(sections, config, resolved, checkpoint, starting_point(config, checkpoint), dataset, settings)
+        origin = starting_point(config, checkpoint)
+        return cls(sections, config, resolved, checkpoint, origin, dataset, given, settings)
 
 
 class Regime(ABC):
@@ -198,8 +205,12 @@ def _write_down(session: Session, job: Job, regime: Regime) -> None:
             session.note_in_run(dataset=dict(regime.dataset_record))
     if session.run.status_before is not None:
         session.run.reconfigure(job.config, job.settings)
-    if job.config.env_id is None:
+    if job.config.env_id is None and job.config.eval_env is None:
         session.say("no environment (env_id: null): evaluation is skipped")
+    elif _is_busy(job, regime):
+        session.say(
+            f"{job.config.env_id} cannot be made again: it trains alone, and is evaluated only in eval_env=…"
+        )
 
 
 @contextmanager
@@ -208,12 +219,12 @@ def _open_session(
 ) -> Iterator[Session]:
     """A session in a run folder of its own, or in the folder its checkpoint came from."""
     config, checkpoint = job.config, job.checkpoint
+    evaluator = _evaluator(job, regime)
     with _run_directory(job, launch, suffix) as folder, SignalGuard() as guard:
         unit = "updates" if regime.first_phase == "offline" else "steps"
         start = 0 if checkpoint is None else checkpoint.step
         progress = Progress(regime.total_ticks, start=start, quiet=launch.quiet, unit=unit)
         log = _open_log(folder, checkpoint, progress)
-        evaluator = Evaluator(config, regime.spaces) if config.env_id is not None else None
         try:
             yield Session(
                 config,
@@ -235,6 +246,36 @@ def _open_session(
             log.close()
             if evaluator is not None:
                 evaluator.close()
+
+
+def _is_busy(job: Job, regime: Regime) -> bool:
+    """Whether the one environment there is is the one that is trained in."""
+    maker = job.given.env
+    alone = maker is not None and maker.alone and job.config.eval_env is None
+    return alone and regime.collector is not None
+
+
+def _evaluator(job: Job, regime: Regime) -> Evaluator | None:
+    """Environments to evaluate in, checked against the run's spaces; None where there are none."""
+    config = job.config
+    if config.env_id is None and config.eval_env is None:
+        return None
+    if _is_busy(job, regime):
+        if job.resolved[ControlConfig].early_stopping is not None:
+            raise ConfigError(
+                f"algo_kwargs.early_stopping needs evaluations, and {config.env_id} cannot be made again; give "
+                "eval_env=…",
+                key="algo_kwargs.early_stopping",
+            )
+        return None
+    evaluator = Evaluator(config, regime.spaces, job.given)
+    if config.eval_env is not None and (
+        difference := regime.spaces.difference(spaces_of(evaluator.config, given=evaluator.given))
+    ):
+        raise ConfigError(
+            f"eval_env: {config.eval_env} does not fit the run's spaces ({difference})", key="eval_env"
+        )
+    return evaluator
 
 
 def _open_log(folder: RunDirectory, checkpoint: Checkpoint | None, progress: Progress) -> MetricsLog:

@@ -58,7 +58,7 @@ def save(session: Session) -> Saved:
         records={
             "trainer": _trainer_record(session),
             "config": session.settings,
-            "spaces": asdict(session.spaces),
+            "spaces": session.spaces.record(),
             "dataset": session.dataset,
             **collected.records,
         },

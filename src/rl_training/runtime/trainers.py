@@ -8,6 +8,7 @@ from typing import Any
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
+from rl_training.environments.given import Given
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
@@ -38,7 +39,7 @@ def algorithm(
     """An algorithm trained through a regime; `defaults` are those in which it differs from the sections' own.
 
     Its train function takes the configuration, and how to go about it: `dataset` stands in for the configured data,
-    and nothing in `launch` changes a number.
+    `given` for environments that have no id, and nothing in `launch` changes a number.
     """
     sections = Sections(learner, (learner.Config, learner.Network, *regime.sections), defaults)
 
@@ -49,9 +50,10 @@ def algorithm(
         checkpoint_state: Checkpoint | None = None,
         callbacks: Sequence[Callback] | None = None,
         dataset: TransitionDataset | None = None,
+        given: Given | None = None,
         launch: Launch | None = None,
     ) -> TrainResult:
-        job = Job.of(sections, config, checkpoint_state, dataset)
+        job = Job.of(sections, config, checkpoint_state, dataset, given)
         return run(regime, job, callbacks=callbacks, launch=launch, suffix=run_suffix)
 
     train.__name__ = train.__qualname__ = f"train_{learner.name}"

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rl_training.algorithms.base import LearnerConfig
 from rl_training.data.datasets import TransitionDataset
+from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.errors import CheckpointError, ConfigError
@@ -63,7 +64,7 @@ class LoadedPolicy:
                 actions = self.policy.sample(inputs, torch.from_numpy(draws.astype(np.float32)))
         # An observation near the end of float32 may overflow inside the network; the middle of the range is legal.
         result = self.spaces.to_env(np.nan_to_num(actions.numpy(), nan=0.0))
-        return result[0] if np.ndim(obs) == 1 else result
+        return result[0] if self.spaces.is_single(obs) else result
 
 
 def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
@@ -96,21 +97,25 @@ def evaluate_checkpoint(
     *,
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
+    given: Given | None = None,
 ) -> dict[str, float]:
     """Mean return and its companions over fixed evaluation seeds.
 
-    `changes` replace fields of the configuration, `overrides` do the same as `key=value`.
+    `changes` replace fields of the configuration, `overrides` do the same as `key=value`; `given` are
+    environments that have no id.
     """
     loaded = load_policy(open_checkpoint(path))
     config = _changed(loaded.config, changes, overrides)
     episodes = config.eval_episodes or 5 if num_episodes is None else num_episodes
     if episodes < 1:
         raise ConfigError(f"num_episodes must be >= 1, got {episodes}")
+    evaluator = Evaluator(config, loaded.spaces, given)
+    config, given = evaluator.config, evaluator.given
     if config.env_id is None:
         raise ConfigError(f"{path} was trained without an environment; name one with --set env_id=…", key="env_id")
-    if difference := loaded.spaces.difference(spaces_of(config)):
+    given.check(config.replace(num_envs=1), evaluated=episodes > 1)
+    if difference := loaded.spaces.difference(spaces_of(config, given=given)):
         raise ConfigError(f"env_id: {config.env_id} does not fit the policy ({difference})", key="env_id")
-    evaluator = Evaluator(config, loaded.spaces)
     try:
         metrics = evaluator.run(loaded.policy, episodes)
     finally:
@@ -132,12 +137,14 @@ def resume_training(
     overrides: Sequence[str] = (),
     callbacks: Sequence[Callback] | None = None,
     dataset: TransitionDataset | None = None,
+    given: Given | None = None,
     quiet: bool = False,
     warn: Callable[[str], None] = warnings.warn,
 ) -> TrainResult:
     """Go on where a run folder or checkpoint stopped; a run that ended before its first checkpoint starts again.
 
-    `changes` replace fields of the configuration, `overrides` do the same as `key=value`.
+    `changes` replace fields of the configuration, `overrides` do the same as `key=value`; `given` are
+    environments that have no id.
     """
     if _has_no_checkpoint(home := Path(path)):
         record = read_run_record(home)
@@ -147,7 +154,9 @@ def resume_training(
         warn(f"{home}: ended before its first checkpoint; it starts again")
         set_log_aside(home / "metrics.csv")
         launch = Launch(quiet=quiet, home=home)
-        return get_algorithm_spec(config.algo).train(config, callbacks=callbacks, dataset=dataset, launch=launch)
+        return get_algorithm_spec(config.algo).train(
+            config, callbacks=callbacks, dataset=dataset, given=given, launch=launch
+        )
     checkpoint = open_checkpoint(path, warn)
     if "optimizers" not in checkpoint.tensors:
         raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use --init-from")
@@ -156,7 +165,9 @@ def resume_training(
     _require_same_shape(before, config)
     spec = get_algorithm_spec(config.algo)
     if config.env_id is not None and (
-        difference := spaces_from(checkpoint).difference(spaces_of(config, discrete=spec.learner.discrete))
+        difference := spaces_from(checkpoint).difference(
+            spaces_of(config, discrete=spec.learner.discrete, given=given)
+        )
     ):
         raise CheckpointError(f"{checkpoint.path}: the environment's spaces have changed ({difference})")
     return spec.train(
@@ -164,6 +175,7 @@ def resume_training(
         checkpoint_state=checkpoint,
         callbacks=callbacks,
         dataset=dataset,
+        given=given,
         launch=Launch(quiet=quiet),
     )
 

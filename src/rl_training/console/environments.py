@@ -1,0 +1,30 @@
+"""`rl-training check-env`: is this environment fit for training?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rl_training.console.output import show_table
+
+
+def check_env(
+    env_id: Annotated[str, typer.Argument(metavar="ID", help="A Gymnasium id, or module:Id.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as env_kwargs.g=3 or wrappers."),
+    ] = None,
+    allow_import: Annotated[
+        bool, typer.Option("--allow-import", help="Permit an id of the form module:Id.")
+    ] = False,
+) -> None:
+    """Check an environment: its spaces, its answers, seeds and time limit, and Gymnasium's own checker."""
+    from rl_training.environments.checking import check_environment
+    from rl_training.experiment.config import TrainConfig
+
+    config = TrainConfig(algo="sac", env_id=env_id, total_timesteps=1, allow_import=allow_import)
+    checks = check_environment(config.with_overrides(overrides or ()))
+    show_table([(check.state, check.subject, check.text) for check in checks])
+    if any(check.state == "broken" for check in checks):
+        raise typer.Exit(1)

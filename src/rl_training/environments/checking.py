@@ -1,0 +1,170 @@
+"""Checking an environment before training in it: Gymnasium's own checker, and what a run here relies on."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium.utils.env_checker import check_env as gymnasium_check
+from numpy.typing import NDArray
+
+from rl_training.environments.given import Given
+from rl_training.environments.making import close_env, make_env, read_spaces, time_limit
+from rl_training.environments.playing import UNLIMITED_EPISODE_STEPS
+from rl_training.environments.pool import LocalEnv, Transition, WrongAnswer
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
+from rl_training.spaces import SpaceSpec
+
+_STEPS = 200
+_SEED = 7
+# Remarks of Gymnasium's that do not matter here: actions are scaled, observations need no bounds.
+_IMMATERIAL = ("symmetric and normalized space", "minimum value is -infinity", "maximum value is infinity")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at; `broken` means that training fails or learns from wrong numbers."""
+
+    state: Literal["ok", "warning", "broken"]
+    subject: str
+    text: str
+
+
+@dataclass
+class _Episode:
+    """What an environment answered to a seed and random actions."""
+
+    first: NDArray[np.float32]
+    actions: list[Any]
+    transitions: list[Transition]
+    ended: bool
+
+
+def check_environment(config: TrainConfig, given: Given | None = None) -> list[Check]:
+    """All checks in order; what depends on a broken one is left out."""
+    try:
+        env = make_env(config, given)
+    except ConfigError as error:
+        return [Check("broken", "making", str(error).removeprefix("env_id: "))]
+    try:
+        checks = [Check("ok", "making", str(env))]
+        try:
+            spaces = read_spaces(env)
+        except ConfigError as error:
+            return [*checks, Check("broken", "spaces", str(error).removeprefix("env_id: "))]
+        checks.append(Check("ok", "spaces", _spaces_in_words(spaces)))
+    finally:
+        close_env(env, given)
+    checks += _answers(config, given)
+    return [*checks, *_gymnasium(config, given)]
+
+
+def _spaces_in_words(spaces: SpaceSpec) -> str:
+    kind = "" if spaces.observation is None else f" (a {spaces.observation['kind']}, flattened)"
+    actions = f"{spaces.num_actions} choices" if spaces.discrete else f"{spaces.action_dim} continuous"
+    return f"observations: {spaces.obs_dim} numbers{kind}; actions: {actions}"
+
+
+def _answers(config: TrainConfig, given: Given | None) -> Iterator[Check]:
+    """Play part of an episode, and the same again."""
+    env = LocalEnv(config, given)
+    try:
+        step = [0]
+        try:
+            episode = _play(env, step)
+        except Exception as error:
+            cause = str(error) if isinstance(error, WrongAnswer) else f"{type(error).__name__}: {error}"
+            yield Check("broken", "answers", f"at step {step[0]}: {cause}")
+            return
+        if not _finite(episode):
+            yield Check("broken", "answers", "an observation or a reward is NaN or infinite")
+            return
+        yield Check("ok", "answers", f"{len(episode.transitions)} steps in the form that the spaces promise")
+        try:
+            yield from _repetition(env, episode)
+        except Exception as error:
+            yield Check("broken", "replaying", f"{type(error).__name__}: {error}")
+        yield _limit(config, given, episode)
+    finally:
+        env.close()
+
+
+def _play(env: LocalEnv, step: list[int]) -> _Episode:
+    """An episode of random actions, up to a bound; `step` counts along, for the report of a failure."""
+    env.env.action_space.seed(_SEED)
+    episode = _Episode(env.reset(_SEED), [], [], ended=False)
+    while not episode.ended and step[0] < _STEPS:
+        step[0] += 1
+        episode.actions.append(env.env.action_space.sample())
+        env.send(episode.actions[-1])
+        transition = env.receive()
+        episode.transitions.append(transition)
+        episode.ended = transition.terminated or transition.truncated
+    return episode
+
+
+def _finite(episode: _Episode) -> bool:
+    return bool(np.isfinite(episode.first).all()) and all(
+        np.isfinite(t.obs).all() and np.isfinite(t.reward) for t in episode.transitions
+    )
+
+
+def _repetition(env: LocalEnv, episode: _Episode) -> Iterator[Check]:
+    consequence = "a resumed run will not be exact, and evaluations differ from one another"
+    if not np.array_equal(env.reset(_SEED), episode.first):
+        yield Check("warning", "seeds", f"the same seed gives another first observation; {consequence}")
+        return
+    yield Check("ok", "seeds", "the same seed gives the same first observation")
+    for number, (action, before) in enumerate(zip(episode.actions, episode.transitions), start=1):
+        env.send(action)
+        now = env.receive()
+        if not np.array_equal(now.obs, before.obs) or now.reward != before.reward:
+            yield Check("warning", "replaying", f"the same actions lead elsewhere at step {number}; {consequence}")
+            return
+    yield Check("ok", "replaying", "the same actions lead to the same observations and rewards")
+
+
+def _limit(config: TrainConfig, given: Given | None, episode: _Episode) -> Check:
+    limit = time_limit(config, given)
+    if limit is not None:
+        return Check("ok", "time limit", f"{limit:,} steps")
+    if episode.ended:
+        return Check(
+            "ok", "time limit", f"none declared; an episode ended by itself after {len(episode.actions)} steps"
+        )
+    return Check(
+        "warning",
+        "time limit",
+        f"none declared: an evaluation episode is cut after {UNLIMITED_EPISODE_STEPS:,} steps; declare one with "
+        "wrappers: [{TimeLimit: {max_episode_steps: 1000}}]",
+    )
+
+
+def _gymnasium(config: TrainConfig, given: Given | None) -> Iterator[Check]:
+    """Gymnasium's checker, on the environment without its wrappers."""
+    env = make_env(config, given)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            gymnasium_check(env.unwrapped, skip_render_check=True, skip_close_check=True)
+    except Exception as error:
+        yield Check("broken", "gymnasium", _one_line(f"{type(error).__name__}: {error}"))
+        return
+    finally:
+        close_env(env, given)
+    remarks = dict.fromkeys(_one_line(str(warning.message)) for warning in caught)
+    material = [remark for remark in remarks if not any(words in remark for words in _IMMATERIAL)]
+    for remark in material:
+        yield Check("warning", "gymnasium", remark.removeprefix("WARN: "))
+    if not material:
+        yield Check("ok", "gymnasium", "its checker finds nothing wrong")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(_COLOUR.sub("", text).split())

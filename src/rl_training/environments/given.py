@@ -1,0 +1,194 @@
+"""Environments that a caller brings in place of a Gymnasium id: an object, a class or a callable.
+
+The configuration stays plain data and keeps a name of them; what makes them travels beside it, as `Given`.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+
+from rl_training.environments.wrapping import Wrapping
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
+
+Env = gym.Env[Any, Any]
+
+
+class EnvMaker:
+    """Makes environments from what the caller brought; one that is `alone` can only give back the same object."""
+
+    def __init__(self, name: str, make: Callable[..., Any], *, alone: bool = False, certain: bool = False) -> None:
+        """`certain`: each call makes a new environment, without having to look."""
+        self.name = name
+        self.alone = alone
+        self.time_limit: int | None = None  # of the environment made last
+        self._make = make
+        self._certain = certain or alone
+        self._stock: list[Env] = []
+
+    def __call__(self, kwargs: Mapping[str, Any]) -> Env:
+        env: Any = self._stock.pop() if self._stock else self._make(**kwargs)
+        if not isinstance(env, gym.Env):
+            raise TypeError(f"it made a {type(env).__name__}, not a gymnasium.Env")
+        self.time_limit = _limit_of(env)
+        return env
+
+    def look(self, kwargs: Mapping[str, Any]) -> None:
+        """Find out whether a callable makes a new environment each time, from two that are kept for use."""
+        if not self._certain:
+            first, second = self(kwargs), self(kwargs)
+            self._certain, self.alone = True, first is second
+            self._stock = [] if self.alone else [second, first]
+
+    def close(self, env: Env) -> None:
+        """Close an environment made here; the caller's own object is left to its owner."""
+        if not self.alone:
+            env.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stock": []}
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a run's caller brought beside its configuration."""
+
+    env: EnvMaker | None = None
+    eval_env: EnvMaker | None = None
+    wrappers: Mapping[str, Wrapping] = field(
+        default_factory=dict
+    )  # those of the configuration's that it cannot hold
+
+    def evaluation(self, config: TrainConfig) -> tuple[TrainConfig, Given]:
+        """Configuration and makers as evaluation sees them: `eval_env` in the place of `env_id`."""
+        if config.eval_env is None:
+            return config, self
+        names = ("env_id",) if "eval_env" in config.given_envs else ()
+        own = config.replace(env_id=config.eval_env, env_kwargs={}, eval_env=None, given_envs=names)
+        return own, Given(self.eval_env, wrappers=self.wrappers)
+
+    def check(self, config: TrainConfig, *, evaluated: bool) -> None:
+        """Refuse what cannot be made as often, or where, the configuration asks for it."""
+        for maker in (self.env, self.eval_env):
+            if maker is not None and config.env_processes:
+                _require_importable(maker.name, None if maker.alone else maker)
+        for name, wrapper in self.wrappers.items():
+            if config.env_processes:
+                _require_importable(name, wrapper)
+        if self.env is not None and (config.num_envs > 1 or (evaluated and config.eval_env is None)):
+            self.env.look(config.env_kwargs)
+        if self.eval_env is not None and evaluated:
+            self.eval_env.look({})
+        if self.env is not None and self.env.alone and config.num_envs > 1:
+            raise ConfigError(
+                f"num_envs: {self.env.name} cannot be made again; set num_envs to 1, or give its class or a "
+                "callable that makes a new one",
+                key="num_envs",
+            )
+
+
+@dataclass(frozen=True)
+class _Registered:
+    """Makes an environment again from its spec; picklable if its entry point is importable."""
+
+    spec: EnvSpec
+
+    def __call__(self, **kwargs: Any) -> Env:
+        return gym.make(self.spec, disable_env_checker=True, **kwargs)
+
+
+@dataclass(frozen=True)
+class Brought:
+    """A caller's environment: what makes it, and the fields by which a configuration remembers it."""
+
+    name: str | None
+    maker: EnvMaker | None = None
+    by_name: bool = True  # whether the name alone makes it
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def bring(env: Any, key: str = "env_id") -> Brought:
+    """Understand an environment in any of the forms people have it: id, object, class or callable."""
+    if env is None or isinstance(env, str):
+        return Brought(env)
+    if isinstance(env, gym.Env):
+        return _from_object(env, key)
+    if isinstance(env, type) and issubclass(env, gym.Env):
+        return Brought(env.__name__, EnvMaker(env.__name__, env, certain=True), by_name=False)
+    if callable(env) and not isinstance(env, type):
+        name = _name_of(env)
+        return Brought(name, EnvMaker(name, env), by_name=False)
+    hint = "; give one environment, and num_envs" if isinstance(env, gym.vector.VectorEnv) else ""
+    kind = env.__name__ if isinstance(env, type) else type(env).__name__
+    raise ConfigError(
+        f"{key} must be a Gymnasium id, a gymnasium.Env, its class or a callable that makes one, got {kind}{hint}",
+        key=key,
+    )
+
+
+def _from_object(env: Env, key: str) -> Brought:
+    spec = env.spec
+    if spec is None or any(wrapper.kwargs is None for wrapper in spec.additional_wrappers):
+        name = type(env.unwrapped).__name__
+        return Brought(name, EnvMaker(name, lambda **_: env, alone=True), by_name=False)
+    maker = EnvMaker(spec.id, _Registered(spec), certain=True)
+    registered = gym.registry.get(spec.id)
+    if registered is None or spec.additional_wrappers:
+        return Brought(spec.id, maker, by_name=False)
+    kwargs = {
+        name: value
+        for name, value in spec.kwargs.items()
+        if not _is_plain(value) or name not in registered.kwargs or registered.kwargs[name] != value
+    }
+    if spec.max_episode_steps != registered.max_episode_steps:
+        kwargs["max_episode_steps"] = -1 if spec.max_episode_steps is None else spec.max_episode_steps
+    if not _is_plain(kwargs) or (kwargs and key == "eval_env"):  # `env_kwargs` are not passed to `eval_env`
+        return Brought(spec.id, maker, by_name=False)
+    return Brought(spec.id, maker, kwargs=kwargs)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _name_of(make: Any) -> str:
+    while isinstance(make, functools.partial):
+        make = make.func
+    name: str = getattr(make, "__name__", type(make).__name__)
+    return name.strip("<>")
+
+
+def _limit_of(env: Env) -> int | None:
+    """The time limit of an environment that is there to look at."""
+    inner: Any = env
+    while isinstance(inner, gym.Wrapper):
+        if isinstance(inner, gym.wrappers.TimeLimit):
+            return int(inner._max_episode_steps)
+        inner = inner.env
+    return None
+
+
+def _require_importable(name: str, made_by: Any) -> None:
+    """Refuse what cannot travel to another process; None stands for an object that stays in this one."""
+    if made_by is not None:
+        try:
+            pickle.dumps(made_by)
+            return
+        except Exception:  # noqa: S110 - pickle raises whatever the object raises
+            pass
+    raise ConfigError(
+        f"env_processes: {name} cannot be made in another process; give a class or function of a module, "
+        "or set env_processes to false",
+        key="env_processes",
+    )

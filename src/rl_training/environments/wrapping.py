@@ -1,0 +1,172 @@
+"""The wrappers of a configuration: Gymnasium's by name, one's own as `module:Class` or as objects in Python.
+
+Those by name are the ones that are settled by their arguments: nothing they keep outlives an episode, so a resumed
+run can replay one, and none writes files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rl_training.environments.importing import import_object
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
+from rl_training.settings import nearest
+
+Env = gym.Env[Any, Any]
+Wrapping = Callable[..., Any]
+
+_BY_NAME = (
+    "AtariPreprocessing",
+    "ClipAction",
+    "ClipReward",
+    "DelayObservation",
+    "DiscretizeAction",
+    "DiscretizeObservation",
+    "FilterObservation",
+    "FlattenObservation",
+    "FrameStackObservation",
+    "GrayscaleObservation",
+    "MaxAndSkipObservation",
+    "OrderEnforcing",
+    "RepeatAction",
+    "RescaleAction",
+    "RescaleObservation",
+    "ReshapeObservation",
+    "ResizeObservation",
+    "StickyAction",
+    "TimeAwareObservation",
+    "TimeLimit",
+)
+_WHY_NOT = {
+    "NormalizeObservation": "it keeps statistics that no checkpoint holds",
+    "NormalizeReward": "it keeps statistics that no checkpoint holds",
+    "RecordVideo": "it writes files of its own",
+    "Autoreset": "episodes are reset by the run",
+}
+
+
+class _Bounded(gym.ActionWrapper[Any, Any, Any]):
+    """Gives bounds to actions that have none; the actions themselves stay as they are."""
+
+    def __init__(self, env: Env, low: Any, high: Any) -> None:
+        super().__init__(env)
+        box = env.action_space
+        assert isinstance(box, gym.spaces.Box)
+        self.action_space = gym.spaces.Box(
+            np.where(np.isfinite(box.low), box.low, low).astype(box.dtype),
+            np.where(np.isfinite(box.high), box.high, high).astype(box.dtype),
+            dtype=box.dtype.type,
+        )
+
+    def action(self, action: Any) -> Any:
+        return action
+
+
+def _rescale_action(env: Env, min_action: Any, max_action: Any) -> Env:
+    """Gymnasium's RescaleAction; where the environment has no bounds, these become its bounds."""
+    box = env.action_space
+    if isinstance(box, gym.spaces.Box) and not (np.isfinite(box.low).all() and np.isfinite(box.high).all()):
+        env = _Bounded(env, min_action, max_action)
+    return gym.wrappers.RescaleAction(env, min_action, max_action)
+
+
+def wrap(env: Env, config: TrainConfig, given: Mapping[str, Wrapping]) -> Env:
+    """`env` in the configured wrappers, the first one innermost; `given` are those brought in Python, by name."""
+    for entry in config.wrappers:
+        name, arguments = parts_of(entry)
+        wrapper = given.get(name) or _find(name, config)
+        try:
+            env = wrapper(env, **{key: _argument(key, value) for key, value in arguments.items()})
+        except Exception as error:
+            raise ConfigError(
+                f"wrappers: {name} with {arguments} does not fit {config.env_id}: {type(error).__name__}: {error}",
+                key="wrappers",
+            ) from error
+        if not isinstance(env, gym.Env):
+            raise ConfigError(f"wrappers: {name} made a {type(env).__name__}, not a gymnasium.Env", key="wrappers")
+    return env
+
+
+def parts_of(entry: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Name and arguments of one entry of `wrappers`."""
+    if isinstance(entry, str):
+        return entry, {}
+    ((name, arguments),) = entry.items()
+    return name, arguments or {}
+
+
+def _find(name: str, config: TrainConfig) -> Wrapping:
+    if ":" in name:
+        if "<" in name:
+            raise ConfigError(
+                f"wrappers: {name!r} was given in Python and cannot be imported; give it again, as in "
+                "ManagedAlgorithm.load(path, wrappers=[…])",
+                key="wrappers",
+            )
+        if not config.allow_import:
+            raise ConfigError(
+                f"wrappers: {name!r} would import the module {name.split(':')[0]!r}; allow it with --allow-import",
+                key="wrappers",
+            )
+        found: Wrapping = import_object(name, "wrappers")
+        return found
+    if name == "RescaleAction":
+        return _rescale_action
+    if name in _BY_NAME:
+        return getattr(gym.wrappers, name)  # type: ignore[no-any-return]
+    if name in _WHY_NOT:
+        raise ConfigError(f"wrappers: {name} cannot be used here: {_WHY_NOT[name]}", key="wrappers")
+    raise ConfigError(
+        f"wrappers: unknown wrapper {name!r}{nearest(name, _BY_NAME)} (one of your own is module:Class)",
+        key="wrappers",
+    )
+
+
+def _argument(name: str, value: Any) -> Any:
+    """A setting in the form the wrapper wants: bounds as arrays, shapes as tuples."""
+    if name.startswith(("min_", "max_")) and isinstance(value, list | float) and not isinstance(value, bool):
+        return np.asarray(value, np.float32) if isinstance(value, list) else np.float32(value)
+    return tuple(value) if name == "shape" and isinstance(value, list) else value
+
+
+def time_limit_of(wrappers: Sequence[Any]) -> int | None:
+    """The smallest time limit among configured wrappers."""
+    limits = [
+        dict(arguments).get("max_episode_steps")
+        for name, arguments in map(parts_of, wrappers)
+        if name == "TimeLimit"
+    ]
+    return min((limit for limit in limits if isinstance(limit, int)), default=None)
+
+
+def name_wrappers(wrappers: Any) -> tuple[list[Any], dict[str, Wrapping]]:
+    """Wrappers as a Python caller lists them: what the configuration keeps, and the callables behind its names."""
+    if isinstance(wrappers, str | Mapping) or not isinstance(wrappers, Sequence):
+        raise ConfigError("wrappers must be a list", key="wrappers")
+    entries: list[Any] = []
+    given: dict[str, Wrapping] = {}
+    for wrapper in wrappers:
+        if isinstance(wrapper, str | Mapping) or not callable(wrapper):
+            entries.append(wrapper)  # the configuration checks it
+            continue
+        own = getattr(wrapper, "__name__", "")
+        if own in _BY_NAME and getattr(gym.wrappers, own) is wrapper:
+            entries.append(own)
+            continue
+        name = _place_of(wrapper)
+        while name in given and given[name] is not wrapper:
+            name += "'"
+        given[name] = wrapper
+        entries.append(name)
+    return entries, given
+
+
+def _place_of(wrapper: Any) -> str:
+    """`module:Name`, with `<…>` in it where that cannot be imported."""
+    module, name = getattr(wrapper, "__module__", None), getattr(wrapper, "__qualname__", None)
+    return f"{module}:{name}" if module and name else f"python:<{type(wrapper).__name__}>"

@@ -1,0 +1,139 @@
+"""Observations that are not flat vectors: their space as plain data, and Gymnasium's way of flattening them.
+
+The description is kept with the policy, the order of a dictionary's keys included, so that predicting needs no
+environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+Description = Mapping[str, Any]
+_DEEPEST = 16
+
+
+class Misfit(ValueError):
+    """An observation, or a description, that does not fit."""
+
+
+class Image(Misfit):
+    """An image among the observations; the message says where."""
+
+
+def describe(space: gym.Space[Any], place: str = "") -> dict[str, Any]:
+    """A space as plain data; raises `Misfit` for one that cannot become a flat vector here."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Box):
+        if space.dtype == np.uint8 and len(space.shape) == 3:
+            raise Image(place)
+        return {"kind": "Box", "shape": list(space.shape)}
+    if isinstance(space, spaces.Discrete):
+        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiBinary):
+        return {"kind": "MultiBinary", "shape": list(space.shape)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+    if isinstance(space, spaces.Dict) and all(isinstance(key, str) for key in space.spaces):
+        return {"kind": "Dict", "spaces": [[key, describe(part, key)] for key, part in space.spaces.items()]}
+    if isinstance(space, spaces.Tuple):
+        return {"kind": "Tuple", "spaces": [describe(part, str(i)) for i, part in enumerate(space.spaces)]}
+    raise Misfit(type(space).__name__)
+
+
+class Flattening:
+    """Turns observations of a described space into flat vectors of `size` numbers."""
+
+    def __init__(self, description: Description) -> None:
+        from gymnasium.spaces.utils import flatdim
+
+        self.description = description
+        try:
+            self.space = _space(description, 0)
+            self.size = int(flatdim(self.space))
+        except (KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError) as error:
+            raise Misfit(f"not the description of a space: {type(error).__name__}: {error}") from None
+
+    def __call__(self, obs: Any) -> NDArray[np.float32]:
+        """One observation `[size]`; raises `Misfit` where it is not of the space."""
+        from gymnasium.spaces.utils import flatten
+
+        _require_fit(self.description, obs, "")
+        return np.asarray(flatten(self.space, obs), dtype=np.float32)
+
+    def is_original(self, obs: Any) -> bool:
+        """Whether `obs` is one observation in the environment's own form rather than numbers in flat vectors."""
+        kind = self.description["kind"]
+        if kind == "Dict":
+            return isinstance(obs, Mapping)
+        if kind == "Tuple":
+            return isinstance(obs, tuple)
+        try:
+            shape = np.shape(obs)
+        except ValueError:
+            return False
+        return bool(shape == self.space.shape and shape != (self.size,))
+
+
+def _space(description: Description, depth: int) -> gym.Space[Any]:
+    from gymnasium import spaces
+
+    if depth > _DEEPEST:
+        raise ValueError("nested too deeply")
+    kind = description["kind"]
+    if kind == "Box":
+        return spaces.Box(-np.inf, np.inf, tuple(description["shape"]), np.float64)
+    if kind == "Discrete":
+        return spaces.Discrete(description["n"], start=description["start"])
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(description["shape"])
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(np.asarray(description["nvec"]), start=np.asarray(description["start"]))
+    if kind == "Dict":
+        return spaces.Dict([(key, _space(part, depth + 1)) for key, part in description["spaces"]])
+    if kind == "Tuple":
+        return spaces.Tuple([_space(part, depth + 1) for part in description["spaces"]])
+    raise ValueError(f"unknown kind {kind!r}")
+
+
+def _require_fit(description: Description, obs: Any, place: str) -> None:
+    """Raise `Misfit` where `obs` has another form than described; the bounds of a Box are not looked at."""
+    kind, where = description["kind"], f" of {place}" if place else ""
+    if kind == "Dict":
+        keys = [key for key, _ in description["spaces"]]
+        if not isinstance(obs, Mapping) or set(obs) != set(keys):
+            raise Misfit(f"an observation{where} is {_form(obs)}, its space has the keys {', '.join(keys)}")
+        for key, part in description["spaces"]:
+            _require_fit(part, obs[key], f"{place}.{key}" if place else key)
+        return
+    if kind == "Tuple":
+        parts = description["spaces"]
+        if not isinstance(obs, tuple | list) or len(obs) != len(parts):
+            raise Misfit(f"an observation{where} is {_form(obs)}, its space a tuple of {len(parts)}")
+        for i, part in enumerate(parts):
+            _require_fit(part, obs[i], f"{place}[{i}]")
+        return
+    array = np.asarray(obs)
+    shape = tuple(description["shape"]) if "shape" in description else np.shape(description.get("nvec", 0))
+    if array.shape != shape:
+        raise Misfit(f"an observation{where} has shape {list(array.shape)}, its space {list(shape)}")
+    if kind == "Box":
+        return
+    first = np.asarray(description.get("start", 0))
+    count = np.asarray(description.get("n", description.get("nvec", 2)))
+    whole = np.issubdtype(array.dtype, np.integer) or (kind == "MultiBinary" and array.dtype == bool)
+    if not whole or np.any(array < first) or np.any(array >= first + count):
+        raise Misfit(f"an observation{where} is {obs!r:.60}, which its {kind} space does not contain")
+
+
+def _form(obs: Any) -> str:
+    if isinstance(obs, Mapping):
+        return f"a mapping with the keys {', '.join(map(str, obs))}"
+    return f"a {type(obs).__name__}" + (f" of {len(obs)}" if isinstance(obs, tuple | list) else "")

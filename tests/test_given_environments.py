@@ -1,0 +1,231 @@
+"""Environments as people have them: an id, an object, its class, a callable that makes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rl_training import IQL, SAC
+from rl_training.environments.given import bring
+from rl_training.errors import ConfigError
+from rl_training.runtime.workflows import resume_training
+from tests.runs import TINY, fingerprint, owned
+from tests.worlds import Identity
+
+
+class Point(gym.Env[Any, Any]):
+    """A point that is pushed; 12 steps, which it ends itself. Counts how many were made."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    made = 0
+    closed = False
+
+    def __init__(self, push: float = 0.1) -> None:
+        type(self).made += 1
+        self.push = push
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.state, self.t = self.np_random.normal(size=2).astype(np.float32), 0
+        return self.state.copy(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        self.state = self.state + np.float32(self.push) * np.array([action[0], self.state[0]], np.float32)
+        return self.state.copy(), -float(np.square(self.state).sum()), False, self.t >= 12, {}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def tiny(folder: Path, algo: str = "sac", **fields: Any) -> dict[str, Any]:
+    defaults = {"seed": 3, "output_dir": folder, "device": "cpu", "eval_episodes": 2, "log_interval": 20}
+    return owned(algo, TINY) | defaults | {"checkpoint_interval": 15} | fields
+
+
+def make_point() -> Point:
+    return Point()
+
+
+@pytest.mark.parametrize("env", [Point, make_point, lambda: Point()], ids=["class", "function", "lambda"])
+def test_a_class_or_a_callable_makes_as_many_as_are_needed(env: Any, tmp_path: Path) -> None:
+    model = SAC(env, **tiny(tmp_path, num_envs=3))
+    result = model.learn(60, progress_bar=False)
+    assert result.metrics["eval_episodes"] == 2
+    assert model.evaluate()["eval_return_mean"] == result.metrics["eval_return_mean"]
+    assert model.config.given_envs == ("env_id",)
+    assert result.run_dir.name.startswith(f"{env.__name__.strip('<>')}__sac")
+
+
+def test_the_same_run_from_class_callable_and_object(tmp_path: Path) -> None:
+    """An object alone differs by what is not evaluated, not by what is learned."""
+    runs = [SAC(env, **tiny(tmp_path / str(i))) for i, env in enumerate([Point, make_point, lambda: Point()])]
+    first, *others = [model.learn(60, progress_bar=False) for model in runs]
+    alone = SAC(Point(), **tiny(tmp_path / "alone"), eval_env=Point).learn(60, progress_bar=False)
+    for other in [*others, alone]:
+        assert other.metrics == first.metrics
+
+
+def test_env_kwargs_go_to_the_class(tmp_path: Path) -> None:
+    model = SAC(Point, **tiny(tmp_path, env_kwargs={"push": 0.0}, eval_episodes=1))
+    still = model.learn(30, progress_bar=False).metrics["eval_return_mean"]
+    assert (
+        still
+        != SAC(Point, **tiny(tmp_path, eval_episodes=1)).learn(30, progress_bar=False).metrics["eval_return_mean"]
+    )
+
+
+@pytest.mark.parametrize("brought", ["object", "lambda"])
+def test_an_object_that_cannot_be_made_again_trains_alone(
+    brought: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    env = Point()
+    Point.made = 0
+    model = SAC(env if brought == "object" else lambda: env, **tiny(tmp_path))
+    result = model.learn(60)
+    assert "cannot be made again: it trains alone, and is evaluated only in eval_env=" in capfd.readouterr().err
+    assert "eval_return_mean" not in result.metrics
+    assert Point.made == 0
+    assert not env.closed  # it belongs to the caller
+    assert model.evaluate(3)["eval_episodes"] == 3  # nothing trains in it any more
+    with pytest.raises(
+        ConfigError, match=r"^num_envs: \w+ cannot be made again; set num_envs to 1, or give its class"
+    ):
+        SAC(env if brought == "object" else lambda: env, **tiny(tmp_path, num_envs=2)).learn(60, progress_bar=False)
+
+
+def test_it_is_evaluated_in_eval_env(tmp_path: Path) -> None:
+    results = [
+        SAC(Point(), **tiny(tmp_path), eval_env=judge).learn(40, progress_bar=False).metrics["eval_return_mean"]
+        for judge in (Point, Point(), make_point)
+    ]
+    assert len(set(results)) == 1
+    with pytest.raises(
+        ConfigError, match=r"^eval_env: Pendulum-v1 does not fit the run's spaces \(obs_dim: 2 != 3"
+    ):
+        SAC(Point(), **tiny(tmp_path / "x"), eval_env="Pendulum-v1").learn(40, progress_bar=False)
+    assert not (tmp_path / "x").exists()
+
+
+def test_early_stopping_needs_an_environment_to_evaluate_in(tmp_path: Path) -> None:
+    stopping = {"patience": 2}
+    with pytest.raises(ConfigError, match=r"early_stopping needs evaluations, and Point cannot be made again"):
+        SAC(Point(), **tiny(tmp_path), early_stopping=stopping, eval_interval=10).learn(40, progress_bar=False)
+
+
+def test_offline_an_object_is_free_to_be_evaluated_in(tmp_path: Path) -> None:
+    model = IQL(Point(), **tiny(tmp_path, "iql"), dataset_kind="random")
+    assert model.learn(20, progress_bar=False).metrics["eval_episodes"] == 2
+
+
+def test_a_registered_object_is_made_again_from_its_spec(tmp_path: Path) -> None:
+    env = gym.make("Pendulum-v1", g=3.0, max_episode_steps=17)
+    model = SAC(env, **tiny(tmp_path, num_envs=2))
+    assert model.config.env_id == "Pendulum-v1"
+    assert model.config.env_kwargs == {"g": 3.0, "max_episode_steps": 17}
+    assert model.config.given_envs == ()
+    result = model.learn(40, progress_bar=False)
+    assert result.metrics["eval_length_mean"] == 17
+    by_name = SAC("Pendulum-v1", **tiny(tmp_path, num_envs=2, env_kwargs={"g": 3.0, "max_episode_steps": 17}))
+    assert by_name.learn(40, progress_bar=False).metrics == result.metrics
+    assert SAC.load(result.run_dir).evaluate()["eval_length_mean"] == 17
+    with pytest.raises(ConfigError, match=r"^env_kwargs: the environment is made already"):
+        SAC(env, env_kwargs={"g": 1.0})
+
+
+def test_wrappers_of_a_registered_object_are_made_again_too(tmp_path: Path) -> None:
+    env = gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -1.0, 0.5)
+    model = SAC(env, **tiny(tmp_path, num_envs=2))
+    result = model.learn(40, progress_bar=False)
+    assert model.config.given_envs == ("env_id",)
+    assert result.metrics["eval_episodes"] == 2
+    assert model._loaded is None
+    assert model.predict([1.0, 0.0, 0.0]) <= 0.5
+
+
+class Loose(gym.Wrapper[Any, Any, Any, Any]):
+    """Does not record what it was made with."""
+
+
+def test_an_object_in_a_wrapper_that_records_nothing_is_alone() -> None:
+    brought = bring(Loose(gym.make("Pendulum-v1")))
+    assert brought.maker is not None
+    assert brought.maker.alone
+    assert brought.name == "PendulumEnv"
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (3, "got int$"),
+        (dict, "got dict$"),
+        (gym.vector.SyncVectorEnv([Point]), "got SyncVectorEnv; give one environment, and num_envs$"),
+    ],
+)
+def test_what_is_no_environment_is_refused(env: Any, message: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^env_id must be a Gymnasium id, a gymnasium.Env, its class .*{message}"
+    ):
+        SAC(env)
+
+
+def test_a_callable_that_makes_something_else(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lambda could not be made .* it made a int, not a gymnasium\.Env"):
+        SAC(lambda: 3, **tiny(tmp_path, eval_episodes=0)).learn(20, progress_bar=False)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("given", [Point, "object"])
+def test_such_a_run_resumes_exactly_when_it_is_given_again(given: Any, tmp_path: Path) -> None:
+    options = tiny(tmp_path / "short", eval_env=Point)
+    whole = SAC(Point, **tiny(tmp_path / "whole", eval_env=Point)).learn(60, progress_bar=False)
+    short = SAC(Point() if given == "object" else given, **options).learn(30, progress_bar=False)
+    with pytest.raises(
+        ConfigError, match=r"^env_id: Point was given as a Python object and cannot be made by its name"
+    ):
+        resume_training(short.run_dir, changes={"total_timesteps": 60}, quiet=True)
+    with pytest.raises(ConfigError, match=r"^env_id: Point was given"):
+        SAC.load(short.run_dir).resume(60, progress_bar=False)
+    model = SAC.load(short.run_dir)
+    resumed = model.resume(60, progress_bar=False, env=Point() if given == "object" else given, eval_env=Point)
+    assert resumed.run_dir == short.run_dir
+    assert resumed.metrics["eval_return_mean"] == whole.metrics["eval_return_mean"]
+    before, after = fingerprint(whole.checkpoint_path), fingerprint(resumed.checkpoint_path)
+    told = {name for name in before if before[name] != after[name]}
+    assert told == {"config/output_dir", "trainer/log_rows", "trainer/best_return"}  # evaluated once more
+
+
+def test_a_loaded_one_is_evaluated_in_what_is_given(tmp_path: Path) -> None:
+    result = SAC(Point, **tiny(tmp_path)).learn(40, progress_bar=False)
+    model = SAC.load(result.run_dir, env=Point)
+    assert model.evaluate()["eval_return_mean"] == result.metrics["eval_return_mean"]
+    assert SAC.load(result.run_dir, eval_env=Point()).evaluate() == model.evaluate()
+    assert SAC.load(result.run_dir).predict([0.0, 0.0]).shape == (1,)
+    with pytest.raises(ConfigError, match="does not fit the policy"):
+        SAC.load(result.run_dir, env=Identity).evaluate()
+
+
+def test_in_processes_only_what_is_importable(tmp_path: Path) -> None:
+    here = SAC(Point, **tiny(tmp_path)).learn(30, progress_bar=False)
+    there = SAC(Point, **tiny(tmp_path, env_processes=True)).learn(30, progress_bar=False)
+    assert there.metrics == here.metrics
+    for env in (lambda: Point(), Point()):
+        with pytest.raises(
+            ConfigError, match=r"^env_processes: .* cannot be made in another process; give a class"
+        ):
+            SAC(env, **tiny(tmp_path, env_processes=True)).learn(30, progress_bar=False)
+
+
+def test_a_time_limit_of_its_own_is_seen(tmp_path: Path) -> None:
+    class Endless(Point):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return np.zeros(2, np.float32), 0.0, False, False, {}
+
+    limited = SAC(lambda: gym.wrappers.TimeLimit(Endless(), 9), **tiny(tmp_path))
+    assert limited.learn(30, progress_bar=False).metrics["eval_length_mean"] == 9
+    bounded = SAC(Endless, **tiny(tmp_path, eval_max_steps=11))
+    assert bounded.learn(30, progress_bar=False).metrics["eval_length_mean"] == 11

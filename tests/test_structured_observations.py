@@ -1,0 +1,199 @@
+"""Dictionaries, tuples, choices and bits as observations: flattened by Gymnasium, kept with the policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces.utils import flatten, flatten_space
+
+from rl_training import DQN, SAC
+from rl_training.environments.making import read_spaces
+from rl_training.errors import CheckpointError, ConfigError, EnvironmentFailure
+from rl_training.experiment.checkpointing import read_checkpoint
+from rl_training.experiment.config import load_config
+from rl_training.runtime.state import spaces_from
+from rl_training.spaces import SpaceSpec
+from tests.test_given_environments import tiny
+
+ACTIONS = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+SPACES: dict[str, gym.Space[Any]] = {
+    "dict": gym.spaces.Dict(
+        {
+            "zoom": gym.spaces.Box(-1.0, 1.0, (2, 3), np.float64),
+            "arm": gym.spaces.Discrete(3, start=4),
+            "inner": gym.spaces.Dict({"b": gym.spaces.MultiBinary(2), "a": gym.spaces.Box(0, 9, (), np.int32)}),
+        }
+    ),
+    "unsorted": gym.spaces.Dict([("z", gym.spaces.Box(-1, 1, (1,))), ("a", gym.spaces.Discrete(2))]),
+    "tuple": gym.spaces.Tuple([gym.spaces.Box(-1.0, 1.0, (2,)), gym.spaces.Discrete(2)]),
+    "discrete": gym.spaces.Discrete(5, start=-2),
+    "bits": gym.spaces.MultiBinary(4),
+    "grid of bits": gym.spaces.MultiBinary([2, 3]),
+    "choices": gym.spaces.MultiDiscrete([2, 3], start=[1, 0]),
+}
+
+
+class Sampled(gym.Env[Any, Any]):
+    """Observations are samples of its space; 5 steps."""
+
+    action_space: gym.Space[Any] = ACTIONS
+
+    def __init__(self, space: str = "dict") -> None:
+        self.observation_space = SPACES[space]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self.observation_space.sample(), 1.0, self.t == 5, False, {}
+
+
+class Shaped(gym.Env[Any, Any]):
+    def __init__(self, obs: gym.Space[Any]) -> None:
+        self.observation_space, self.action_space = obs, ACTIONS
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_they_become_gymnasium_s_flat_vectors(name: str) -> None:
+    space = SPACES[name]
+    spaces = read_spaces(Shaped(space))
+    assert spaces.obs_dim == flatten_space(space).shape[0]
+    assert SpaceSpec(**json.loads(json.dumps(spaces.record()), object_hook=_tuples)) == spaces
+    space.seed(0)
+    for obs in [space.sample() for _ in range(5)]:
+        flat = np.asarray(flatten(space, obs), np.float32)
+        assert np.array_equal(spaces.observations(obs), flat[None])
+        assert np.array_equal(spaces.observations(flat), flat[None])
+        assert spaces.is_single(obs)
+        assert spaces.is_single(flat)
+        assert not spaces.is_single(flat[None])
+        if name in ("dict", "unsorted", "tuple"):
+            assert np.array_equal(spaces.observations([obs, obs]), np.stack([flat, flat]))
+            assert not spaces.is_single([obs, obs])
+
+
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if key in ("low", "high") else value for key, value in values.items()}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_run_predicts_for_the_environment_s_own_observations(name: str, tmp_path: Path) -> None:
+    model = SAC(Sampled, **tiny(tmp_path, env_kwargs={"space": name}))
+    result = model.learn(30, progress_bar=False)
+    assert result.metrics["eval_length_mean"] == 5
+    obs = SPACES[name].sample()
+    loaded = SAC.load(result.run_dir)
+    action = loaded.predict(obs)
+    assert action.shape == (1,)
+    assert np.array_equal(action, loaded.predict(np.asarray(flatten(SPACES[name], obs), np.float32)))
+    assert "observation" in read_checkpoint(result.checkpoint_path).records["spaces"]
+
+
+def test_flat_observations_are_recorded_as_ever(tmp_path: Path) -> None:
+    result = SAC("Pendulum-v1", **tiny(tmp_path)).learn(30, progress_bar=False)
+    record = read_checkpoint(result.checkpoint_path).records["spaces"]
+    assert record.keys() == {"obs_dim", "low", "high", "num_actions", "start", "action_dtype"}
+
+
+def test_discrete_worlds_can_be_learned(tmp_path: Path) -> None:
+    result = DQN("FrozenLake-v1", **tiny(tmp_path, "dqn")).learn(40, progress_bar=False)
+    assert DQN.load(result.run_dir).predict(3) in range(4)
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        (
+            {"zoom": np.zeros((2, 3)), "arm": 4},
+            "a mapping with the keys zoom, arm, its space has the keys arm, inner, zoom",
+        ),
+        (
+            {"zoom": np.zeros(6), "arm": 4, "inner": {"a": 1, "b": [0, 1]}},
+            r"of zoom has shape \[6\], its space \[2, 3\]",
+        ),
+        (
+            {"zoom": np.zeros((2, 3)), "arm": 3, "inner": {"a": 1, "b": [0, 1]}},
+            "of arm is 3, which its Discrete space",
+        ),
+        (
+            {"zoom": np.zeros((2, 3)), "arm": 4, "inner": {"a": 1, "b": [0, 2]}},
+            r"of inner.b is \[0, 2\], which its Multi",
+        ),
+        ([1.0, 2.0], r"obs must have shape \[12\]"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(obs: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_spaces(Shaped(SPACES["dict"])).observations(obs)
+    assert "\n" not in str(caught.value)
+
+
+class Forgetful(Sampled):
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, *rest = super().step(action)
+        del obs["arm"]
+        return (obs, *rest)  # type: ignore[return-value]
+
+
+def test_an_environment_that_answers_in_another_form_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        EnvironmentFailure, match=r"environment 0 failed \(seed \d+, step 1\): an observation is a map"
+    ):
+        SAC(Forgetful, **tiny(tmp_path)).learn(30, progress_bar=False)
+
+
+def test_the_order_of_keys_is_part_of_the_policy() -> None:
+    one, other = (
+        read_spaces(Shaped(gym.spaces.Dict([(k, gym.spaces.Discrete(2)) for k in keys]))) for keys in ("ab", "ba")
+    )
+    assert one.difference(one) == ""
+    assert "observation:" in one.difference(other)
+
+
+IMAGE = gym.spaces.Box(0, 255, (4, 4, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "space", [IMAGE, gym.spaces.Dict({"camera": IMAGE, "arm": ACTIONS})], ids=["image", "dict"]
+)
+def test_images_are_refused_with_a_remedy_that_works(space: gym.Space[Any], tmp_path: Path) -> None:
+    class Seeing(Sampled):
+        def __init__(self) -> None:
+            self.observation_space = space
+
+    with pytest.raises(ConfigError, match="images among its observations") as caught:
+        SAC(Seeing, **tiny(tmp_path)).learn(30, progress_bar=False)
+    remedy = "wrappers: " + str(caught.value).partition("wrappers: ")[2]
+    (tmp_path / "remedy.yaml").write_text(f"algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 1\n{remedy}\n")
+    wrappers = load_config(tmp_path / "remedy.yaml").config.wrappers
+    result = SAC(Seeing, **tiny(tmp_path), wrappers=wrappers).learn(30, progress_bar=False)
+    assert result.metrics["global_step"] == 30
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        3,
+        [],
+        {},
+        {"kind": "Boxes"},
+        {"kind": "Box"},
+        {"kind": "Discrete", "n": 7, "start": 0},
+        {"kind": "Dict", "spaces": 3},
+    ],
+)
+def test_a_description_that_is_none_is_refused(observation: Any, tmp_path: Path) -> None:
+    result = SAC("Pendulum-v1", **tiny(tmp_path, eval_episodes=0)).learn(20, progress_bar=False)
+    checkpoint = read_checkpoint(result.checkpoint_path)
+    checkpoint.records["spaces"]["observation"] = observation
+    with pytest.raises(CheckpointError, match=r"spaces\.json is not understood"):
+        spaces_from(checkpoint)
