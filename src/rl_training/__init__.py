@@ -17,6 +17,7 @@ from rl_training.api import (
     TQC,
     ManagedAlgorithm,
     ReBRAC,
+    load,
 )
 from rl_training.data.datasets import TransitionDataset
 from rl_training.experiment.config import TrainConfig
@@ -46,4 +47,5 @@ __all__ = [
     "TrainConfig",
     "TrainResult",
     "TransitionDataset",
+    "load",
 ]

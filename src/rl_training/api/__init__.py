@@ -17,6 +17,7 @@ from rl_training.api.algorithms import (
     TQC,
     ManagedAlgorithm,
     ReBRAC,
+    load,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "TQC",
     "ManagedAlgorithm",
     "ReBRAC",
+    "load",
 ]

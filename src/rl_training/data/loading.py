@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -11,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from rl_training.data.columns import Columns
 from rl_training.data.datasets import TransitionDataset, mix
 from rl_training.data.formats import read_columns
-from rl_training.data.validation import declared_spaces, require_same_actions
+from rl_training.data.validation import with_action_space
 from rl_training.errors import ConfigError
 from rl_training.settings import Floats, NonNegativeInt, PositiveFloat, PositiveInt, Settings, list_as_tuple
 from rl_training.spaces import SpaceSpec
@@ -121,11 +120,7 @@ class DatasetConfig(DatasetChoice):
         """`columns` with the action bounds of the configuration, which must not contradict the file's."""
         if self.action_low is None:
             return columns
-        bounded = replace(columns, action_low=self.action_low, action_high=self.action_high, num_actions=0, start=0)
-        own, wanted = declared_spaces(columns), declared_spaces(bounded)
-        if own is not None and wanted is not None:
-            require_same_actions(columns.name, own, wanted)
-        return bounded
+        return with_action_space(columns, self.action_low, self.action_high)
 
     def transform(self, dataset: TransitionDataset) -> TransitionDataset:
         """The chosen episodes with their rewards scaled and shifted."""

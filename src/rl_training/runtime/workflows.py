@@ -91,11 +91,13 @@ def evaluate_checkpoint(
     path: str | Path,
     num_episodes: int | None = None,
     *,
+    deterministic: bool = True,
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
-) -> dict[str, float]:
-    """Mean return and its companions over fixed evaluation seeds.
+) -> dict[str, Any]:
+    """Mean return and its companions over fixed evaluation seeds, and `returns` and `lengths` of the episodes.
 
+    Without `deterministic` a stochastic policy is sampled, with noise that belongs to the episode: the same again.
     `changes` replace fields of the configuration, `overrides` do the same as `dotted.key=value`.
     """
     loaded = load_policy(open_checkpoint(path))
@@ -109,12 +111,16 @@ def evaluate_checkpoint(
         raise ConfigError(f"env_id: {config.env_id} does not fit the policy ({difference})", key="env_id")
     evaluator = Evaluator(config, loaded.spaces)
     try:
-        metrics = evaluator.run(loaded.policy, episodes)
+        played = evaluator.play(loaded.policy, episodes, deterministic=deterministic)
     finally:
         evaluator.close()
     if evaluator.notice:
         warnings.warn(evaluator.notice, stacklevel=2)
-    return metrics
+    return {
+        **evaluator.summary(played),
+        "returns": played.returns.tolist(),
+        "lengths": played.lengths.tolist(),
+    }
 
 
 def predict_checkpoint(path: str | Path, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
