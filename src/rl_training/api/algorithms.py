@@ -24,9 +24,9 @@ from rl_training.runtime.session import Session, TrainResult
 from rl_training.runtime.state import config_of, understood
 from rl_training.runtime.workflows import (
     LoadedPolicy,
-    evaluate_checkpoint,
     load_policy,
     open_checkpoint,
+    play_checkpoint,
     resume_training,
 )
 from rl_training.settings import nearest
@@ -168,9 +168,10 @@ class ManagedAlgorithm:
         Without `deterministic` a stochastic policy is sampled, with noise that is fixed too.
         """
         permission = {"allow_import": self.config.allow_import}
-        return evaluate_checkpoint(
+        metrics, played = play_checkpoint(
             self._checkpoint(), num_episodes, deterministic=deterministic, changes=permission
         )
+        return {**metrics, "returns": played.returns.tolist(), "lengths": played.lengths.tolist()}
 
     def predict(self, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
         """The action in the environment's units, for one observation or a batch."""

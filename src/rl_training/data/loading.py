@@ -21,8 +21,8 @@ Collect = Callable[[int, int], TransitionDataset]
 class DatasetChoice(Settings):
     """Where one data set comes from."""
 
-    dataset_kind: Literal["random", "npz", "hdf5", "minari"] = "random"
-    """where the data comes from; `random` collects it from the environment"""
+    dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None = None
+    """where the data comes from; `random` collects it from the environment; null: given to `learn(dataset=…)`"""
     dataset_path: str | None = None
     """file of kind `npz` or `hdf5`"""
     dataset_id: str | None = None
@@ -41,6 +41,10 @@ class DatasetChoice(Settings):
             raise ValueError(f"dataset_kind {kind!r} needs dataset_path, the path of the file")
         if kind == "minari" and self.dataset_id is None:
             raise ValueError("dataset_kind 'minari' needs dataset_id, for example 'D4RL/pen/human-v2'")
+        if kind is None and self.dataset_path is not None:
+            raise ValueError("dataset_path needs the kind of its file; set dataset_kind: npz or hdf5")
+        if kind is None and self.dataset_id is not None:
+            raise ValueError("dataset_id needs its kind; set dataset_kind: minari")
         if kind not in ("npz", "hdf5") and self.dataset_path is not None:
             raise ValueError(f"dataset_path is not used by dataset_kind {kind!r}; set dataset_kind: npz or hdf5")
         if kind != "minari" and self.dataset_id is not None:
@@ -53,6 +57,12 @@ class DatasetChoice(Settings):
         self, columns_of: Callable[[Columns], Columns], spaces: SpaceSpec | None, collect: Collect | None
     ) -> TransitionDataset:
         """Collect or read this data set; `columns_of` may add what the configuration knows of a file."""
+        if self.dataset_kind is None:
+            raise ConfigError(
+                "dataset_kind is missing: set it with dataset_path or dataset_id, give learn(dataset=…), or ask "
+                "for transitions of random actions with dataset_kind: random",
+                key="algo_kwargs.dataset_kind",
+            )
         if self.dataset_kind == "random":
             if collect is None:
                 raise ConfigError(
@@ -101,7 +111,8 @@ class DatasetConfig(DatasetChoice):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.datasets and (self.dataset_kind != "random" or self.dataset_path or self.dataset_id):
+        # Records of runs that were made while `random` was the default have it beside `datasets`.
+        if self.datasets and self.dataset_kind not in (None, "random"):
             raise ValueError("datasets cannot stand beside dataset_kind, dataset_path or dataset_id; list them all")
         if (self.action_low is None) != (self.action_high is None):
             raise ValueError("action_low and action_high must be given together")

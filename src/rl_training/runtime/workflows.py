@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from rl_training.algorithms.base import LearnerConfig
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.making import spaces_of
-from rl_training.environments.playing import Evaluator
+from rl_training.environments.playing import Evaluator, Played
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, list_checkpoints
 from rl_training.experiment.config import TrainConfig
@@ -94,8 +94,23 @@ def evaluate_checkpoint(
     deterministic: bool = True,
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Mean return and its companions over fixed evaluation seeds, and `returns` and `lengths` of the episodes.
+) -> dict[str, float]:
+    """Mean return and its companions over fixed evaluation seeds; see `play_checkpoint`."""
+    metrics, _ = play_checkpoint(
+        path, num_episodes, deterministic=deterministic, changes=changes, overrides=overrides
+    )
+    return metrics
+
+
+def play_checkpoint(
+    path: str | Path,
+    num_episodes: int | None = None,
+    *,
+    deterministic: bool = True,
+    changes: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+) -> tuple[dict[str, float], Played]:
+    """The metrics of an evaluation, and the episodes they sum up.
 
     Without `deterministic` a stochastic policy is sampled, with noise that belongs to the episode: the same again.
     `changes` replace fields of the configuration, `overrides` do the same as `dotted.key=value`.
@@ -116,11 +131,7 @@ def evaluate_checkpoint(
         evaluator.close()
     if evaluator.notice:
         warnings.warn(evaluator.notice, stacklevel=2)
-    return {
-        **evaluator.summary(played),
-        "returns": played.returns.tolist(),
-        "lengths": played.lengths.tolist(),
-    }
+    return evaluator.summary(played), played
 
 
 def predict_checkpoint(path: str | Path, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
