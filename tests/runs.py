@@ -34,6 +34,7 @@ TINY: dict[str, Any] = {
     "train_frequency": 1,
     "gradient_updates_per_step": 1,
     "buffer_capacity": 500,
+    "dataset_kind": "random",
     "dataset_size": 100,
     "num_critics": 3,
     "n_quantiles": 5,

@@ -75,7 +75,8 @@ class Counter(Callback):
 
 def test_the_order_of_calls_online(tmp_path: Path) -> None:
     diary = Diary()
-    config = tiny("sac", tmp_path, kwargs={"eval_interval": 2}, total_timesteps=4, checkpoint_interval=2)
+    kwargs = {"eval_interval": 2, "learning_starts": 4}
+    config = tiny("sac", tmp_path, kwargs=kwargs, total_timesteps=4, checkpoint_interval=2)
     train(config, [diary])
     assert diary.entries == [
         ("start", 0),
@@ -112,7 +113,8 @@ def test_the_order_of_calls_through_both_phases(tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_envs", [1, 2, 3])
 def test_a_step_is_a_vector_step(num_envs: int, tmp_path: Path) -> None:
     diary = Diary()
-    train(tiny("sac", tmp_path, num_envs=num_envs, total_timesteps=12), [diary])
+    config = tiny("sac", tmp_path, kwargs={"learning_starts": 12}, num_envs=num_envs, total_timesteps=12)
+    train(config, [diary])
     assert [tick for what, tick in diary.entries if what == "step"] == list(range(num_envs, 13, num_envs))
 
 

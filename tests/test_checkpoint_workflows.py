@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 import torch
 
+from rl_training.data.transitions import RowLayout
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoints, read_checkpoint
 from rl_training.experiment.config import load_config
 from rl_training.runtime.session import TrainResult
+from rl_training.runtime.state import spaces_from
 from rl_training.runtime.workflows import evaluate_checkpoint, load_policy, predict_checkpoint
-from tests.runs import ALL, differences, fingerprint, logged, resume, run_record, tiny, train
+from tests.runs import ALL, differences, fingerprint, logged, replay_rows, resume, run_record, tiny, train
+from tests.test_callbacks import StopAt
 from tests.test_offline_runtime import identity_data
 
 
@@ -237,8 +240,8 @@ def test_only_one_process_holds_a_run(run: Path) -> None:
 def test_an_offline_policy_continues_online(offline: str, online: str, tmp_path: Path) -> None:
     """A run that ends before learning starts has the policy it was given, and all else that fits."""
     before = train(tiny(offline, tmp_path, total_timesteps=20, eval_episodes=0))
-    config = tiny(online, tmp_path, init_from=str(before.run_dir), total_timesteps=10, eval_episodes=0)
-    after = train(config)
+    config = tiny(online, tmp_path, init_from=str(before.run_dir), eval_episodes=0)
+    after = train(config, [StopAt(10)])
     obs = observations(online)
     assert np.array_equal(
         predict_checkpoint(after.checkpoint_path, obs), predict_checkpoint(before.checkpoint_path, obs)
@@ -270,9 +273,9 @@ def test_critics_are_taken_over_whole_or_not_at_all(tmp_path: Path, caplog: pyte
     """Critics with LayerNorm are not EDAC's, though most of their tensors have the same shapes."""
     before = train(tiny("edac", tmp_path, kwargs={"num_critics": 3}, total_timesteps=20, eval_episodes=0))
     kwargs = {"num_critics": 3, "layer_norm": True, "offline_pretrain_updates": 0}
-    config = tiny("rlpd", tmp_path, kwargs=kwargs, init_from=before.run_dir, total_timesteps=10, eval_episodes=0)
+    config = tiny("rlpd", tmp_path, kwargs=kwargs, init_from=before.run_dir, eval_episodes=0)
     theirs = read_checkpoint(before.checkpoint_path).tensors["networks"]
-    ours = read_checkpoint(train(config).checkpoint_path).tensors["networks"]
+    ours = read_checkpoint(train(config, [StopAt(10)]).checkpoint_path).tensors["networks"]
     name = "model.critics.net.hidden.1.weight"
     assert ours[name].shape == theirs[name].shape
     assert not torch.equal(ours[name], theirs[name])
@@ -284,9 +287,9 @@ def test_critics_that_learned_with_layer_norm_are_not_taken_over_without_it(
 ) -> None:
     kwargs = {"layer_norm": True}
     before = train(tiny("td3_bc", tmp_path, kwargs=kwargs, total_timesteps=20, eval_episodes=0))
-    config = tiny("td3", tmp_path, init_from=before.run_dir, total_timesteps=10, eval_episodes=0)
+    config = tiny("td3", tmp_path, init_from=before.run_dir, eval_episodes=0)
     theirs = read_checkpoint(before.checkpoint_path).tensors["networks"]
-    ours = read_checkpoint(train(config).checkpoint_path).tensors["networks"]
+    ours = read_checkpoint(train(config, [StopAt(10)]).checkpoint_path).tensors["networks"]
     name = "model.critics.net.hidden.1.weight"
     assert ours[name].shape == theirs[name].shape
     assert not torch.equal(ours[name], theirs[name])
@@ -297,8 +300,8 @@ def test_critics_that_learned_with_layer_norm_are_not_taken_over_without_it(
 def test_a_normaliser_travels_with_the_policy(tmp_path: Path) -> None:
     kwargs = {"normalize_observations": True}
     offline = train(tiny("awac", tmp_path, kwargs=kwargs, total_timesteps=20, eval_episodes=0))
-    config = tiny("sac", tmp_path, init_from=str(offline.run_dir), total_timesteps=10, eval_episodes=0)
-    online = train(config)
+    config = tiny("sac", tmp_path, init_from=str(offline.run_dir), eval_episodes=0)
+    online = train(config, [StopAt(10)])
     obs = observations("sac")
     assert np.array_equal(
         predict_checkpoint(online.checkpoint_path, obs), predict_checkpoint(offline.checkpoint_path, obs)
@@ -310,8 +313,8 @@ def test_a_normaliser_travels_with_the_policy(tmp_path: Path) -> None:
 def test_rlpd_starts_from_an_offline_policy(tmp_path: Path) -> None:
     offline = train(tiny("edac", tmp_path, total_timesteps=20, eval_episodes=0))
     kwargs = {"offline_pretrain_updates": 0}
-    config = tiny("rlpd", tmp_path, kwargs=kwargs, init_from=offline.run_dir, total_timesteps=10, eval_episodes=0)
-    online, obs = train(config), observations("sac")
+    config = tiny("rlpd", tmp_path, kwargs=kwargs, init_from=offline.run_dir, eval_episodes=0)
+    online, obs = train(config, [StopAt(10)]), observations("sac")
     assert np.array_equal(
         predict_checkpoint(online.checkpoint_path, obs), predict_checkpoint(offline.checkpoint_path, obs)
     )
@@ -345,6 +348,36 @@ def test_a_deterministic_policy_does_not_start_a_stochastic_one(tmp_path: Path) 
     offline = train(tiny("td3_bc", tmp_path / "offline", total_timesteps=5), dataset=None)
     with pytest.raises(ConfigError, match=r"the td3_bc policy of .* does not fit"):
         train(tiny("sac", tmp_path / "online", init_from=str(offline.run_dir)))
+
+
+def chosen_by_the_policy(run: TrainResult) -> list[bool]:
+    """Which actions of a run that has learned nothing yet, and adds no noise, its policy chose."""
+    checkpoint = read_checkpoint(run.checkpoint_path)
+    batch = RowLayout.of(spaces_from(checkpoint)).unpack(replay_rows(checkpoint))
+    chosen = predict_checkpoint(run.checkpoint_path, batch.obs.numpy()) / 2.0
+    close: list[bool] = np.isclose(batch.actions.numpy(), chosen, atol=1e-5)[:, 0].tolist()
+    return close
+
+
+@pytest.mark.parametrize(("random_steps", "randomly"), [(None, 0), (0, 0), (4, 4)])
+def test_a_policy_taken_over_acts_from_the_first_step(
+    random_steps: int | None, randomly: int, tmp_path: Path
+) -> None:
+    taught = train(tiny("td3_bc", tmp_path, total_timesteps=20, eval_episodes=0))
+    kwargs = {"exploration_noise": 0.0, "random_steps": random_steps}
+    config = tiny("td3", tmp_path, kwargs=kwargs, init_from=taught.run_dir, eval_episodes=0)
+    run = train(config, [StopAt(10)])
+    assert chosen_by_the_policy(run) == [False] * randomly + [True] * (10 - randomly)
+    assert np.array_equal(
+        predict_checkpoint(run.checkpoint_path, np.ones(3)), predict_checkpoint(taught.checkpoint_path, np.ones(3))
+    )
+
+
+def test_random_steps_and_learning_starts_are_two_things(tmp_path: Path) -> None:
+    kwargs = {"exploration_noise": 0.0, "random_steps": 4}
+    run = train(tiny("td3", tmp_path, kwargs=kwargs, eval_episodes=0), [StopAt(10)])
+    assert chosen_by_the_policy(run) == [False] * 4 + [True] * 6
+    assert run.metrics["update_count"] == 0
 
 
 def test_own_arrays_then_online(tmp_path: Path) -> None:

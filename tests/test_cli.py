@@ -196,7 +196,7 @@ def test_a_checkouts_config_is_found_in_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    short = ("--set", "total_timesteps=5", "--set", "eval_episodes=0")
+    short = ("--set", "total_timesteps=5", "--set", "eval_episodes=0", "--set", "algo_kwargs.learning_starts=5")
     result = run("train", "--config", path, *short)
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines()[0] == f"{path}: no such file; using the packaged redq/pendulum"
@@ -209,7 +209,7 @@ def test_a_checkouts_config_is_found_in_the_package(
 def test_a_file_of_that_name_comes_first(tiny: Path) -> None:
     Path("configs/sac").mkdir(parents=True)
     tiny.rename("configs/sac/pendulum.yaml")
-    result = run("train", "--config", "configs/sac/pendulum.yaml", "--set", "total_timesteps=5")
+    result = run("train", "--config", "configs/sac/pendulum.yaml", "--set", "total_timesteps=100")
     assert result.exit_code == 0, result.output
     assert "packaged" not in result.stderr
     assert next(Path("runs").glob("*/config.yaml")).read_text() == TINY
@@ -226,6 +226,7 @@ def test_options_and_set_change_the_config(tiny: Path) -> None:
     succeed(
         *("--quiet", "train", "--config", tiny, "--seed", 9, "--device", "cpu", "--output-dir", "elsewhere"),
         *("--set", "total_timesteps=20", "--set", "algo_kwargs.batch_size=4", "--set", "eval_episodes=0"),
+        *("--set", "algo_kwargs.learning_starts=20"),
     )
     folder = next(Path("elsewhere").iterdir())
     resolved = yaml.safe_load((folder / "config.resolved.yaml").read_text())
@@ -287,7 +288,7 @@ def test_json_is_one_document(trained: tuple[Path, Result], tmp_path: Path) -> N
 
 
 def test_quiet_prints_the_result_alone(tiny: Path) -> None:
-    result = run("--quiet", "train", "--config", tiny, "--set", "total_timesteps=20")
+    result = run("--quiet", "train", "--config", tiny, "--set", "total_timesteps=100")
     assert result.exit_code == 0
     assert result.stderr == ""
     assert "next:" not in result.stdout
@@ -387,7 +388,7 @@ def test_resume_falls_back_to_the_previous_valid_checkpoint(copied: Path) -> Non
 
 
 def test_init_from_starts_from_other_networks(tiny: Path, trained: tuple[Path, Result]) -> None:
-    succeed("train", "--config", tiny, "--init-from", trained[0], "--set", "total_timesteps=10")
+    succeed("train", "--config", tiny, "--init-from", trained[0], "--set", "total_timesteps=100")
     resolved = yaml.safe_load(next(Path("runs").glob("*/config.resolved.yaml")).read_text())
     assert resolved["init_from"] == str(trained[0])
     result = run("train", "--config", tiny, "--init-from", trained[0], "--set", "algo_kwargs.hidden_sizes=[9]")

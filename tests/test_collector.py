@@ -41,14 +41,14 @@ def scripted(algo: str, folder: Path, script: Script, **fields: Any) -> TrainCon
     return tiny(algo, folder, env_id=SCRIPTED, env_kwargs=kwargs, **fields)
 
 
-def collector_of(config: TrainConfig, capacity: int = 100, learning_starts: int = 1_000) -> Collector:
-    """A collector as a run has it; until `learning_starts` its actions are uniformly random."""
+def collector_of(config: TrainConfig, capacity: int = 100, random_steps: int = 1_000) -> Collector:
+    """A collector as a run has it; until `random_steps` its actions are uniformly random."""
     spec = get_algorithm_spec(config.algo)
     spaces = spaces_of(config)
     learner = build_learner(spec.sections, spec.sections.resolve(config.algo_kwargs), config, spaces)
     buffer = ReplayBuffer(capacity, RowLayout.of(spaces), learner.generator)
     pool = EnvPool(config)
-    return Collector(pool, spaces, learner, buffer, learning_starts=learning_starts, total_steps=1_000)
+    return Collector(pool, spaces, learner, buffer, random_steps=random_steps, total_steps=1_000)
 
 
 def contents(collector: Collector) -> TransitionBatch:
@@ -126,12 +126,12 @@ def test_three_environments_in_step_each_with_episodes_of_its_own(tmp_path: Path
     assert list(collector.lengths) == [1, 2, 4, 2]
 
 
-@pytest.mark.parametrize("learning_starts", [0, 1_000])
+@pytest.mark.parametrize("random_steps", [0, 1_000])
 def test_discrete_actions_count_from_their_start_outside_and_from_zero_inside(
-    learning_starts: int, tmp_path: Path
+    random_steps: int, tmp_path: Path
 ) -> None:
     script = {(0, 0): episode(1, 40, "truncated")}
-    collector = collector_of(scripted("dqn", tmp_path, script), learning_starts=learning_starts)
+    collector = collector_of(scripted("dqn", tmp_path, script), random_steps=random_steps)
     collector.start()
     for _ in range(40):
         collector.step()
@@ -248,7 +248,7 @@ def test_an_episode_that_does_not_replay_is_reset_and_reported(tmp_path: Path) -
     assert changed.obs[0, 1] == 0
 
 
-def test_random_actions_before_learning_starts_are_uniform_in_every_dimension(tmp_path: Path) -> None:
+def test_random_actions_before_random_steps_are_uniform_in_every_dimension(tmp_path: Path) -> None:
     config = tiny("sac", tmp_path, env_id="Pendulum-v1", num_envs=2)
     collector = collector_of(config, capacity=4_000)
     collector.start()

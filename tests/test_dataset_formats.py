@@ -269,3 +269,24 @@ def test_a_missing_package_is_named_with_its_install_line(places, monkeypatch):
 def test_an_unknown_target_kind_is_refused(places, tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'hdf5'"):
         convert_dataset(places[0], "hdf", tmp_path / "x")
+
+
+def test_load_takes_any_file_or_id(tmp_path, minari_root) -> None:
+    columns = episodes()
+    save_minari(minari_root, "mine/walks-v0", columns)
+    given = TransitionDataset.from_arrays(**columns, action_low=LOW, action_high=HIGH)
+    bounds = {"action_low": LOW, "action_high": HIGH}
+    loaded = [
+        TransitionDataset.load(save_npz(tmp_path / "a.npz", columns), **bounds),
+        TransitionDataset.load(str(save_hdf5(tmp_path / "a.h5", columns)), **bounds),
+        TransitionDataset.load(save_hdf5(tmp_path / "a.data", columns), kind="hdf5", **bounds),
+        TransitionDataset.load(save_npz(tmp_path / "b.npz", columns), spaces=given.spaces),
+        TransitionDataset.load("mine/walks-v0"),
+    ]
+    for dataset in loaded:
+        assert np.array_equal(dataset.rows, given.rows)
+        assert dataset.spaces == given.spaces
+    with pytest.raises(DatasetError, match="the action bounds are unknown; give action_low and action_high"):
+        TransitionDataset.load(tmp_path / "a.npz")
+    with pytest.raises(DatasetError, match="but the environment or the configuration has"):
+        TransitionDataset.load("mine/walks-v0", action_low=-9.0, action_high=9.0)

@@ -270,17 +270,19 @@ def parse(**values) -> DatasetConfig:
     return DatasetConfig.parse(values, place="algo_kwargs")
 
 
-def test_the_default_configuration_collects_from_the_environment():
+def test_random_data_are_collected_from_the_environment_on_request():
     asked = []
 
     def collect(size: int, seed: int) -> TransitionDataset:
         asked.append((size, seed))
         return dataset()
 
-    load_dataset(parse(dataset_size=50, dataset_seed=4), spaces=SPACES, collect=collect)
+    load_dataset(parse(dataset_kind="random", dataset_size=50, dataset_seed=4), spaces=SPACES, collect=collect)
     assert asked == [(50, 4)]
     with pytest.raises(ConfigError, match="needs an environment"):
-        load_dataset(parse(), spaces=None)
+        load_dataset(parse(dataset_kind="random"), spaces=None)
+    with pytest.raises(ConfigError, match="dataset_kind is missing"):
+        load_dataset(parse(), spaces=SPACES, collect=collect)
 
 
 def test_transforms_are_applied_in_their_documented_order(tmp_path):

@@ -43,7 +43,8 @@ def test_every_spec_runs_from_a_file(algo: str, tmp_path: Path) -> None:
 
 def test_overrides_apply_to_a_config_too(tmp_path: Path) -> None:
     config = tiny("sac", tmp_path, total_timesteps=25, eval_episodes=0)
-    result = ExperimentManager().train(config, overrides=["total_timesteps=5", "algo_kwargs.gamma=0.5"])
+    overrides = ["total_timesteps=5", "algo_kwargs.learning_starts=5", "algo_kwargs.gamma=0.5"]
+    result = ExperimentManager().train(config, overrides=overrides)
     assert result.metrics["global_step"] == 5
     written = parse_yaml((result.run_dir / "config.yaml").read_text(), "").value
     assert isinstance(written, dict)
@@ -95,7 +96,8 @@ def test_a_wrong_file_writes_nothing(
 
 @pytest.mark.skipif("redq/pendulum" not in packaged_configs(), reason="needs the packaged starter")
 def test_a_packaged_config_by_name(tmp_path: Path) -> None:
-    overrides = [f"output_dir={tmp_path}", "total_timesteps=5", "eval_episodes=1", "algo_kwargs.hidden_sizes=[8]"]
+    short = ["total_timesteps=5", "algo_kwargs.learning_starts=5", "algo_kwargs.hidden_sizes=[8]"]
+    overrides = [f"output_dir={tmp_path}", "eval_episodes=1", *short]
     result = ExperimentManager().train("redq/pendulum", overrides=overrides)
     assert result.metrics["global_step"] == 5
     assert resume(result.run_dir).metrics == result.metrics
@@ -105,6 +107,7 @@ def test_a_checkouts_path_means_the_packaged_config_and_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    overrides = ["total_timesteps=5", "eval_episodes=0", "algo_kwargs.hidden_sizes=[8]"]
+    short = ["total_timesteps=5", "algo_kwargs.learning_starts=5", "algo_kwargs.hidden_sizes=[8]"]
+    overrides = ["eval_episodes=0", *short]
     with pytest.warns(UserWarning, match="no such file; using the packaged redq/pendulum"):
         ExperimentManager().train("configs/redq/pendulum.yaml", overrides=overrides)

@@ -75,11 +75,11 @@ def test_random_data_are_episodes_of_the_environment(tmp_path: Path) -> None:
 
 
 def test_random_data_depend_on_their_seed_alone(tmp_path: Path) -> None:
-    config, section = tiny("bc", tmp_path), DatasetConfig(dataset_size=30)
+    config, section = tiny("bc", tmp_path), DatasetConfig(dataset_kind="random", dataset_size=30)
     spaces = _infer_env_spaces(config)
     first = _build_offline_dataset(config, section, spaces)
     again = _build_offline_dataset(config.replace(seed=99, num_envs=4), section, spaces)
-    other = _build_offline_dataset(config, DatasetConfig(dataset_size=30, dataset_seed=1), spaces)
+    other = _build_offline_dataset(config, section.model_copy(update={"dataset_seed": 1}), spaces)
     assert np.array_equal(first.rows, again.rows)
     assert not np.array_equal(first.rows, other.rows)
 

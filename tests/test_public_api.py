@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 import rl_training
-from rl_training import REDQ, SAC, TD3BC, ManagedAlgorithm, TrainConfig
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training import BC, REDQ, RLPD, SAC, TD3BC, ManagedAlgorithm, TrainConfig, TransitionDataset
+from rl_training.data.formats import write_columns
+from rl_training.environments.making import spaces_of
+from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.collector import collect_random
 from rl_training.runtime.online import OnlineConfig
 from rl_training.runtime.session import Session
-from rl_training.runtime.workflows import predict_checkpoint
+from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint
 from tests.runs import ALL, OFFLINE, TINY, differences, owned, tiny, train
 from tests.test_offline_runtime import identity_data
 
@@ -96,7 +99,7 @@ def test_a_config_or_keywords_give_the_same_run(tmp_path: Path) -> None:
 
 
 def test_a_stochastic_policy_is_sampled_on_request(tmp_path: Path) -> None:
-    model = SAC(tiny("sac", tmp_path, total_timesteps=5))
+    model = SAC(tiny("sac", tmp_path, total_timesteps=25))
     model.learn(progress_bar=False)
     obs = np.zeros((50, 3))
     assert len(np.unique(model.predict(obs))) == 1
@@ -109,7 +112,8 @@ def test_predict_answers_with_the_newest_policy(tmp_path: Path) -> None:
     first = model.learn(progress_bar=False)
     before = model.predict(obs)
     second = model.learn(50, progress_bar=False)
-    assert second.run_dir != first.run_dir
+    assert second.run_dir == first.run_dir
+    assert second.checkpoint_path != first.checkpoint_path
     assert np.array_equal(model.predict(obs), predict_checkpoint(second.checkpoint_path, obs))
     assert not np.array_equal(model.predict(obs), before)
 
@@ -170,7 +174,7 @@ class Steps(Callback):
 
 
 def test_a_callback_needs_no_list(tmp_path: Path) -> None:
-    model, steps = SAC(tiny("sac", tmp_path, eval_episodes=0)), Steps()
+    model, steps = SAC(tiny("sac", tmp_path, kwargs={"learning_starts": 5}, eval_episodes=0)), Steps()
     model.learn(5, callbacks=steps, progress_bar=False)
     assert steps.seen == 5
     model.resume(7, callbacks=steps)
@@ -182,12 +186,169 @@ def test_loading_what_is_no_checkpoint(tmp_path: Path) -> None:
         SAC.load(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="neither a checkpoint nor a run folder"):
         SAC.load(tmp_path)
-    result = train(tiny("td3", tmp_path, total_timesteps=5, eval_episodes=0))
+    result = train(tiny("td3", tmp_path, total_timesteps=25, eval_episodes=0))
     with pytest.raises(ConfigError, match="SAC cannot run a config for 'td3'"):
         SAC.load(result.checkpoint_path)
     bad = np.zeros(5)
     with pytest.raises(ConfigError, match=r"obs must have shape \[3\]"):
         rl_training.TD3.load(result.checkpoint_path).predict(bad)
+
+
+def test_evaluate_tells_each_episode(tmp_path: Path) -> None:
+    model = SAC(tiny("sac", tmp_path, total_timesteps=25))
+    model.learn(progress_bar=False)
+    metrics = model.evaluate(num_episodes=3)
+    assert [type(value) for value in metrics["returns"]] == [float] * 3
+    assert metrics["lengths"] == [200] * 3
+    assert np.mean(metrics["returns"]) == metrics["eval_return_mean"]
+    assert model.evaluate(2)["returns"] == metrics["returns"][:2]
+
+
+def test_evaluate_samples_the_policy_on_request(tmp_path: Path) -> None:
+    model = SAC(tiny("sac", tmp_path, total_timesteps=25))
+    path = model.learn(progress_bar=False).checkpoint_path
+    mode, sampled = model.evaluate(12), model.evaluate(12, deterministic=False)
+    assert sampled != mode
+    assert sampled == model.evaluate(12, deterministic=False)
+    assert evaluate_checkpoint(path, 12, deterministic=False).items() <= sampled.items()
+    # An episode's noise is its own: it does not matter how many are played beside it.
+    assert model.evaluate(3, deterministic=False)["returns"] == pytest.approx(sampled["returns"][:3], rel=1e-4)
+
+
+@pytest.mark.parametrize("algo", ["td3", "dqn"])
+def test_a_deterministic_policy_has_nothing_to_sample(algo: str, tmp_path: Path) -> None:
+    model = MANAGED[algo](tiny(algo, tmp_path, total_timesteps=25, eval_episodes=0))
+    model.learn(progress_bar=False)
+    assert model.evaluate(2, deterministic=False) == model.evaluate(2)
+
+
+@pytest.mark.parametrize("find", [rl_training.load, ManagedAlgorithm.load])
+def test_loading_finds_the_class(find: Any, tmp_path: Path) -> None:
+    result = train(tiny("td3_bc", tmp_path, total_timesteps=5, eval_episodes=0))
+    for place in (result.run_dir, str(result.checkpoint_path)):
+        model = find(place)
+        assert type(model) is TD3BC
+        assert model.predict(np.ones(3)).shape == (1,)
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3_bc", "rlpd"])
+def test_learning_again_makes_so_many_steps_more_in_the_same_folder(algo: str, tmp_path: Path) -> None:
+    config = tiny(algo, tmp_path / "parts", eval_episodes=0, checkpoint_interval=1000)
+    model = MANAGED[algo](config.replace(total_timesteps=25))
+    first = model.learn(progress_bar=False)
+    assert model.learn(progress_bar=False).metrics["global_step"] == 50  # as many as the model was made with
+    last = MANAGED[algo].load(first.run_dir).learn(10, progress_bar=False)
+    assert last.run_dir == first.run_dir
+    assert last.metrics["global_step"] == 60
+    whole = train(config.replace(output_dir=str(tmp_path / "whole")))
+    obs = np.ones((4, 3))
+    assert np.array_equal(
+        predict_checkpoint(last.checkpoint_path, obs), predict_checkpoint(whole.checkpoint_path, obs)
+    )
+    with pytest.raises(ConfigError, match=r"run_suffix: .* goes on in the folder it has"):
+        model.learn(5, run_suffix="mine")
+
+
+def test_arrays_are_remembered_for_the_next_learning(tmp_path: Path) -> None:
+    model = TD3BC(**settings("td3_bc", tmp_path))
+    model.learn(10, progress_bar=False, dataset=identity_data())
+    assert model.learn(10, progress_bar=False).metrics["global_step"] == 20
+    assert model.resume(25, progress_bar=False).metrics["dataset_size"] == 200
+
+
+def test_data_may_be_a_file_or_a_mapping(tmp_path: Path) -> None:
+    config = tiny("bc", tmp_path / "runs", eval_episodes=0, total_timesteps=10)
+    spaces = spaces_of(config)
+    collected = collect_random(config, spaces, 50, seed=0)
+    columns = collected.columns()
+    path = write_columns(tmp_path / "x.npz", columns)
+    given: list[Any] = [
+        collected,
+        str(path),
+        path,
+        {name: column.read(0, 50) for name, column in columns.data.items()},
+        TransitionDataset.load(path),
+    ]
+    results = [BC(config).learn(progress_bar=False, dataset=data) for data in given]
+    obs = np.ones((4, 3))
+    for result in results:
+        assert result.metrics["dataset_size"] == 50
+        assert np.array_equal(
+            predict_checkpoint(result.checkpoint_path, obs), predict_checkpoint(results[0].checkpoint_path, obs)
+        )
+    # The file is part of the run's settings: whoever resumes it need not give it again.
+    loaded = rl_training.load(results[1].run_dir)
+    assert loaded.config.algo_kwargs["dataset_path"] == str(path)
+    assert loaded.learn(5, progress_bar=False).metrics["dataset_size"] == 50
+    shorter = write_columns(tmp_path / "y.npz", collect_random(config, spaces, 40, seed=1).columns())
+    assert loaded.learn(5, progress_bar=False, dataset=shorter).metrics["dataset_size"] == 40
+
+
+@pytest.mark.parametrize(
+    ("learn", "message"),
+    [
+        (lambda: BC("Pendulum-v1").learn(9, dataset=[1, 2]), "dataset: give a TransitionDataset, a file"),
+        (lambda: BC("Pendulum-v1").learn(9, dataset={"obs": 1}), "dataset: unknown key 'obs'"),
+        (lambda: BC("Pendulum-v1").learn(9, dataset={"actions": 1}), "dataset: 'observations' is missing"),
+        (lambda: BC("Pendulum-v1").learn(9, dataset="nothing.npz"), "nothing.npz"),
+        (lambda: SAC("Pendulum-v1").learn(9, dataset="x.npz"), "sac learns from an environment alone"),
+        (lambda: SAC("Pendulum-v1").learn(9, callbacks=3), "callbacks: give a Callback, a function"),
+        (lambda: SAC("Pendulum-v1").learn(9, callbacks=Steps), "Steps is a class; give an instance of it, Steps()"),
+        (lambda: SAC("Pendulum-v1").learn(9, callbacks=lambda: None), "must take one argument, the session"),
+    ],
+)
+def test_what_cannot_be_given_to_learn_is_refused_in_one_line(
+    learn: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RLTrainingError) as caught:
+        learn()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_function_is_a_callback(tmp_path: Path) -> None:
+    seen = []
+
+    def watch(session: Session) -> None:
+        seen.append(session.clock.now)
+        if len(seen) == 22:
+            session.stop("enough")
+
+    steps = Steps()
+    result = SAC(tiny("sac", tmp_path, eval_episodes=0)).learn(30, callbacks=[watch, steps], progress_bar=False)
+    assert seen == list(range(1, 23))
+    assert steps.seen == 22
+    assert result.metrics["global_step"] == 22
+
+
+@pytest.mark.parametrize("algo", OFFLINE)
+def test_random_data_only_where_asked_for(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^dataset_kind is missing: .* ask for .* with dataset_kind: random$"):
+        MANAGED[algo]("Pendulum-v1").learn(1_000)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"learning_starts": 1_000},
+            "total_timesteps: 999 steps end before the first update: .* 1,000 steps; raise",
+        ),
+        ({"learning_starts": 900, "train_frequency": 512}, "learning_starts, 900 steps and then every 512 steps;"),
+    ],
+)
+def test_a_run_without_an_update_is_refused(
+    settings: dict[str, int], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for model in (SAC("Pendulum-v1", **settings), RLPD("Pendulum-v1", dataset_kind="random", **settings)):
+        with pytest.raises(ConfigError, match=message):
+            model.learn(999)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_numpy_s_numbers_are_settings_too() -> None:

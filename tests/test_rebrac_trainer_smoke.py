@@ -11,6 +11,7 @@ import torch
 from rl_training.experiment.checkpointing import read_checkpoint
 from tests.runs import tiny, train
 from tests.smoke import OfflineFacts
+from tests.test_callbacks import StopAt
 
 
 class TestShortRun(OfflineFacts):
@@ -30,9 +31,8 @@ def test_it_continues_in_td3(layer_norm: bool, tmp_path: Path) -> None:
     """Its critics too where TD3's have LayerNorm; ten steps, so that nothing is learned yet."""
     before = train(tiny("rebrac", tmp_path, total_timesteps=20, eval_episodes=0))
     kwargs = {"layer_norm": layer_norm}
-    after = train(
-        tiny("td3", tmp_path, kwargs=kwargs, init_from=before.run_dir, total_timesteps=10, eval_episodes=0)
-    )
+    config = tiny("td3", tmp_path, kwargs=kwargs, init_from=before.run_dir, eval_episodes=0)
+    after = train(config, [StopAt(10)])
     theirs = read_checkpoint(before.checkpoint_path).tensors["networks"]
     ours = read_checkpoint(after.checkpoint_path).tensors["networks"]
     for name, tensor in ours.items():

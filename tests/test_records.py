@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from rl_training.data.loading import DatasetConfig
 from rl_training.errors import CheckpointError
 from rl_training.experiment import registry
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint, write_checkpoint
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import SCHEMA
-from rl_training.experiment.history import _defaults_0_1
+from rl_training.experiment.history import _defaults_0_1, with_defaults_of
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.state import config_of, read_run_checkpoint
 from tests.runs import ALL, differences, interrupted, logged, resume, run_record, tiny, train, trainer_state
@@ -32,7 +34,7 @@ def with_other_defaults(monkeypatch: pytest.MonkeyPatch, algo: str, **defaults: 
 
 @pytest.mark.parametrize("algo", ALL)
 def test_a_checkpoint_holds_every_setting(algo: str, tmp_path: Path) -> None:
-    config = tiny(algo, tmp_path, total_timesteps=3, eval_episodes=0)
+    config = tiny(algo, tmp_path, total_timesteps=20, eval_episodes=0)
     stored = read_checkpoint(train(config).checkpoint_path).records["config"]
     assert stored["algo_kwargs"] == registry.resolve(config).to_dict()
 
@@ -94,3 +96,19 @@ def test_records_of_a_later_version_are_refused(schema: Any, tmp_path: Path) -> 
     write_checkpoint(run / "checkpoints", checkpoint.step, tensors=checkpoint.tensors, records=records)
     with pytest.raises(CheckpointError, match=r"need a newer rl_training \(this one knows 2\)"):
         resume(run)
+
+
+@pytest.mark.parametrize("schema", [None, SCHEMA])
+def test_runs_from_before_random_steps_act_at_random_until_learning_starts(schema: int | None) -> None:
+    config = TrainConfig(algo="sac", env_id="Pendulum-v1", total_timesteps=9, algo_kwargs={"learning_starts": 7})
+    assert "random_steps" not in with_defaults_of(schema, config).algo_kwargs
+    taken_over = with_defaults_of(schema, config.replace(init_from="runs/other"))
+    assert taken_over.algo_kwargs["random_steps"] == 7
+    written = taken_over.replace(algo_kwargs={"learning_starts": 7, "random_steps": None})
+    assert with_defaults_of(schema, written).algo_kwargs["random_steps"] is None
+
+
+def test_runs_of_0_1_learn_from_random_data_unless_told_otherwise() -> None:
+    config = TrainConfig(algo="iql", env_id="Pendulum-v1", total_timesteps=9)
+    assert with_defaults_of(None, config).algo_kwargs["dataset_kind"] == "random"
+    assert registry.resolve(config)[DatasetConfig].dataset_kind is None

@@ -28,6 +28,7 @@ __all__ = [
     "TrainConfig",
     "TrainResult",
     "TransitionDataset",
+    "load",
 ]
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         TQC,
         ManagedAlgorithm,
         ReBRAC,
+        load,
     )
     from rl_training.data.datasets import TransitionDataset
     from rl_training.experiment.config import TrainConfig

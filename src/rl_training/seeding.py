@@ -11,7 +11,7 @@ import numpy as np
 TRAINING, EVALUATION, COLLECTION = 1, 2, 3
 # Evaluation seeds are the same for every run, so that runs are compared on the same episodes.
 EVALUATION_SEED = 20_240_229
-_LEARNER, _EXPLORATION, _RANDOM_DATA = 0x1EA, 0xAC7, 0xDA7A
+_LEARNER, _EXPLORATION, _RANDOM_DATA, _SAMPLING = 0x1EA, 0xAC7, 0xDA7A, 0x5A3
 
 
 def episode_seed(seed: int, purpose: int, index: int, episode: int) -> int:
@@ -28,6 +28,11 @@ def learner_seeds(seed: int) -> tuple[int, int]:
 def exploration(seed: int) -> np.random.Generator:
     """Random actions and exploration noise."""
     return np.random.default_rng(np.random.SeedSequence((seed, _EXPLORATION)))
+
+
+def evaluation_sampling(column: int, number: int) -> np.random.Generator:
+    """The noise of a stochastic policy in one evaluation episode, the same in every run."""
+    return np.random.default_rng(np.random.SeedSequence((EVALUATION_SEED, _SAMPLING, column, number)))
 
 
 def random_data(seed: int) -> np.random.Generator:

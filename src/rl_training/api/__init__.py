@@ -19,6 +19,7 @@ __all__ = [
     "TQC",
     "ManagedAlgorithm",
     "ReBRAC",
+    "load",
 ]
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         TQC,
         ManagedAlgorithm,
         ReBRAC,
+        load,
     )
 else:
 

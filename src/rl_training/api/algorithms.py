@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -10,31 +12,34 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rl_training.data.datasets import TransitionDataset
+from rl_training.data.formats import kind_of
 from rl_training.environments.given import Env, Given, bring
+from rl_training.environments.making import spaces_of
 from rl_training.environments.wrapping import name_wrappers
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import get_algorithm_spec, resolve
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callback, as_callbacks
 from rl_training.runtime.run import Launch
-from rl_training.runtime.session import TrainResult
-from rl_training.runtime.state import config_of
+from rl_training.runtime.session import Session, TrainResult
+from rl_training.runtime.state import config_of, understood
 from rl_training.runtime.workflows import (
     LoadedPolicy,
-    evaluate_checkpoint,
     load_policy,
     open_checkpoint,
+    play_checkpoint,
     resume_training,
 )
 from rl_training.settings import nearest
 
 # An environment as people have it: a Gymnasium id, an object, its class, or a callable that makes one.
 Environment = str | Env | type[Env] | Callable[..., Env]
-
-
-def _listed(callbacks: Callback | Sequence[Callback] | None) -> Sequence[Callback] | None:
-    return [callbacks] if isinstance(callbacks, Callback) else callbacks
+Watcher = Callback | Callable[[Session], object]
+Watchers = Watcher | Sequence[Watcher] | None
+Data = TransitionDataset | str | os.PathLike[str] | Mapping[str, Any] | None
+# The keys of `algo_kwargs` that say where data come from; a file given to `learn` takes the place of them all.
+_DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "datasets")
 
 
 class ManagedAlgorithm:
@@ -61,6 +66,8 @@ class ManagedAlgorithm:
             )
         resolve(self.config)
         self.checkpoint_path: Path | None = None
+        self._steps, self._budget = 0, self.config.total_timesteps
+        self._dataset: TransitionDataset | None = None
         self._loaded: LoadedPolicy | None = None
 
     @classmethod
@@ -103,21 +110,35 @@ class ManagedAlgorithm:
     def learn(
         self,
         total_timesteps: int | None = None,
-        callbacks: Callback | Sequence[Callback] | None = None,
+        callbacks: Watchers = None,
         progress_bar: bool = True,
         *,
-        dataset: TransitionDataset | None = None,
+        dataset: Data = None,
         run_suffix: str | None = None,
     ) -> TrainResult:
-        """Train from scratch in a new run folder; offline, `total_timesteps` counts gradient updates."""
-        if total_timesteps is not None:
-            self.config = self.config.replace(total_timesteps=total_timesteps)
-        self.config = self.config.with_seed()
+        """Train in a new run folder; offline, `total_timesteps` counts gradient updates.
+
+        Called again, or on a loaded model, it makes `total_timesteps` more in the same folder, with the same
+        settings; early stopping that ended the run holds until the new total exceeds the old one. To start anew,
+        make a new model.
+
+        `callbacks`: a `Callback`, a function that is called with the session after each step, or a list of such.
+        `dataset`: a `TransitionDataset`, a file or Minari id, or a mapping of the arrays `from_arrays` takes.
+        """
+        steps = self._budget if total_timesteps is None else total_timesteps
+        if self.checkpoint_path is not None:
+            if run_suffix is not None:
+                raise ConfigError(
+                    f"run_suffix: {type(self).__name__} goes on in the folder it has; a new model gets a new one"
+                )
+            return self.resume(self._steps + steps, callbacks, progress_bar, dataset=dataset)
+        watching, config = as_callbacks(callbacks), self.config.replace(total_timesteps=steps)
+        self.config, self._dataset = self._with_data(config.with_seed(), dataset)
         result = ExperimentManager().train(
             self.config,
             run_suffix=run_suffix,
-            callbacks=_listed(callbacks),
-            dataset=dataset,
+            callbacks=watching,
+            dataset=self._dataset,
             given=self._given,
             launch=Launch(quiet=not progress_bar),
         )
@@ -126,35 +147,65 @@ class ManagedAlgorithm:
     def resume(
         self,
         total_timesteps: int | None = None,
-        callbacks: Callback | Sequence[Callback] | None = None,
+        callbacks: Watchers = None,
         progress_bar: bool = True,
         *,
-        dataset: TransitionDataset | None = None,
+        dataset: Data = None,
         env: Environment | None = None,
         eval_env: Environment | None = None,
     ) -> TrainResult:
-        """Go on from the last checkpoint, to a larger `total_timesteps` if given.
+        """Go on from the last checkpoint, to a larger `total_timesteps` if given; data in memory are remembered.
 
         `env` and `eval_env` bring back environments that were given as objects.
         """
+        path, watching = self._checkpoint(), as_callbacks(callbacks)
         changes: dict[str, Any] = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
         changes |= self._bring(env, eval_env)
-        self.config = self.config.replace(**changes)
+        self.config, data = self._with_data(self.config.replace(**changes), dataset)
+        self._dataset = self._dataset if dataset is None else data
         changes["allow_import"] = self.config.allow_import
+        if dataset is not None and data is None:
+            changes["algo_kwargs"] = self.config.algo_kwargs
         result = resume_training(
-            self._checkpoint(),
+            path,
             changes=changes,
-            callbacks=_listed(callbacks),
-            dataset=dataset,
+            callbacks=watching,
+            dataset=self._dataset,
             given=self._given,
             quiet=not progress_bar,
         )
         return self._trained(result)
 
-    def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
-        """Mean return over fixed seeds, with the deterministic policy."""
+    def _with_data(self, config: TrainConfig, given: Data) -> tuple[TrainConfig, TransitionDataset | None]:
+        """The settings that name a file of data, or the data in memory, of whatever a user gives as `dataset`."""
+        if given is None or isinstance(given, TransitionDataset):
+            return config, given
+        if "dataset_kind" not in get_algorithm_spec(self.algo).sections.owners():
+            raise ConfigError(f"dataset: {self.algo} learns from an environment alone; use rlpd to mix in data")
+        if isinstance(given, Mapping):
+            return config, _from_mapping(given, config)
+        if not isinstance(given, str | os.PathLike):
+            raise ConfigError(
+                "dataset: give a TransitionDataset, a file (.npz, .hdf5), a Minari id or a mapping of arrays, "
+                f"got {type(given).__name__}"
+            )
+        kept = {key: value for key, value in config.algo_kwargs.items() if key not in _DATA_KEYS}
+        kind = kind_of(given)
+        place = {"dataset_id" if kind == "minari" else "dataset_path": os.fspath(given)}
+        config = config.replace(algo_kwargs={**kept, "dataset_kind": kind, **place})
+        resolve(config)
+        return config, None
+
+    def evaluate(self, num_episodes: int | None = None, deterministic: bool = True) -> dict[str, Any]:
+        """Mean return and its companions over fixed seeds, and `returns` and `lengths` of the episodes.
+
+        Without `deterministic` a stochastic policy is sampled, with noise that is fixed too.
+        """
         changes = self._environments() | {"allow_import": self.config.allow_import}
-        return evaluate_checkpoint(self._checkpoint(), num_episodes, changes=changes, given=self._given)
+        metrics, played = play_checkpoint(
+            self._checkpoint(), num_episodes, deterministic=deterministic, changes=changes, given=self._given
+        )
+        return {**metrics, "returns": played.returns.tolist(), "lengths": played.lengths.tolist()}
 
     def predict(self, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
         """The action in the environment's units, for one observation or a batch."""
@@ -174,10 +225,15 @@ class ManagedAlgorithm:
         """A trained algorithm from a checkpoint or run folder; neither environment nor data are needed.
 
         `env`, `eval_env` and `wrappers` bring back what was given as objects, to evaluate in and to go on with.
+        `ManagedAlgorithm.load` and `rl_training.load` find the class that trained it.
         """
         checkpoint = open_checkpoint(path)
-        model = cls(config_of(checkpoint))
+        config = config_of(checkpoint)
+        model = (_class_of(config.algo) if cls is ManagedAlgorithm else cls)(config)
+        assert isinstance(model, cls)
         model.checkpoint_path = checkpoint.path
+        with understood(checkpoint):
+            model._steps = int(checkpoint.records["trainer"]["clock"]["global_step"])
         model._loaded = load_policy(checkpoint)
         model._bring(env, eval_env, wrappers)
         return model
@@ -210,12 +266,38 @@ class ManagedAlgorithm:
 
     def _trained(self, result: TrainResult) -> TrainResult:
         self.checkpoint_path, self._loaded = result.checkpoint_path, None
+        self._steps = int(result.metrics["global_step"])
         return result
 
     def _checkpoint(self) -> Path:
         if self.checkpoint_path is None:
             raise ConfigError(f"{type(self).__name__} is not trained yet: call learn() or load() first")
         return self.checkpoint_path
+
+
+def load(path: str | Path) -> ManagedAlgorithm:
+    """A trained model from any run folder or checkpoint, whichever algorithm trained it."""
+    return ManagedAlgorithm.load(path)
+
+
+def _class_of(algo: str) -> type[ManagedAlgorithm]:
+    for managed in ManagedAlgorithm.__subclasses__():
+        if managed.algo == algo:
+            return managed
+    raise ConfigError(f"algo: no class trains {algo!r}; define one, derived from ManagedAlgorithm", key="algo")
+
+
+def _from_mapping(arrays: Mapping[str, Any], config: TrainConfig) -> TransitionDataset:
+    """Arrays by the names of `from_arrays`; an environment tells the spaces where there is one."""
+    parameters = inspect.signature(TransitionDataset.from_arrays).parameters
+    needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    for name in arrays:
+        if name not in parameters:
+            raise ConfigError(f"dataset: unknown key {name!r}{nearest(str(name), parameters)}")
+    if missing := [name for name in needed if name not in arrays]:
+        raise ConfigError(f"dataset: {missing[0]!r} is missing; needed: {', '.join(needed)}")
+    known = {} if config.env_id is None else {"spaces": spaces_of(config)}
+    return TransitionDataset.from_arrays(**{**known, **arrays})
 
 
 class DQN(ManagedAlgorithm):

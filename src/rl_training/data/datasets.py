@@ -7,6 +7,7 @@ and kept in a memory-mapped file (see `packing.py`).
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,10 +18,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from rl_training.data.columns import ArrayColumn, Columns
+from rl_training.data.formats import FileKind, read_columns
 from rl_training.data.packing import allocate_rows, pack
 from rl_training.data.sources import BatchSource, TensorSource
 from rl_training.data.transitions import RowLayout, TransitionBatch
-from rl_training.data.validation import resolve_spaces
+from rl_training.data.validation import resolve_spaces, with_action_space
 from rl_training.data.weighted import Part, WeightedSource
 from rl_training.errors import ConfigError, DatasetError, MemoryLimitError
 from rl_training.memory import human_bytes, room_on_gpu
@@ -119,6 +121,32 @@ class TransitionDataset:
             start=start,
         )
         return cls.from_columns(columns, spaces=spaces, memory_limit=memory_limit)
+
+    @classmethod
+    def load(
+        cls,
+        place: str | os.PathLike[str],
+        *,
+        kind: FileKind | None = None,
+        download: bool = False,
+        action_low: ArrayLike | None = None,
+        action_high: ArrayLike | None = None,
+        num_actions: int | None = None,
+        start: int = 0,
+        spaces: SpaceSpec | None = None,
+        memory_limit: int | None = None,
+    ) -> Self:
+        """The data set in a file (`.npz`, `.hdf5`, `.h5`) or of a Minari id, checked.
+
+        `kind` (`npz`, `hdf5`, `minari`) is for a file with another ending; `download` lets a Minari data set be
+        fetched. A file that does not tell its action space needs one, as for `from_arrays`.
+        """
+        with read_columns(place, kind, download=download) as columns:
+            if action_low is not None or action_high is not None or num_actions:
+                columns = with_action_space(
+                    columns, _bound(action_low), _bound(action_high), num_actions or 0, start
+                )
+            return cls.from_columns(columns, spaces=spaces, memory_limit=memory_limit)
 
     @classmethod
     def from_columns(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -11,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from rl_training.data.columns import Columns
 from rl_training.data.datasets import TransitionDataset, mix
 from rl_training.data.formats import read_columns
-from rl_training.data.validation import declared_spaces, require_same_actions
+from rl_training.data.validation import with_action_space
 from rl_training.errors import ConfigError
 from rl_training.settings import (
     Floats,
@@ -30,8 +29,8 @@ Collect = Callable[[int, int], TransitionDataset]
 class DatasetChoice(Settings):
     """Where one data set comes from."""
 
-    dataset_kind: Literal["random", "npz", "hdf5", "minari"] = "random"
-    """where the data comes from; `random` collects it from the environment"""
+    dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None = None
+    """where the data comes from; `random` collects it from the environment; null: given to `learn(dataset=…)`"""
     dataset_path: PathText | None = None
     """file of kind `npz` or `hdf5`"""
     dataset_id: str | None = None
@@ -50,6 +49,10 @@ class DatasetChoice(Settings):
             raise ValueError(f"dataset_kind {kind!r} needs dataset_path, the path of the file")
         if kind == "minari" and self.dataset_id is None:
             raise ValueError("dataset_kind 'minari' needs dataset_id, for example 'D4RL/pen/human-v2'")
+        if kind is None and self.dataset_path is not None:
+            raise ValueError("dataset_path needs the kind of its file; set dataset_kind: npz or hdf5")
+        if kind is None and self.dataset_id is not None:
+            raise ValueError("dataset_id needs its kind; set dataset_kind: minari")
         if kind not in ("npz", "hdf5") and self.dataset_path is not None:
             raise ValueError(f"dataset_path is not used by dataset_kind {kind!r}; set dataset_kind: npz or hdf5")
         if kind != "minari" and self.dataset_id is not None:
@@ -62,6 +65,12 @@ class DatasetChoice(Settings):
         self, columns_of: Callable[[Columns], Columns], spaces: SpaceSpec | None, collect: Collect | None
     ) -> TransitionDataset:
         """Collect or read this data set; `columns_of` may add what the configuration knows of a file."""
+        if self.dataset_kind is None:
+            raise ConfigError(
+                "dataset_kind is missing: set it with dataset_path or dataset_id, give learn(dataset=…), or ask "
+                "for transitions of random actions with dataset_kind: random",
+                key="algo_kwargs.dataset_kind",
+            )
         if self.dataset_kind == "random":
             if collect is None:
                 raise ConfigError(
@@ -110,7 +119,8 @@ class DatasetConfig(DatasetChoice):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.datasets and (self.dataset_kind != "random" or self.dataset_path or self.dataset_id):
+        # Records of runs that were made while `random` was the default have it beside `datasets`.
+        if self.datasets and self.dataset_kind not in (None, "random"):
             raise ValueError("datasets cannot stand beside dataset_kind, dataset_path or dataset_id; list them all")
         if (self.action_low is None) != (self.action_high is None):
             raise ValueError("action_low and action_high must be given together")
@@ -129,11 +139,7 @@ class DatasetConfig(DatasetChoice):
         """`columns` with the action bounds of the configuration, which must not contradict the file's."""
         if self.action_low is None:
             return columns
-        bounded = replace(columns, action_low=self.action_low, action_high=self.action_high, num_actions=0, start=0)
-        own, wanted = declared_spaces(columns), declared_spaces(bounded)
-        if own is not None and wanted is not None:
-            require_same_actions(columns.name, own, wanted)
-        return bounded
+        return with_action_space(columns, self.action_low, self.action_high)
 
     def transform(self, dataset: TransitionDataset) -> TransitionDataset:
         """The chosen episodes with their rewards scaled and shifted."""

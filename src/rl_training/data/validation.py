@@ -10,6 +10,7 @@ said of the whole set, so `Chaining` gathers evidence and gives its verdict at t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,6 +86,21 @@ def declared_spaces(columns: Columns) -> SpaceSpec | None:
         return SpaceSpec(columns.obs_dim, _wide(columns.action_low, width), _wide(columns.action_high, width))
     except ConfigError as error:
         raise DatasetError(f"{columns.name}: {error}") from None
+
+
+def with_action_space(
+    columns: Columns,
+    low: tuple[float, ...] | None,
+    high: tuple[float, ...] | None,
+    num_actions: int = 0,
+    start: int = 0,
+) -> Columns:
+    """`columns` with an action space told by the user, which must not contradict the source's own."""
+    told = replace(columns, action_low=low, action_high=high, num_actions=num_actions, start=start)
+    own, wanted = declared_spaces(columns), declared_spaces(told)
+    if own is not None and wanted is not None:
+        require_same_actions(columns.name, own, wanted)
+    return told
 
 
 def _wide(bound: tuple[float, ...], width: int) -> tuple[float, ...]:

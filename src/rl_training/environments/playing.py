@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from rl_training.environments.pool import EnvPool
 from rl_training.errors import DivergedError
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.policies import Policy
-from rl_training.seeding import EVALUATION, EVALUATION_SEED
+from rl_training.seeding import EVALUATION, EVALUATION_SEED, evaluation_sampling
 from rl_training.spaces import SpaceSpec
 
 # An episode's seed follows from its place, (column, number): with a fixed number of columns the same episodes are
@@ -35,8 +36,17 @@ class PlayInterrupted(Exception):
     """Playing was asked to stop; its unfinished episodes are dropped."""
 
 
+@dataclass(frozen=True)
+class Played:
+    """Episodes 0 … n-1: the return and the length of each, and how many were cut at the bound."""
+
+    returns: NDArray[np.float64]  # [n]
+    lengths: NDArray[np.int64]  # [n]
+    cut: int
+
+
 class Evaluator:
-    """Runs episodes with the deterministic policy; its environments are made once and kept."""
+    """Plays episodes on fixed seeds; its environments are made once and kept."""
 
     def __init__(self, config: TrainConfig, spaces: SpaceSpec, given: Given | None = None) -> None:
         self.config, self.given = (given or Given()).evaluation(config)
@@ -78,26 +88,42 @@ class Evaluator:
     def run(
         self, policy: Policy, episodes: int, interrupted: Callable[[], bool] = lambda: False
     ) -> dict[str, float]:
-        """`eval_return_mean` and its companions over exactly `episodes` episodes.
+        """`eval_return_mean` and its companions over exactly `episodes` episodes with the deterministic policy."""
+        return self.summary(self.play(policy, episodes, interrupted))
+
+    def play(
+        self,
+        policy: Policy,
+        episodes: int,
+        interrupted: Callable[[], bool] = lambda: False,
+        *,
+        deterministic: bool = True,
+    ) -> Played:
+        """Exactly `episodes` episodes; without `deterministic` a stochastic policy is sampled.
 
         Raises `PlayInterrupted` as soon as `interrupted()` says so. `cut_episodes` counts those that reached the
         bound.
         """
+        bound = self.bound or math.inf
         try:
-            returns, lengths, cut = _play(
-                self.open(episodes), policy, self.spaces, episodes, self.bound or math.inf, interrupted
-            )
+            act = _mode(policy) if deterministic or not policy.stochastic else _sampled(policy, self.spaces)
+            played = _play(self.open(episodes), act, self.spaces, episodes, bound, interrupted)
         except BaseException:
             self.close()  # another environment's answer may be under way, and would be taken for its next one
             raise
-        self.cut_episodes += cut
+        self.cut_episodes += played.cut
+        return played
+
+    def summary(self, played: Played) -> dict[str, float]:
+        """Means and their companions, by the names metrics have everywhere."""
+        returns, lengths = played.returns, played.lengths
         result = {
             "eval_return_mean": float(returns.mean()),
             "eval_return_std": float(returns.std()),
             "eval_return_min": float(returns.min()),
             "eval_return_max": float(returns.max()),
             "eval_length_mean": float(lengths.mean()),
-            "eval_episodes": float(episodes),
+            "eval_episodes": float(len(returns)),
         }
         score = normalized_score(self.config.env_id or "", result["eval_return_mean"])
         if score is not None:
@@ -110,15 +136,37 @@ class Evaluator:
             pool.close()
 
 
+# Internal actions for the observations `[n, O]` of these n episodes.
+Act = Callable[[torch.Tensor, list[int]], torch.Tensor]
+
+
+def _mode(policy: Policy) -> Act:
+    return lambda obs, episodes: policy.mode(obs)
+
+
+def _sampled(policy: Policy, spaces: SpaceSpec) -> Act:
+    """Each episode has noise of its own, so that it does not depend on which others are played beside it."""
+    sources: dict[int, np.random.Generator] = {}
+
+    def act(obs: torch.Tensor, episodes: list[int]) -> torch.Tensor:
+        for episode in episodes:
+            if episode not in sources:
+                sources[episode] = evaluation_sampling(*_place(episode))
+        noise = np.stack([sources[episode].standard_normal(spaces.action_dim) for episode in episodes])
+        return policy.sample(obs, torch.from_numpy(noise.astype(np.float32)))
+
+    return act
+
+
 def _play(
     pool: EnvPool,
-    policy: Policy,
+    act: Act,
     spaces: SpaceSpec,
     episodes: int,
     bound: float,
     interrupted: Callable[[], bool],
-) -> tuple[NDArray[np.float64], NDArray[np.int64], int]:
-    """Returns and lengths of episodes 0 … n-1, and how many were cut at `bound` steps.
+) -> Played:
+    """Episodes 0 … n-1, each cut at `bound` steps.
 
     Environment i plays the episodes i, i + k, i + 2k, …: which one it plays does not depend on how long the others
     take, so n episodes are the same n episodes whatever their lengths.
@@ -135,7 +183,8 @@ def _play(
         _require_finite(obs)
         active = sorted(playing)
         with torch.inference_mode():
-            actions = spaces.to_env(policy.mode(torch.from_numpy(obs[active])).numpy())
+            inputs = torch.from_numpy(obs[active])
+            actions = spaces.to_env(act(inputs, [playing[i] for i in active]).numpy())
         transitions = pool.step(actions, active)
         obs[active] = [transition.obs for transition in transitions]
         _require_finite(obs)  # before a reset replaces the last one of an episode
@@ -154,7 +203,7 @@ def _play(
                 if episode + width < episodes:
                     playing[i] = episode + width
                     obs[i] = pool.reset(i, _place(playing[i]))
-    return returns, lengths, cut
+    return Played(returns, lengths, cut)
 
 
 def _place(episode: int) -> tuple[int, int]:

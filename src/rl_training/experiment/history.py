@@ -21,11 +21,15 @@ from rl_training.experiment.files import SCHEMA
 
 def with_defaults_of(schema: Any, config: TrainConfig) -> TrainConfig:
     """`config`, read from a record of that schema, with the defaults it was written under spelt out."""
-    if schema is None:
-        return config.replace(algo_kwargs={**_defaults_0_1().get(config.algo, {}), **config.algo_kwargs})
-    if type(schema) is not int or schema > SCHEMA:
+    if schema is not None and (type(schema) is not int or schema > SCHEMA):
         raise CheckpointError(f"records of schema {schema!r} need a newer rl_training (this one knows {SCHEMA})")
-    return config
+    given = config.algo_kwargs
+    if schema is None:
+        given = {**_defaults_0_1().get(config.algo, {}), **given}
+    if config.init_from is not None and "learning_starts" in given:
+        # Before `random_steps` was a setting, such a run too acted at random until `learning_starts`.
+        given = {"random_steps": given["learning_starts"], **given}
+    return config if given == config.algo_kwargs else config.replace(algo_kwargs=given)
 
 
 @functools.cache

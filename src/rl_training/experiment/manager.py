@@ -62,6 +62,6 @@ class ExperimentManager:
         """Go on with a run; see `resume_training`."""
         return resume_training(path, **options)
 
-    def evaluate(self, path: str | Path, num_episodes: int | None = None) -> dict[str, float]:
+    def evaluate(self, path: str | Path, num_episodes: int | None = None, **options: Any) -> dict[str, float]:
         """Evaluate a checkpoint; see `evaluate_checkpoint`."""
-        return evaluate_checkpoint(path, num_episodes)
+        return evaluate_checkpoint(path, num_episodes, **options)

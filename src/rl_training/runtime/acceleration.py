@@ -214,6 +214,7 @@ class Updater:
                     self._set_rates(rates[i])
                     terms |= learner.gradient_step(batches[i], variant)
         finally:
+            torch.cuda.synchronize(learner.device)  # a warm-up that failed may still be at work on its stream
             learner.load_state_dict(state)
             learner.generator.set_state(random_state)
         return graph, terms, rates

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl_training.errors import ConfigError
 from rl_training.runtime.clock import Cadence
 
 if TYPE_CHECKING:
@@ -53,6 +55,46 @@ class Callback:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         pass
+
+
+class FunctionCallback(Callback):
+    """A plain function of the session, called as `on_step`."""
+
+    def __init__(self, function: Callable[[Session], object]) -> None:
+        self.function = function
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def on_step(self, session: Session) -> None:
+        self.function(session)
+
+
+def as_callbacks(given: Any) -> list[Callback]:
+    """One callback or several, of which any may be a plain function; anything else is refused in one line."""
+    several = given if isinstance(given, Sequence) else [] if given is None else [given]
+    return [_as_callback(one) for one in several]
+
+
+def _as_callback(given: Any) -> Callback:
+    if isinstance(given, Callback):
+        return given
+    if isinstance(given, type) and issubclass(given, Callback):
+        raise ConfigError(f"callbacks: {given.__name__} is a class; give an instance of it, {given.__name__}()")
+    if not callable(given):
+        raise ConfigError(
+            f"callbacks: give a Callback, a function of the session, or a list of such, got {given!r}"
+        )
+    try:
+        inspect.signature(given).bind(None)
+    except TypeError:
+        raise ConfigError(
+            f"callbacks: {getattr(given, '__name__', given)!r} must take one argument, the session"
+        ) from None
+    except ValueError:  # a built-in without a signature
+        pass
+    return FunctionCallback(given)
 
 
 class EvaluationCallback(Callback):

@@ -48,7 +48,7 @@ class Collector:
         learner: Learner,
         buffer: ReplayBuffer,
         *,
-        learning_starts: int,
+        random_steps: int,
         total_steps: int,
         reward_map: tuple[float, float] = (1.0, 0.0),
     ) -> None:
@@ -58,7 +58,7 @@ class Collector:
         self.learner = learner
         self.buffer = buffer
         self.layout = RowLayout.of(spaces)
-        self.learning_starts = learning_starts
+        self.random_steps = random_steps
         self.total_steps = total_steps
         self.reward_map = reward_map
         self.acting = ActingPolicy(learner)
@@ -102,9 +102,9 @@ class Collector:
         self.obs = next_obs
 
     def _actions(self) -> NDArray[Any]:
-        """Internal actions: uniform before `learning_starts`, the learner's exploration after."""
+        """Internal actions: uniform for `random_steps`, the learner's exploration after."""
         n = len(self.obs)
-        if self.steps < self.learning_starts:
+        if self.steps < self.random_steps:
             return random_actions(self.rng, self.spaces, n)
         progress = min(self.steps / self.total_steps, 1.0)
         with torch.inference_mode():

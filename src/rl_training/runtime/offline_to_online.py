@@ -9,7 +9,7 @@ from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.offline import BudgetConfig, Prepared, fit_offline
-from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, make_collector
+from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, make_collector, require_updates
 from rl_training.runtime.run import Job, Regime
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
@@ -55,6 +55,7 @@ class OfflineToOnline(Regime):
         self.first_phase = "pretrain" if self.pretraining else "online"
         self.total_ticks = self.pretraining + job.config.total_timesteps
         self.total_updates = self.pretraining + self.online.earned(job.config.total_timesteps)
+        require_updates(job, self.total_updates)
         if self.budget.max_updates is not None:
             self.total_updates = min(self.total_updates, self.budget.max_updates)
         self.collector = make_collector(

@@ -10,6 +10,7 @@ from rl_training.data.transitions import RowLayout
 from rl_training.environments.making import spaces_of
 from rl_training.environments.pool import EnvPool
 from rl_training.errors import ConfigError, MemoryLimitError
+from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, room_on_gpu
 from rl_training.runtime.acceleration import Updater
 from rl_training.runtime.building import build_learner, require_room_for_environments
@@ -30,7 +31,9 @@ class OnlineConfig(Settings):
     buffer_capacity: PositiveInt = 1_000_000
     """transitions the replay buffer keeps"""
     learning_starts: NonNegativeInt = 1_000
-    """environment steps with random actions before the first update"""
+    """environment steps before the first update"""
+    random_steps: NonNegativeInt | None = None
+    """environment steps with random actions; null: `learning_starts`, or none where `init_from` gives a policy"""
     train_frequency: PositiveInt = 1
     """environment steps between rounds of updates"""
     gradient_updates_per_step: PositiveInt = 1
@@ -42,6 +45,24 @@ class OnlineConfig(Settings):
         if step < first:
             return 0
         return (step // self.train_frequency - (first - 1) // self.train_frequency) * self.gradient_updates_per_step
+
+    def acts_randomly_until(self, config: TrainConfig) -> int:
+        """The step from which the policy acts: at once, if it was taken over from another run."""
+        if self.random_steps is not None:
+            return self.random_steps
+        return self.learning_starts if config.init_from is None else 0
+
+
+def require_updates(job: Job, updates: int) -> None:
+    """Refuse a new run that would end before it learns anything."""
+    if updates == 0 and job.checkpoint is None:
+        total, online = job.config.total_timesteps, job.resolved[OnlineConfig]
+        every = f" and then every {online.train_frequency} steps" if online.train_frequency > 1 else ""
+        raise ConfigError(
+            f"total_timesteps: {total:,} steps end before the first update: updates begin after learning_starts, "
+            f"{online.learning_starts:,} steps{every}; raise total_timesteps or lower learning_starts",
+            key="total_timesteps",
+        )
 
 
 def fit_online(
@@ -98,7 +119,7 @@ def make_collector(
         spaces,
         learner,
         buffer,
-        learning_starts=job.resolved[OnlineConfig].learning_starts,
+        random_steps=job.resolved[OnlineConfig].acts_randomly_until(job.config),
         total_steps=job.config.total_timesteps,
         reward_map=reward_map,
     )
@@ -119,6 +140,9 @@ class Online(Regime):
             )
         self.job, self.online = job, job.resolved[OnlineConfig]
         self.spaces = spaces_of(job.config, discrete=job.sections.learner.discrete, given=job.given)
+        self.total_ticks = job.config.total_timesteps
+        self.total_updates = self.online.earned(job.config.total_timesteps)
+        require_updates(job, self.total_updates)
         self.learner = build_learner(
             job.sections,
             job.resolved,
@@ -127,8 +151,6 @@ class Online(Regime):
             normalize_observations=job.origin is not None and has_normalizer(job.origin),
             updates_per_step=self.online.gradient_updates_per_step,
         )
-        self.total_ticks = job.config.total_timesteps
-        self.total_updates = self.online.earned(job.config.total_timesteps)
         buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner)
         if job.origin is not None and job.checkpoint is None:
             initialise_from(self.learner, job.origin, self.spaces)

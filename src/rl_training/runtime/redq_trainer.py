@@ -9,7 +9,6 @@ SPEC = algorithm(
     Online,
     "Randomized Ensembled Double Q-learning",
     2021,
-    learning_starts=5_000,
     gradient_updates_per_step=20,
 )
 train_redq = SPEC.train

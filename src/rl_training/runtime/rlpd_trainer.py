@@ -1,8 +1,8 @@
-"""RLPD through the offline and then the online loop, with defaults of its own."""
+"""RLPD through the offline and then the online loop."""
 
 from rl_training.algorithms.rlpd import RLPD
 from rl_training.runtime.offline_to_online import OfflineToOnline
 from rl_training.runtime.trainers import algorithm
 
-SPEC = algorithm(RLPD, OfflineToOnline, "RL with Prior Data", 2023, learning_starts=5_000)
+SPEC = algorithm(RLPD, OfflineToOnline, "RL with Prior Data", 2023)
 train_rlpd = SPEC.train

@@ -1,8 +1,8 @@
-"""SAC through the online loop, with defaults of its own."""
+"""SAC through the online loop."""
 
 from rl_training.algorithms.sac import SAC
 from rl_training.runtime.online import Online
 from rl_training.runtime.trainers import algorithm
 
-SPEC = algorithm(SAC, Online, "Soft Actor-Critic", 2018, learning_starts=10_000)
+SPEC = algorithm(SAC, Online, "Soft Actor-Critic", 2018)
 train_sac = SPEC.train

@@ -1,8 +1,8 @@
-"""TD3 through the online loop, with defaults of its own."""
+"""TD3 through the online loop."""
 
 from rl_training.algorithms.td3 import TD3
 from rl_training.runtime.online import Online
 from rl_training.runtime.trainers import algorithm
 
-SPEC = algorithm(TD3, Online, "Twin Delayed DDPG", 2018, learning_starts=25_000)
+SPEC = algorithm(TD3, Online, "Twin Delayed DDPG", 2018)
 train_td3 = SPEC.train

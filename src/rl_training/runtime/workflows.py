@@ -17,7 +17,7 @@ from rl_training.algorithms.base import LearnerConfig
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
-from rl_training.environments.playing import Evaluator
+from rl_training.environments.playing import Evaluator, Played
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, list_checkpoints
 from rl_training.experiment.config import TrainConfig
@@ -95,12 +95,30 @@ def evaluate_checkpoint(
     path: str | Path,
     num_episodes: int | None = None,
     *,
+    deterministic: bool = True,
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     given: Given | None = None,
 ) -> dict[str, float]:
-    """Mean return and its companions over fixed evaluation seeds.
+    """Mean return and its companions over fixed evaluation seeds; see `play_checkpoint`."""
+    metrics, _ = play_checkpoint(
+        path, num_episodes, deterministic=deterministic, changes=changes, overrides=overrides, given=given
+    )
+    return metrics
 
+
+def play_checkpoint(
+    path: str | Path,
+    num_episodes: int | None = None,
+    *,
+    deterministic: bool = True,
+    changes: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    given: Given | None = None,
+) -> tuple[dict[str, float], Played]:
+    """The metrics of an evaluation, and the episodes they sum up.
+
+    Without `deterministic` a stochastic policy is sampled, with noise that belongs to the episode: the same again.
     `changes` replace fields of the configuration, `overrides` do the same as `key=value`; `given` are
     environments that have no id.
     """
@@ -117,12 +135,12 @@ def evaluate_checkpoint(
     if difference := loaded.spaces.difference(spaces_of(config, given=given)):
         raise ConfigError(f"env_id: {config.env_id} does not fit the policy ({difference})", key="env_id")
     try:
-        metrics = evaluator.run(loaded.policy, episodes)
+        played = evaluator.play(loaded.policy, episodes, deterministic=deterministic)
     finally:
         evaluator.close()
     if evaluator.notice:
         warnings.warn(evaluator.notice, stacklevel=2)
-    return metrics
+    return evaluator.summary(played), played
 
 
 def predict_checkpoint(path: str | Path, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:

@@ -1,0 +1,42 @@
+"""Class defaults are for small tasks, papers' values stand in presets: no default changes a packaged config."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.experiment.config import TrainConfig, load_config
+from rl_training.experiment.history import _defaults_0_1
+from rl_training.experiment.registry import get_algorithm_spec, resolve
+
+# What each config of version 0.1 said beyond the defaults of that version.
+SAID: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "packaged_settings_0_1.json").read_text())
+
+
+def settings_of_0_1(name: str) -> dict[str, Any]:
+    kwargs = {**_defaults_0_1()[SAID[name]["algo"]], **SAID[name]["algo_kwargs"]}
+    del kwargs["layer_norm_epsilon"]  # no setting in 0.1
+    if kwargs.get("datasets"):
+        del kwargs["dataset_kind"]  # its default, `random`, meant nothing beside `datasets`
+    return kwargs
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_packaged_config_means_what_it_meant_in_0_1(name: str) -> None:
+    config, expected = load_config(name).config, settings_of_0_1(name)
+    settings = resolve(config).to_dict()
+    assert {key: settings[key] for key in expected} == expected
+    fields = {key: value for key, value in SAID[name].items() if key != "algo_kwargs"}
+    plain = config.to_dict()
+    assert {key: plain[key] for key in fields} == fields
+    unsaid = plain.keys() - fields.keys() - {"algo_kwargs"}
+    defaults = TrainConfig(**fields).to_dict()
+    assert {key: plain[key] for key in unsaid} == {key: defaults[key] for key in unsaid}
+
+
+@pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "tqc", "redq", "rlpd", "dqn"])
+def test_a_bare_class_learns_from_the_thousandth_step(algo: str) -> None:
+    assert get_algorithm_spec(algo).sections.resolve({}).to_dict()["learning_starts"] == 1_000
