@@ -1,4 +1,4 @@
-"""Class defaults are for small tasks, the papers' values stand in the presets: no default changes a packaged config."""
+"""Class defaults are for small tasks and change no packaged config: those spell out the papers' values."""
 
 from __future__ import annotations
 
