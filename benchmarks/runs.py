@@ -18,15 +18,17 @@ import torch
 
 from benchmarks import report
 from benchmarks.report import Entry
-from rl_training.data.loading import load_dataset
+from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
 from rl_training.experiment.registry import get_algorithm_spec, resolve
+from rl_training.models.mlp import NetworkShape
 from rl_training.runtime.building import choose_device
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.run import Launch
+from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import evaluate_checkpoint
 
@@ -144,7 +146,7 @@ def train_d3rlpy(job: Job) -> Entry:
 
     config = TrainConfig(**job.config)
     settings, spaces = resolve(config), spaces_of(config)
-    dataset = load_dataset(settings["dataset"], spaces=spaces)
+    dataset = load_dataset(settings[DatasetConfig], spaces=spaces)
     columns = dataset.layout.unpack(torch.from_numpy(np.asarray(dataset.rows)))
     timeouts = np.zeros(len(dataset), dtype=np.float32)
     timeouts[dataset.episode_ends] = 1.0 - columns.dones.numpy()[dataset.episode_ends]
@@ -163,10 +165,10 @@ def train_d3rlpy(job: Job) -> Entry:
             job.peer_python or "python",
             config.algo.upper(),
             data,
-            hidden=settings["network"].hidden_sizes,
-            batch=settings["optimization"].batch_size,
+            hidden=settings[NetworkShape].hidden_sizes,
+            batch=settings[OptimizationConfig].batch_size,
             seed=config.seed or 0,
-            normalize=settings["dataset"].normalize_observations,
+            normalize=settings[DatasetConfig].normalize_observations,
             settings=job.peer_settings,
         ) as peer:
             done = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from rl_training import BC, REDQ, RLPD, SAC, TD3BC, ManagedAlgorithm, TrainConfi
 from rl_training.data.formats import write_columns
 from rl_training.environments.making import spaces_of
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
+from rl_training.experiment.config import load_config
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import collect_random
@@ -349,6 +352,70 @@ def test_a_run_without_an_update_is_refused(
         with pytest.raises(ConfigError, match=message):
             model.learn(999)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("algo", ALL)
+def test_help_lists_every_setting(algo: str) -> None:
+    managed, spec = MANAGED[algo], get_algorithm_spec(algo)
+    parameters = inspect.signature(managed).parameters
+    settable = [*spec.sections.owners(), *TrainConfig.model_fields.keys() - {"algo", "env_id", "algo_kwargs"}]
+    assert next(iter(parameters)) == "env"
+    assert parameters.keys() >= set(settable)
+    for key, value in spec.sections.resolve({}).to_dict().items():
+        if not isinstance(value, dict | list):
+            assert parameters[key].default == value
+    assert parameters["hidden_sizes"].annotation == tuple[int, ...]
+    assert parameters["eval_interval"].annotation == int | None
+    text = pydoc.render_doc(managed, renderer=pydoc.plaintext)
+    assert "Annotated" not in text
+    assert all(f"{key} = " in text for key in settable)
+    assert TrainConfig.model_fields["seed"].description in text
+
+
+def test_a_class_derived_from_one_has_its_settings() -> None:
+    class Mine(SAC):
+        """My own."""
+
+    assert (Mine.__doc__ or "").startswith("My own.\n")
+    assert inspect.signature(Mine) == inspect.signature(SAC)
+
+
+def test_repr_says_what_it_is_and_how_far_it_came(tmp_path: Path) -> None:
+    model = SAC("Pendulum-v1", seed=1, learning_rate=1e-3, batch_size=256)
+    assert repr(model) == "SAC('Pendulum-v1', seed=1, learning_rate=0.001): not trained"
+    result = train(tiny("sac", tmp_path, total_timesteps=25, eval_episodes=0))
+    text = repr(rl_training.load(result.run_dir))
+    assert text.startswith("SAC('Pendulum-v1', seed=3, ")
+    assert "hidden_sizes=[16, 16]" in text
+    assert "gamma" not in text
+    assert text.endswith(f": trained 25 steps, {result.run_dir}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_critics": 2}, "RLPD, the plain one: SAC with prior data (2 critics without LayerNorm, fixed alpha)"),
+        ({"num_critics": 3, "layer_norm": True, "alpha": "auto"}, "RLPD as in its paper: 3 critics with LayerNorm"),
+    ],
+)
+def test_a_run_says_which_rlpd_it_is(
+    settings: dict[str, Any], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    RLPD(tiny("rlpd", tmp_path, kwargs=settings, total_timesteps=25, eval_episodes=0)).learn()
+    captured = capfd.readouterr()
+    assert said in captured.out + captured.err
+    assert "rlpd/paper" in (RLPD.__doc__ or "")
+
+
+def test_the_paper_s_rlpd_fits_any_environment() -> None:
+    loaded = load_config("rlpd/paper", ["env_id=Pendulum-v1"])
+    hopper = load_config("rlpd/hopper").config.algo_kwargs
+    data = {"dataset_kind", "dataset_id"}
+    assert loaded.config.algo_kwargs == {key: value for key, value in hopper.items() if key not in data}
+    with pytest.raises(ConfigError, match="rlpd learns online and needs an environment"):
+        RLPD(load_config("rlpd/paper").config).learn()
+    with pytest.raises(ConfigError, match="dataset_kind is missing"):
+        RLPD(loaded.config).learn()
 
 
 def test_numpy_s_numbers_are_settings_too() -> None:

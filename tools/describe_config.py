@@ -54,6 +54,7 @@ ALLOWED = {
     "alpha": "number > 0, or `auto`",
     "device": "string",
     "learning_rate_schedule": "name or mapping",
+    "wrappers": "list of names, or of mappings of a name to its arguments",
 }
 
 

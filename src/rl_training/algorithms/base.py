@@ -81,6 +81,11 @@ class Learner:
     # Whether minibatches must hold the data's own next action (`TransitionBatch.next_actions`).
     needs_next_actions: ClassVar[bool] = False
 
+    @property
+    def variety(self) -> str:
+        """Which of several known algorithms these settings make, for the first lines of a run; empty if obvious."""
+        return ""
+
     def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
         decided = {name: getattr(model, name) for name in self.of_model}
         self.config: Any = self.Config.parse(decided | hyperparameters)

@@ -96,6 +96,15 @@ class RLPD(DelayedActor):
     def model_options(cls, config: Any) -> dict[str, Any]:
         return {"num_critics": config.num_critics, "layer_norm": config.layer_norm}
 
+    @property
+    def variety(self) -> str:
+        config = self.config
+        critics = f"{config.num_critics} critics {'with' if config.layer_norm else 'without'} LayerNorm"
+        alpha = "learned alpha" if config.alpha == "auto" else "fixed alpha"
+        if config.num_critics > 2 and config.layer_norm and config.alpha == "auto":
+            return f"RLPD as in its paper: {critics}, {alpha}"
+        return f"RLPD, the plain one: SAC with prior data ({critics}, {alpha}); the paper's is rlpd/paper"
+
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
         objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if variant else {})

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rl_training.api.describing import documented, signature_of
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import kind_of
 from rl_training.environments.given import Env, Given, bring
@@ -19,7 +20,7 @@ from rl_training.environments.wrapping import name_wrappers
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
-from rl_training.experiment.registry import get_algorithm_spec, resolve
+from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs, resolve
 from rl_training.runtime.callbacks import Callback, as_callbacks
 from rl_training.runtime.run import Launch
 from rl_training.runtime.session import Session, TrainResult
@@ -38,6 +39,8 @@ Environment = str | Env | type[Env] | Callable[..., Env]
 Watcher = Callback | Callable[[Session], object]
 Watchers = Watcher | Sequence[Watcher] | None
 Data = TransitionDataset | str | os.PathLike[str] | Mapping[str, Any] | None
+# What a class does not ask for, though a configuration must say it.
+_DEFAULTS: dict[str, Any] = {"total_timesteps": 10_000}
 # The keys of `algo_kwargs` that say where data come from; a file given to `learn` takes the place of them all.
 _DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "datasets")
 
@@ -51,6 +54,31 @@ class ManagedAlgorithm:
     """
 
     algo: ClassVar[str]
+    __signature__: ClassVar[inspect.Signature]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Spell out the settings, as far as the algorithm is registered, for `help` and for editors."""
+        super().__init_subclass__(**options)
+        spec = next((spec for spec in list_algorithm_specs() if spec.name == getattr(cls, "algo", None)), None)
+        if spec is None:
+            return
+        cls.__signature__ = signature_of(cls.__init__, spec, _DEFAULTS)
+        cls.__doc__ = documented(cls.__dict__.get("__doc__") or spec.title, spec, _DEFAULTS)
+
+    def __repr__(self) -> str:
+        """`SAC('Pendulum-v1', seed=1): trained 5,000 steps, runs/…`, with the settings that are no defaults."""
+        config, spec = self.config, get_algorithm_spec(self.algo)
+        usual = TrainConfig(algo=self.algo, env_id=config.env_id, **_DEFAULTS).to_dict()
+        given = {key: value for key, value in config.to_dict().items() if value != usual[key]}
+        given.pop("total_timesteps", None)
+        defaults = spec.sections.resolve({}).to_dict()
+        given |= {key: value for key, value in given.pop("algo_kwargs", {}).items() if value != defaults[key]}
+        settings = "".join(f", {key}={value!r}" for key, value in given.items())
+        head = f"{type(self).__name__}({config.env_id!r}{settings})"
+        if self.checkpoint_path is None:
+            return f"{head}: not trained"
+        unit = "updates" if spec.regime == "offline" else "steps"
+        return f"{head}: trained {self._steps:,} {unit}, {self.checkpoint_path.parent.parent}"
 
     def __init__(self, env: Environment | TrainConfig | None = None, **settings: Any) -> None:
         self._given = Given()
@@ -105,7 +133,7 @@ class ManagedAlgorithm:
                 known = [*TrainConfig.model_fields, *owned]
                 raise ConfigError(f"{cls.__name__}: unknown setting {key!r}{nearest(key, known)}", key=key)
         fields["algo_kwargs"] = {**fields.get("algo_kwargs", {}), **extra}
-        return TrainConfig(**{"algo": cls.algo, "env_id": env_id, "total_timesteps": 10_000, **fields})
+        return TrainConfig(**{"algo": cls.algo, "env_id": env_id, **_DEFAULTS, **fields})
 
     def learn(
         self,
@@ -379,7 +407,11 @@ class EDAC(ManagedAlgorithm):
 
 
 class RLPD(ManagedAlgorithm):
-    """RL with Prior Data."""
+    """RL with Prior Data: SAC on minibatches of which a part is prior data.
+
+    By default it is no more than that: two critics, no LayerNorm, a fixed alpha, one update per step. The paper's
+    RLPD has `num_critics=10, layer_norm=True, alpha="auto", gradient_updates_per_step=20`, as `rlpd/paper` says.
+    """
 
     algo = "rlpd"
 

@@ -70,6 +70,8 @@ class OfflineToOnline(Regime):
         self.mixed_updates = self.updater(self.job, self.mixed)
 
     def fit(self, session: Session) -> None:
+        if session.clock.ticks == 0 and self.learner.variety:
+            session.say(self.learner.variety)
         if session.clock.phase == "pretrain":
             fit_offline(session, self.prior_updates, updates=self.pretraining)
         if session.running:
