@@ -54,6 +54,7 @@ ALLOWED = {
     "alpha": "number > 0, or `auto`",
     "device": "string",
     "learning_rate_schedule": "name or mapping",
+    "wrappers": "list of names or mappings",
 }
 
 
@@ -91,7 +92,7 @@ def meaning(part: type[Settings], key: str) -> str:
     for owner in part.__mro__:
         info = getattr(owner, "model_fields", {}).get(key)
         if info is not None and info.description:
-            return str(info.description)
+            return " ".join(str(info.description).split())
     raise LookupError(f"{part.__module__}.{part.__name__}: {key} has no meaning; write a docstring under the field")
 
 
