@@ -239,19 +239,21 @@ def test_trains_without_a_file(tiny: Path) -> None:
     succeed(
         *("--quiet", "train", "--algo", "SAC", "--env", "Pendulum-v1", "--steps", "2e1", "--seed", 9),
         *("--set", "learning_rate=2e-3", "--set", "hidden_sizes=[8]", "--set", "eval_episodes=0"),
+        *("--set", "learning_starts=15"),
     )
     folder = next(Path("runs").iterdir())
     resolved = yaml.safe_load((folder / "config.resolved.yaml").read_text())
     assert (resolved["algo"], resolved["seed"], resolved["total_timesteps"]) == ("sac", 9, 20)
     assert resolved["algo_kwargs"]["learning_rate"] == 2e-3
     given = yaml.safe_load((folder / "config.yaml").read_text())
-    assert given["algo_kwargs"] == {"learning_rate": 2e-3, "hidden_sizes": [8]}
+    assert given["algo_kwargs"] == {"learning_rate": 2e-3, "hidden_sizes": [8], "learning_starts": 15}
     succeed("--quiet", "train", "--config", folder / "config.yaml", "--output-dir", "again")
 
 
 def test_options_change_a_file_and_are_blamed(tiny: Path) -> None:
     succeed(
-        "--quiet", "train", "--config", tiny, "--steps", 10, "--set", "batch_size=4", "--set", "eval_episodes=0"
+        *("--quiet", "train", "--config", tiny, "--steps", 10, "--set", "batch_size=4", "--set", "eval_episodes=0"),
+        *("--set", "learning_starts=5"),
     )
     resolved = yaml.safe_load(next(Path("runs").glob("*/config.resolved.yaml")).read_text())
     assert (resolved["total_timesteps"], resolved["algo_kwargs"]["batch_size"]) == (10, 4)
@@ -693,7 +695,7 @@ def test_data_from_a_run_are_what_it_collected(tiny: Path, capacity: int) -> Non
     sets = [part for option in options for part in ("--set", option)]
     steps = Recorded.steps
     steps.clear()
-    succeed("--quiet", "train", "--config", tiny, "--env", "CliRecorded-v0", *sets, "--set", "learning_starts=200")
+    succeed("--quiet", "train", "--config", tiny, "--env", "CliRecorded-v0", *sets, "--set", "learning_starts=110")
     folder = next(Path("runs").iterdir())
     table = rows(succeed("dataset", "from-run", folder, "-o", "data.npz"))
     kept = min(capacity, 120)

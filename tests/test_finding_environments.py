@@ -80,7 +80,9 @@ def test_a_module_that_is_not_there(folder: Path) -> None:
     ):
         make_env(config("needs_more:Point-v0"))
     (folder / "fails.py").write_text("1 / 0\n")
-    with pytest.raises(ConfigError, match=r"^env_id: importing fails failed: ZeroDivisionError: division by zero$"):
+    with pytest.raises(
+        ConfigError, match=r"^env_id: fails:Point-v0 could not be made .* ZeroDivisionError: division by zero$"
+    ):
         make_env(config("fails:Point-v0"))
 
 
@@ -113,3 +115,12 @@ def test_what_cannot_be_had() -> None:
 def test_the_extras_that_are_named_exist() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert {"mujoco", "box2d"} <= project["optional-dependencies"].keys()
+
+
+def test_a_wrapper_of_a_module_around_any_environment(folder: Path) -> None:
+    """Gymnasium imports the module that `env_id` names; the wrapper is then found in it."""
+    own = config("Pendulum-v1", wrappers=["own_module_of_a_user:Same"])
+    with pytest.raises(ConfigError, match=r"is not imported; name it in env_id as well, as in env_id: own_module"):
+        make_env(own)
+    env = make_env(own.replace(env_id="own_module_of_a_user:Pendulum-v1"))
+    assert type(env).__name__ == "Same"

@@ -119,7 +119,7 @@ def test_early_stopping_needs_an_environment_to_evaluate_in(tmp_path: Path) -> N
 
 
 def test_offline_an_object_is_free_to_be_evaluated_in(tmp_path: Path) -> None:
-    model = IQL(Point(), **tiny(tmp_path, "iql"), dataset_kind="random")
+    model = IQL(Point(), **tiny(tmp_path, "iql") | {"dataset_kind": "random"})
     assert model.learn(20, progress_bar=False).metrics["eval_episodes"] == 2
 
 

@@ -54,7 +54,11 @@ ALLOWED = {
     "alpha": "number > 0, or `auto`",
     "device": "string",
     "learning_rate_schedule": "name or mapping",
+<<<<<<< HEAD
     "wrappers": "list of names, or of mappings of a name to its arguments",
+=======
+    "wrappers": "list of names or mappings",
+>>>>>>> everyday-envs
 }
 
 
@@ -92,7 +96,7 @@ def meaning(part: type[Settings], key: str) -> str:
     for owner in part.__mro__:
         info = getattr(owner, "model_fields", {}).get(key)
         if info is not None and info.description:
-            return str(info.description)
+            return " ".join(str(info.description).split())
     raise LookupError(f"{part.__module__}.{part.__name__}: {key} has no meaning; write a docstring under the field")
 
 

@@ -6,7 +6,6 @@ The configuration stays plain data and keeps a name of them; what makes them tra
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from rl_training.environments.importing import is_importable
 from rl_training.environments.wrapping import Wrapping
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
@@ -47,6 +47,14 @@ class EnvMaker:
             self._certain, self.alone = True, first is second
             self._stock = [] if self.alone else [second, first]
 
+    @property
+    def importable(self) -> bool:
+        """Whether another process can make such environments too."""
+        if isinstance(self._make, _Registered):
+            entry = self._make.spec.entry_point
+            return _is_plain(self._make.spec.kwargs) and (isinstance(entry, str) or is_importable(entry))
+        return not self.alone and is_importable(self._make)
+
     def close(self, env: Env) -> None:
         """Close an environment made here; the caller's own object is left to its owner."""
         if not self.alone:
@@ -78,10 +86,10 @@ class Given:
         """Refuse what cannot be made as often, or where, the configuration asks for it."""
         for maker in (self.env, self.eval_env):
             if maker is not None and config.env_processes:
-                _require_importable(maker.name, None if maker.alone else maker)
+                _require_importable(maker.name, maker.importable)
         for name, wrapper in self.wrappers.items():
             if config.env_processes:
-                _require_importable(name, wrapper)
+                _require_importable(name, is_importable(wrapper))
         if self.env is not None and (config.num_envs > 1 or (evaluated and config.eval_env is None)):
             self.env.look(config.env_kwargs)
         if self.eval_env is not None and evaluated:
@@ -179,16 +187,10 @@ def _limit_of(env: Env) -> int | None:
     return None
 
 
-def _require_importable(name: str, made_by: Any) -> None:
-    """Refuse what cannot travel to another process; None stands for an object that stays in this one."""
-    if made_by is not None:
-        try:
-            pickle.dumps(made_by)
-            return
-        except Exception:  # noqa: S110 - pickle raises whatever the object raises
-            pass
-    raise ConfigError(
-        f"env_processes: {name} cannot be made in another process; give a class or function of a module, "
-        "or set env_processes to false",
-        key="env_processes",
-    )
+def _require_importable(name: str, importable: bool) -> None:
+    if not importable:
+        raise ConfigError(
+            f"env_processes: {name} cannot be made in another process; give a class or function of a module, "
+            "or set env_processes to false",
+            key="env_processes",
+        )

@@ -1,8 +1,10 @@
-"""Importing what a configuration names, once that is permitted: the current folder is looked in as well."""
+"""Modules that an `env_id` of the form `module:Id` names: Gymnasium imports them, once that is permitted.
+
+Nothing else is imported by a name from a file. A wrapper `module:Class` is looked up among what is imported.
+"""
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,23 +28,16 @@ def current_folder() -> Iterator[None]:
             sys.path.remove(here)
 
 
-def import_module(module: str, key: str) -> Any:
-    """A module by its name; every failure is one line that blames the setting `key`."""
-    with current_folder():
-        try:
-            return importlib.import_module(module)
-        except ImportError as error:
-            raise _not_importable(module, error, key) from error
-        except Exception as error:
-            raise ConfigError(
-                f"{key}: importing {module} failed: {type(error).__name__}: {error}", key=key
-            ) from error
-
-
-def import_object(place: str, key: str) -> Any:
-    """What `module:Name` names."""
+def find_imported(place: str, key: str) -> Any:
+    """What `module:Name` names in a module that is imported already; a failure is one line that blames `key`."""
     module, _, name = place.partition(":")
-    found = import_module(module, key)
+    if module not in sys.modules:
+        raise ConfigError(
+            f"{key}: the module {module!r} is not imported; name it in env_id as well, as in env_id: "
+            f"{module}:Pendulum-v1",
+            key=key,
+        )
+    found: Any = sys.modules[module]
     for part in name.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"{key}: the module {module} has no {name!r}", key=key)
@@ -50,13 +45,22 @@ def import_object(place: str, key: str) -> Any:
     return found
 
 
-def _not_importable(module: str, error: ImportError, key: str) -> MissingDependencyError:
-    """One line for a module that cannot be imported: itself, or something that it needs."""
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+def not_importable(module: str, error: Exception, key: str) -> MissingDependencyError:
+    """One line for a module that could not be imported: itself, or something that it needs."""
+    cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+    missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
     if missing is None:
-        return MissingDependencyError(f"{key}: the module {module} cannot be imported: {error}", key=key)
-    needs = "" if missing == module.split(".")[0] or missing == module else f", which {module} needs,"
+        return MissingDependencyError(f"{key}: the module {module} cannot be imported: {cause}", key=key)
+    needs = "" if module == missing or module.startswith(f"{missing}.") else f", which {module} needs,"
     return MissingDependencyError(
         f"{key}: the module {missing!r}{needs} cannot be imported; is it importable from here ({Path.cwd()})?",
         key=key,
     )
+
+
+def is_importable(thing: Any) -> bool:
+    """Whether another process finds a class or function by the name of its module."""
+    found: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
+    for part in getattr(thing, "__qualname__", "<nothing>").split("."):
+        found = getattr(found, part, None)
+    return found is thing

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.environments.given import Given
-from rl_training.environments.importing import current_folder, import_module
+from rl_training.environments.importing import current_folder, not_importable
 from rl_training.environments.wrapping import time_limit_of, wrap
 from rl_training.errors import ConfigError, MissingDependencyError
 from rl_training.experiment.config import TrainConfig
@@ -48,8 +48,6 @@ def _bare(config: TrainConfig, given: Given | None) -> gym.Env[Any, Any]:
             f"env_id: {env_id!r} would import the module {env_id.split(':')[0]!r}; allow it with --allow-import",
             key="env_id",
         )
-    if ":" in env_id:
-        import_module(env_id.partition(":")[0], "env_id")
     try:
         with current_folder() if config.allow_import else nullcontext():
             return gym.make(env_id, disable_env_checker=True, **config.env_kwargs)
@@ -68,7 +66,10 @@ def _bare(config: TrainConfig, given: Given | None) -> gym.Env[Any, Any]:
 
 def _missing(env_id: str, error: Exception) -> MissingDependencyError:
     """What to install for an environment that could not be made: its entry point tells which family it is of."""
-    spec = gym.registry.get(env_id.rpartition(":")[2])
+    module, _, name = env_id.rpartition(":")
+    if module:
+        return not_importable(module, error, "env_id")
+    spec = gym.registry.get(name)
     entry = str(spec.entry_point) if spec is not None else ""
     if "gymnasium-robotics" in str(error):
         remedy = f"use {env_id.rpartition('-v')[0]}-v5"

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training.environments.importing import import_object
+from rl_training.environments.importing import find_imported
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.settings import nearest
@@ -110,10 +110,11 @@ def _find(name: str, config: TrainConfig) -> Wrapping:
             )
         if not config.allow_import:
             raise ConfigError(
-                f"wrappers: {name!r} would import the module {name.split(':')[0]!r}; allow it with --allow-import",
+                f"wrappers: {name!r} would run code of the module {name.split(':')[0]!r}; allow it with "
+                "--allow-import",
                 key="wrappers",
             )
-        found: Wrapping = import_object(name, "wrappers")
+        found: Wrapping = find_imported(name, "wrappers")
         return found
     if name == "RescaleAction":
         return _rescale_action
