@@ -54,11 +54,7 @@ ALLOWED = {
     "alpha": "number > 0, or `auto`",
     "device": "string",
     "learning_rate_schedule": "name or mapping",
-<<<<<<< HEAD
-    "wrappers": "list of names, or of mappings of a name to its arguments",
-=======
     "wrappers": "list of names or mappings",
->>>>>>> everyday-envs
 }
 
 
