@@ -266,7 +266,7 @@ class Keep(StrEnum):
 
 @main.command()
 def prune(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders of runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of runs.")],
     keep: Annotated[Keep, typer.Option(help="best/ alone, or the last checkpoint beside it.")],
     force: Annotated[
         bool, typer.Option("--force", help="Also runs that are neither finished nor stopped.")

@@ -365,8 +365,10 @@ class Session:
         return TrainResult(self.run.path, self.checkpoint_path, result)
 
     def _interrupted(self, signum: int) -> TrainingInterrupted:
+        permission = " --allow-import" if ":" in (self.config.env_id or "") else ""
         return TrainingInterrupted(
-            f"interrupted at step {self.clock.ticks}; go on with: rl-training resume {self.run.path}", signum
+            f"interrupted at step {self.clock.ticks}; go on with: rl-training resume {self.run.path}{permission}",
+            signum,
         )
 
 
