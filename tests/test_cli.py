@@ -773,6 +773,7 @@ def test_the_next_commands_name_the_program_as_it_was_called(tiny: Path, called:
     environment = ENVIRONMENT | {"PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}:{tiny.parent}"}
     environment |= {"PATH": f"{folder}:{os.environ['PATH']}"} if called == "name" else {}
     options = ["train", "--config", "tiny.yaml", "--env", "points:Point-v0", "--allow-import", "--steps", "20"]
+    options += ["--set", "learning_starts=10"]
     done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     evaluating, predicting, resuming, _ = done.stdout.split("next:\n")[1].splitlines()
