@@ -109,8 +109,9 @@ def rows(part: type[Settings], keys: Iterable[str] | None = None) -> list[str]:
 
 
 def own_defaults(spec: AlgorithmSpec) -> str:
-    """The defaults of shared sections in which an algorithm differs."""
-    shared = {key: field.default for part in SHARED for key, field in part.model_fields.items()}
+    """The defaults in which an algorithm differs from the shared sections and from its bare learner."""
+    parts = (*SHARED, spec.learner.Config)
+    shared = {key: field.default for part in parts for key, field in part.model_fields.items()}
     own = {key: field.default for key, field in spec.learner.Network.model_fields.items()}
     own.update(spec.sections.defaults)
     return ", ".join(f"`{key}` {shown(value)}" for key, value in own.items() if value != shared[key])
