@@ -31,7 +31,7 @@ observations = json.loads((folder / "obs.json").read_text())
 answers = {}
 for path in sorted(folder.glob("*/checkpoint")):
     algo = path.parent.name
-    kind = next(c for c in vars(api).values() if getattr(c, "algo", None) == algo)
+    kind = next(c for c in (getattr(api, name) for name in api.__all__) if getattr(c, "algo", None) == algo)
     obs = observations[algo]
     answers[algo] = [predict_checkpoint(path, obs).tolist(), kind.load(path).predict(obs).tolist()]
 print(json.dumps(answers))
