@@ -10,7 +10,18 @@ import pytest
 
 from rl_training import SAC, Callback
 from rl_training.runtime.session import Session
-from tests.runs import KillAt, Killed, differences, interrupted, resume, run_record, tiny, train, trainer_state
+from tests.runs import (
+    KillAt,
+    Killed,
+    differences,
+    interrupted,
+    logged,
+    resume,
+    run_record,
+    tiny,
+    train,
+    trainer_state,
+)
 
 LOOPS = ["sac", "bc", "rlpd"]
 
@@ -227,3 +238,57 @@ def test_learn_takes_callbacks(tmp_path: Path) -> None:
 def test_interrupted_helper_breaks_off_where_it_says(tmp_path: Path) -> None:
     run = interrupted(tiny("bc", tmp_path), 30)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_000000030"]
+
+
+class Own(Callback):
+    """Logs a number of its own at some ticks."""
+
+    def on_step(self, session: Session) -> None:
+        if session.clock.ticks % 7 == 0:
+            session.log("sevens", session.clock.ticks)
+            session.log("mine/half", session.clock.ticks / 2)
+
+
+@pytest.mark.parametrize("algo", LOOPS)
+def test_what_a_callback_logs_is_in_the_next_row(algo: str, tmp_path: Path) -> None:
+    config = tiny(algo, tmp_path, log_interval=10, eval_episodes=0, total_timesteps=40)
+    result = train(config, [Own(), Tick()])
+    found = {row["step"]: row["custom/sevens"] for row in logged(result.run_dir) if "custom/sevens" in row}
+    rows = {int(row["step"]) for row in logged(result.run_dir) if "train/n_updates" in row}
+    last = max(rows)
+    newest = {step: max(range(7, step + 1, 7), default=0) for step in rows}
+    expected = {
+        str(step): repr(float(seven))
+        for step, seven in newest.items()
+        if any(step - 10 < tick <= step for tick in range(7, last + 1, 7))
+    }
+    assert found == expected
+    assert all("mine/half" in row for row in logged(result.run_dir) if "custom/sevens" in row)
+
+
+class Tick(Callback):
+    """Lets an offline loop stop at every tick."""
+
+    def next_due(self, now: int) -> int | None:
+        return now + 1
+
+
+def test_what_was_logged_and_not_reported_survives(tmp_path: Path) -> None:
+    """Logged at 28, saved at 30, killed, reported at 40: the row is the same as in a run left alone."""
+    config = tiny("sac", tmp_path, log_interval=40, total_timesteps=60, eval_episodes=0)
+    straight = train(config, [Own(), KillAt()])
+    with pytest.raises(Killed) as killed:
+        train(config, [Own(), KillAt(30)])
+    resumed = resume(Path(killed.value.args[0]), [Own(), KillAt()])
+    assert differences(straight, resumed) == []
+    assert logged(resumed.run_dir)[0]["custom/sevens"] == "35.0"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_only_numbers_are_logged(value: float, tmp_path: Path) -> None:
+    class Wrong(Callback):
+        def on_step(self, session: Session) -> None:
+            session.log("x", value)
+
+    with pytest.raises(ValueError, match="must be a finite number"):
+        train(tiny("bc", tmp_path), [Wrong()])

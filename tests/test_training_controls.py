@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -307,3 +308,26 @@ def test_an_epoch_draws_as_many_rows_as_there_are(total: int, size: int, batch: 
     per_epoch = updates_per_epoch(size, batch)
     assert (per_epoch - 1) * batch < size <= per_epoch * batch
     assert BudgetConfig(max_epochs=epochs).updates(total, size, batch) == min(total, epochs * per_epoch)
+
+
+@pytest.mark.parametrize("algo", LOOPS)
+def test_a_run_ends_in_time_saved_and_goes_on(algo: str, tmp_path: Path) -> None:
+    """An hour of no length ends a run at its first step; with time again it goes on to its own budget."""
+    config = scripted(algo, tmp_path, {"max_hours": 1e-12}, total_timesteps=60, eval_episodes=0)
+    stopped = train(config)
+    state = trainer_state(stopped.checkpoint_path)
+    assert (state["should_stop"], state["stop_final"]) == (True, False)
+    assert state["stop_reason"] == "max_hours 1e-12 reached"
+    assert stopped.metrics["global_step"] < 60
+    assert resume(stopped.run_dir, overrides=["max_hours=1000"]).metrics["global_step"] == 60
+
+
+def test_a_run_says_where_and_how_long_it_worked(tmp_path: Path) -> None:
+    result = train(tiny("sac", tmp_path, device="auto", eval_episodes=0))
+    record = run_record(result.run_dir)
+    assert record["device"] in ("cpu", "cuda")
+    assert record["host"] == platform.node()
+    seconds = record["seconds"]
+    assert seconds > 0
+    resume(result.run_dir, changes={"total_timesteps": 80})
+    assert run_record(result.run_dir)["seconds"] > seconds

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,3 +164,18 @@ class EarlyStoppingCallback(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.best, self.waited = state["best"], state["waited"]
+
+
+class TimeLimitCallback(Callback):
+    """Ends a run after so many hours of this process's work on it; a resumed run has the hours anew."""
+
+    def __init__(self, hours: float) -> None:
+        self.hours = hours
+        self.end = math.inf
+
+    def on_training_start(self, session: Session) -> None:
+        self.end = time.monotonic() + 3600.0 * self.hours
+
+    def on_step(self, session: Session) -> None:
+        if time.monotonic() >= self.end:
+            session.stop(f"max_hours {self.hours:g} reached")

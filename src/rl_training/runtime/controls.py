@@ -6,8 +6,13 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from rl_training.runtime.callbacks import Callback, EarlyStoppingCallback, EvaluationCallback
-from rl_training.settings import PositiveInt, Settings
+from rl_training.runtime.callbacks import (
+    Callback,
+    EarlyStoppingCallback,
+    EvaluationCallback,
+    TimeLimitCallback,
+)
+from rl_training.settings import PositiveFloat, PositiveInt, Settings
 
 
 class EarlyStopping(Settings):
@@ -35,6 +40,9 @@ class ControlConfig(Settings):
     early_stopping: EarlyStopping | None = None
     """when to stop before the end (see below); needs `eval_interval`"""
 
+    max_hours: PositiveFloat | None = None
+    """hours after which the run ends, saved; resumed, it goes on for as long again"""
+
     @model_validator(mode="after")
     def _stopping_needs_evaluating(self) -> Self:
         if self.early_stopping is not None and self.eval_interval is None:
@@ -49,4 +57,6 @@ def build_control_callbacks(controls: ControlConfig) -> list[Callback]:
         callbacks.append(EvaluationCallback(controls.eval_interval))
     if controls.early_stopping is not None:
         callbacks.append(EarlyStoppingCallback(**controls.early_stopping.model_dump()))
+    if controls.max_hours is not None:
+        callbacks.append(TimeLimitCallback(controls.max_hours))
     return callbacks

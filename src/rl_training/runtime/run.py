@@ -11,6 +11,8 @@ run's folder, log, evaluation and checkpoints. The two meet here only.
 
 from __future__ import annotations
 
+import platform
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -153,6 +155,7 @@ def run(
     with (
         closing(regime_of(job)) as regime,
         _open_session(job, regime, callbacks or (), launch or Launch(), suffix) as session,
+        _duration(session),
         _status(session),
     ):
         if job.checkpoint is None:
@@ -296,6 +299,18 @@ def _open_log(folder: RunDirectory, checkpoint: Checkpoint | None, progress: Pro
     except Exception as error:  # it brings its own dependencies, any of which may be broken
         warn(f"TensorBoard is switched off for the rest of the run: {type(error).__name__}: {error}")
     return MetricsLog([*sinks, progress], warn=warn, rows=rows)
+
+
+@contextmanager
+def _duration(session: Session) -> Iterator[None]:
+    """Keep in run.json where the run worked and for how long, all its resumptions together."""
+    started, before = time.monotonic(), session.run.record.get("seconds")
+    so_far = float(before) if isinstance(before, int | float) else 0.0
+    session.note_in_run(device=str(session.learner.device), host=platform.node())
+    try:
+        yield
+    finally:
+        session.note_in_run(seconds=round(so_far + time.monotonic() - started, 3))
 
 
 @contextmanager

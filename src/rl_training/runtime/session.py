@@ -11,6 +11,7 @@ What the loop works on (learner, source, updates) belongs to the regime; what is
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,7 +95,9 @@ class Session:
         self.callbacks = list(callbacks)
         self.collector = collector
         self.dataset = dict(dataset or {})
-        self.log = log
+        self.metrics_log = log
+        # What callbacks logged since the last report.
+        self.logged: dict[str, float] = {}
         self.log_cadence = Cadence(config.log_interval)
         self.save_cadence = Cadence(config.checkpoint_interval)
         self.last_evaluation: dict[str, float] = {}
@@ -177,6 +180,17 @@ class Session:
         if not self.should_stop:
             self.should_stop, self.stop_reason, self.stop_final = True, reason, final
 
+    def log(self, name: str, value: float) -> None:
+        """Add a number of your own to the next row of metrics (every `log_interval`), everywhere rows go.
+
+        A name without a slash gets the prefix `custom/`. What was logged before a checkpoint and not reported yet
+        is kept in it.
+        """
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(f"session.log({name!r}, …): must be a finite number, got {value!r}")
+        self.logged[name if "/" in name else f"custom/{name}"] = number
+
     def say(self, text: str) -> None:
         self._progress.say(text)
 
@@ -194,7 +208,7 @@ class Session:
             }
             if "eval_normalized_score" in metrics:
                 row["eval/normalized_score"] = metrics["eval_normalized_score"]
-            self.log.log(self.clock.ticks, row)
+            self.metrics_log.log(self.clock.ticks, row)
             if self.best_return is None or metrics["eval_return_mean"] > self.best_return:
                 self.best_return = metrics["eval_return_mean"]
                 self._save_best()
@@ -226,12 +240,13 @@ class Session:
         row["train/learning_rate"] = rates.get("actor", next(iter(rates.values())))
         row["train/n_updates"] = self.learner.updates
         row |= {"time/fps": rate, "time/total_timesteps": self.clock.global_step}
-        self.log.log(self.clock.ticks, row)
+        self.metrics_log.log(self.clock.ticks, row | self.logged)
+        self.logged = {}
 
     def save(self) -> None:
         """Write a checkpoint; a full disk is reported once and tried again at the next report."""
         check_finite(self.learner, f"by step {self.clock.ticks}")
-        self.log.flush()
+        self.metrics_log.flush()
         saved = state.save(self)
         try:
             info = write_checkpoint(

@@ -123,7 +123,8 @@ def _trainer_record(session: Session) -> dict[str, Any]:
         "last_evaluation": session.last_evaluation,
         "evaluated_at": session.evaluated_at,
         "broken_off": session.broken_off,
-        "log_rows": session.log.rows,
+        "log_rows": session.metrics_log.rows,
+        "logged": session.logged,
         "cadence": {"log": session.log_cadence.last, "save": session.save_cadence.last},
         "callbacks": {name: callback.state_dict() for name, callback in named(session.callbacks)},
     }
@@ -138,6 +139,7 @@ def _restore_trainer(session: Session, trainer: Mapping[str, Any]) -> None:
     session.last_evaluation = trainer["last_evaluation"]
     session.evaluated_at = trainer["evaluated_at"]
     session.broken_off = _callback_number(trainer.get("broken_off"))
+    session.logged = {str(name): float(value) for name, value in trainer.get("logged", {}).items()}
     session.log_cadence.last = int(trainer["cadence"]["log"])
     session.save_cadence.last = int(trainer["cadence"]["save"])
     for name, callback in named(session.callbacks):
