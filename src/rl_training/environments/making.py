@@ -103,60 +103,56 @@ def close_env(env: gym.Env[Any, Any], given: Given | None = None) -> None:
 
 def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> SpaceSpec:
     """The spaces of `env`, refusing what no network here can take; `discrete` is what the algorithm needs."""
-    obs, action = env.observation_space, env.action_space
     name = env.spec.id if env.spec is not None else type(env).__name__
+    return SpaceSpec(**_observations(name, env.observation_space), **_actions(name, env.action_space, discrete))
+
+
+def _observations(name: str, space: gym.Space[Any]) -> dict[str, Any]:
+    """How many numbers an observation has, and its original form where that is no flat vector."""
     try:
-        flattening = flattening_of(obs)
+        flattening = flattening_of(space)
     except Image as image:
-        raise _no_images(name, obs, str(image)) from None
+        raise _no_images(name, space, str(image)) from None
     except Misfit:
-        kind = f"{type(obs).__name__} of shape {obs.shape}" if obs.shape else type(obs).__name__
+        kind = f"{type(space).__name__} of shape {space.shape}" if space.shape else type(space).__name__
         raise ConfigError(
             f"env_id: {name} has observations of type {kind}; flat vectors are needed: use FlattenObservation: "
             "wrappers: [FlattenObservation]",
             key="env_id",
         ) from None
     if flattening is not None:
-        size, description = flattening.size, flattening.description
-    else:
-        assert obs.shape is not None
-        size, description = int(obs.shape[0]), None
-    if isinstance(action, gym.spaces.Discrete):
+        return {"obs_dim": flattening.size, "observation": flattening.description}
+    assert space.shape is not None
+    return {"obs_dim": int(space.shape[0])}
+
+
+def _actions(name: str, space: gym.Space[Any], discrete: bool | None) -> dict[str, Any]:
+    """The number of discrete actions, or the bounds of continuous ones."""
+    if isinstance(space, gym.spaces.Discrete):
         if discrete is False:
             raise ConfigError(
                 f"env_id: {name} has discrete actions and this algorithm needs continuous ones; use dqn",
                 key="env_id",
             )
-        return SpaceSpec(
-            size,
-            num_actions=int(action.n),
-            start=int(action.start),
-            action_dtype=str(action.dtype),
-            observation=description,
-        )
-    if not isinstance(action, gym.spaces.Box) or len(action.shape) != 1:
-        raise ConfigError(f"env_id: {name} has actions {action}; a flat Box or Discrete is needed", key="env_id")
+        return {"num_actions": int(space.n), "start": int(space.start), "action_dtype": str(space.dtype)}
+    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+        raise ConfigError(f"env_id: {name} has actions {space}; a flat Box or Discrete is needed", key="env_id")
     if discrete:
         raise ConfigError(
             f"env_id: {name} has continuous actions and dqn needs discrete ones; use sac or td3", key="env_id"
         )
-    if not np.all(np.isfinite(action.low)) or not np.all(np.isfinite(action.high)):
+    if not np.all(np.isfinite(space.low)) or not np.all(np.isfinite(space.high)):
         raise ConfigError(
             f"env_id: {name} has unbounded actions; wrap it in RescaleAction or give it finite bounds: "
             "wrappers: [{RescaleAction: {min_action: -1, max_action: 1}}]",
             key="env_id",
         )
-    if not np.issubdtype(action.dtype, np.floating):
+    if not np.issubdtype(space.dtype, np.floating):
         raise ConfigError(
-            f"env_id: {name} has actions of type {action.dtype}; a floating-point Box is needed", key="env_id"
+            f"env_id: {name} has actions of type {space.dtype}; a floating-point Box is needed", key="env_id"
         )
-    return SpaceSpec(
-        size,
-        tuple(float(x) for x in action.low),
-        tuple(float(x) for x in action.high),
-        action_dtype=str(action.dtype),
-        observation=description,
-    )
+    low, high = (tuple(float(x) for x in bound) for bound in (space.low, space.high))
+    return {"low": low, "high": high, "action_dtype": str(space.dtype)}
 
 
 def flattening_of(space: gym.Space[Any]) -> Flattening | None:
