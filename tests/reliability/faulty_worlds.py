@@ -94,6 +94,13 @@ class WrongForm(gym.Env[Any, Any]):
             "step: reward of shape 1": (self.right, np.array([0.5]), *good[2:]),
             "step: terminated is None": (self.right, 0.5, None, False, {}),
             "step: truncated is a number": (self.right, 0.5, False, 0, {}),
+            "right: lists and NumPy's scalars": (
+                [1, 2, 3],
+                np.int64(1),
+                np.False_,
+                np.array(good[3]),
+                {},
+            ),
         }
         return forms.get(self.answer, good)
 

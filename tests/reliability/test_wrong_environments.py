@@ -60,9 +60,10 @@ def test_while_data_are_collected_and_while_it_plays(tmp_path: Path) -> None:
         evaluate_checkpoint(result.run_dir, 12, changes=wrong)  # two of ten environments play a second episode
 
 
-def test_what_is_right_passes(tmp_path: Path) -> None:
-    """Lists and integers are observations too, if they have the shape; so are NumPy's own scalars."""
-    result = train(tiny("sac", tmp_path, env_id=WRONG_FORM, env_kwargs={"answer": ""}))
+@pytest.mark.parametrize("answer", ["", "right: lists and NumPy's scalars"])
+def test_what_is_right_passes(answer: str, tmp_path: Path) -> None:
+    """Lists of numbers are observations too, if they have the shape; NumPy's scalars are numbers and booleans."""
+    result = train(tiny("sac", tmp_path, env_id=WRONG_FORM, env_kwargs={"answer": answer}))
     assert result.metrics["global_step"] == 60
 
 
