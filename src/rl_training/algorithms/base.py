@@ -172,7 +172,11 @@ class Learner:
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal noise from the learner's own generator."""
-        return torch.randn(shape, device=self.device, generator=self.generator)
+        return self.execution.draw("normal", shape, self.generator)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Uniform numbers in [0, 1) from the same generator."""
+        return self.execution.draw("uniform", shape, self.generator)
 
     def seed(self, seed: int) -> None:
         """Seed the generator that updates and sampling draw from."""
@@ -230,20 +234,26 @@ class Learner:
         Gradients are taken for owned parameters only. `objectives` maps an optimiser's name to its loss, a
         function of `inputs`.
         """
+        if self.execution.hand_over is not None:
+            return self.execution.hand_over(inputs, objectives, tau)
         gradients = self.execution.parallel(
             [partial(self._gradients, name, loss, inputs) for name, loss in objectives.items()]
         )
-        follows = self._follows_of(tuple(objectives), tau)
+        self.take_steps({name: found for name, (found, _) in zip(objectives, gradients)}, tau)
+        return {key: term.detach() for _, terms in gradients for key, term in terms.items()}
+
+    def take_steps(self, gradients: Mapping[str, Sequence[Tensor]], tau: float | None) -> None:
+        """Step the named optimisers with the gradients of their parameters; then, given `tau`, move the targets."""
+        follows = self._follows_of(tuple(gradients), tau)
         steps = [
             partial(self.execution.apply, self.optimizers[name].group(found), follows[name])
-            for name, (found, _) in zip(objectives, gradients)
+            for name, found in gradients.items()
         ]
         self.torn = True
         with torch.no_grad():
             self.execution.parallel(steps)
             follow(follows[None])
         self.torn = False
-        return {key: term.detach() for _, terms in gradients for key, term in terms.items()}
 
     def _follows_of(self, stepped: tuple[str, ...], tau: float | None) -> dict[str | None, list[Follow]]:
         """The targets that move right after each optimiser of `stepped`; the others, under None, move last.

@@ -152,7 +152,7 @@ class CQL(SoftActorCritic):
         n, shape = self.config.n_actions, batch.actions.shape
         # At s and s': the first row for a (actor) and a' (backup), the others for the penalty's actions.
         noises = self.normal(1 + n, 2, *shape)
-        uniform = 2.0 * torch.rand(n, *shape, device=self.device, generator=self.generator) - 1.0
+        uniform = 2.0 * self.uniform(n, *shape) - 1.0
         objectives = {"critics": self.critic_loss, "actor": self.cloning_loss if variant else self.actor_loss}
         return self.minimize((batch, noises, noises[0, 0], uniform), objectives, tau=self.config.tau)
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeVar
 
 import torch
+from torch import Tensor
 
 from rl_training.algorithms.optim import Follow, Group, apply_fused, apply_lists
 
 Result = TypeVar("Result")
+Kind = Literal["normal", "uniform"]
+# How `minimize` passes on what it was given: inputs, losses by optimiser, and how far the targets move.
+HandOver = Callable[[tuple[Any, ...], Mapping[str, Callable[..., Any]], Any], dict[str, Tensor]]
+
+
+def draw(kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Standard normal numbers, or uniform ones in [0, 1)."""
+    sample = torch.randn if kind == "normal" else torch.rand
+    return sample(shape, device=generator.device, generator=generator)
 
 
 @dataclass
@@ -20,13 +30,16 @@ class Execution:
 
     `transform` may compile a function; `apply` steps an optimiser and moves the targets that follow it. With
     `branches`, parts that do not depend on each other run on CUDA streams of their own, which a CUDA graph turns
-    into parallel branches.
+    into parallel branches. `draw` is where an update's random numbers come from. With `hand_over`, an update ends
+    where its losses are known: they are handed over, and who asked takes the step.
     """
 
     acceleration: Literal["eager", "compile", "graph"] = "eager"
     transform: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
     apply: Callable[[Group, Sequence[Follow]], None] = apply_fused
     branches: tuple[torch.cuda.Stream, ...] = ()
+    draw: Callable[[Kind, tuple[int, ...], torch.Generator], Tensor] = draw
+    hand_over: HandOver | None = None
     _transformed: dict[Any, Callable[..., Any]] = field(default_factory=dict)
 
     @classmethod

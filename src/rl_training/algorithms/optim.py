@@ -24,7 +24,7 @@ class Group(NamedTuple):
     gradients: Sequence[Tensor]
     exp_avg: list[Tensor]
     exp_avg_sq: list[Tensor]
-    step: Tensor  # 0-d, as is the learning rate
+    step: Tensor  # 0-d, as is the learning rate; `[S]`, both, where the tensors are of S learners: `[S, …]`
     learning_rate: Tensor
     betas: tuple[float, float]
     eps: float
@@ -77,14 +77,21 @@ class Adam:
             tensor.copy_(state[name])
 
 
-# Target tensors, the tensors they follow, and the share of the way they go.
-Follow = tuple[list[Tensor], list[Tensor], float]
+# Target tensors, the tensors they follow, and the share of the way they go (`[S]` for S learners that differ in it).
+Follow = tuple[list[Tensor], list[Tensor], float | Tensor]
 
 
 def follow(follows: Sequence[Follow]) -> None:
     """Polyak averaging: target <- target + tau (source - target)."""
     for targets, sources, tau in follows:
-        torch._foreach_lerp_(targets, sources, tau)
+        torch._foreach_lerp_(targets, sources, _beside(tau, targets))
+
+
+def _beside(value: Any, tensors: Sequence[Tensor]) -> Any:
+    """A number for all tensors; or, of one number per learner `[S]`, a view for each that meets its first axis."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    return [value.view(-1, *[1] * (tensor.dim() - 1)) for tensor in tensors]
 
 
 def apply_fused(group: Group, follows: Sequence[Follow]) -> None:
@@ -125,14 +132,15 @@ def apply_lists(group: Group, follows: Sequence[Follow]) -> None:
     step_size = (learning_rate / _bias_correction(beta1, step)).to(dtype)
     correction = _bias_correction(beta2, step).sqrt().to(dtype)
     if weight_decay:
-        torch._foreach_mul_(parameters, (1.0 - learning_rate.double() * weight_decay).to(dtype))
+        kept = (1.0 - learning_rate.double() * weight_decay).to(dtype)
+        torch._foreach_mul_(parameters, _beside(kept, parameters))
     torch._foreach_lerp_(exp_avg, gradients, 1.0 - beta1)
     torch._foreach_mul_(exp_avg_sq, beta2)
     torch._foreach_addcmul_(exp_avg_sq, gradients, gradients, 1.0 - beta2)
     denominator = torch._foreach_sqrt(exp_avg_sq)
-    torch._foreach_div_(denominator, correction)
+    torch._foreach_div_(denominator, _beside(correction, denominator))
     torch._foreach_add_(denominator, eps)
     change = torch._foreach_div(exp_avg, denominator)
-    torch._foreach_mul_(change, step_size)
+    torch._foreach_mul_(change, _beside(step_size, change))
     torch._foreach_sub_(parameters, change)
     follow(follows)

@@ -41,10 +41,12 @@ def _sample_target_critic_indices(
     num_critics: int,
     subset_size: int,
     generator: torch.Generator | None = None,
-    device: torch.device | None = None,
+    scores: Tensor | None = None,
 ) -> Tensor:
-    """`subset_size` distinct critics, drawn uniformly without a host read: `[M]`."""
-    scores = torch.rand(num_critics, generator=generator, device=device)
+    """`subset_size` distinct critics, uniform, without a host read: `[M]`; those with the largest of the random
+    `scores [N]`, which are drawn where none are given."""
+    if scores is None:
+        scores = torch.rand(num_critics, generator=generator)
     return scores.topk(subset_size, sorted=False).indices
 
 
@@ -80,8 +82,7 @@ class REDQ(DelayedActor):
         subset = _sample_target_critic_indices(
             num_critics=self.config.num_critics,
             subset_size=self.config.subset_size,
-            generator=self.generator,
-            device=self.device,
+            scores=self.uniform(self.config.num_critics),
         )
         objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if variant else {})
         return self.minimize((batch, next_noise, noise, subset), objectives, tau=self.config.tau)

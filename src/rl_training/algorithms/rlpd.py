@@ -117,8 +117,7 @@ class RLPD(DelayedActor):
         return _sample_target_critic_indices(
             num_critics=self.config.num_critics,
             subset_size=self.config.subset_size,
-            generator=self.generator,
-            device=self.device,
+            scores=self.uniform(self.config.num_critics),
         )
 
     def critic_loss(

@@ -14,7 +14,7 @@ import shutil
 import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from rl_training.algorithms.base import Learner, Terms
 from rl_training.algorithms.execution import Execution
 from rl_training.algorithms.optim import apply_lists
 from rl_training.data.sources import BatchSource
-from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.runtime.schedules import OptimizationConfig
 
@@ -137,14 +136,36 @@ class Updater:
             variants = tuple(learner.variant(learner.updates + i) for i in range(size))
             rates = [self._rates(learner.updates + i) for i in range(size)]
             if self._staged is not None:
-                self._staged.copy_(self.source.sample_rows(self.batch_size), non_blocking=True)
+                self._staged.copy_(self._sample(), non_blocking=True)
             if self._side is None:
                 self._set_rates(rates[0])
                 terms = self._step(variants[0])
             else:
                 terms = self._replay(variants, rates, self._side)
-            learner.finish_steps(terms, size)
+            self._finish(terms, size)
             count -= size
+
+    # What updates are made of; a population's differ here (see `population.updates`).
+
+    def _sample(self) -> Tensor:
+        """Packed rows of the next minibatch, where the source lies."""
+        return self.source.sample_rows(self.batch_size)
+
+    def _inputs(self, variant: Hashable) -> Any:
+        """What an update needs that does not depend on the ones before it: the minibatch, observations normalised."""
+        rows = self._sample() if self._staged is None else self._staged
+        return self.learner.normalized(self.source.layout.unpack(rows))
+
+    def _update(self, inputs: Any, variant: Hashable) -> Terms:
+        return self.learner.gradient_step(inputs, variant)
+
+    def _finish(self, terms: Terms, count: int) -> None:
+        self.learner.finish_steps(terms, count)
+
+    def _learners(self) -> Sequence[Learner]:
+        return (self.learner,)
+
+    # How they run.
 
     def _rates(self, update: int) -> list[float]:
         """The scheduled learning rates at an update; empty where nothing is scheduled."""
@@ -157,18 +178,13 @@ class Updater:
         if self.schedule is not None:
             self.learner.set_learning_rates(rates)
 
-    def _batch(self) -> TransitionBatch:
-        """The next minibatch, observations normalised."""
-        rows = self.source.sample_rows(self.batch_size) if self._staged is None else self._staged
-        return self.learner.normalized(self.source.layout.unpack(rows))
-
     def _step(self, variant: Hashable) -> Terms:
         """One update without a graph; the first of a variant compiles, where compiling was asked for."""
         if variant in self._compiled:
-            return self.learner.gradient_step(self._batch(), variant)
+            return self._update(self._inputs(variant), variant)
         self._compiled.add(variant)
         with _known_warnings_ignored():
-            return self.learner.gradient_step(self._batch(), variant)
+            return self._update(self._inputs(variant), variant)
 
     def _replay(self, variants: tuple[Hashable, ...], rates: list[list[float]], side: torch.cuda.Stream) -> Terms:
         if variants not in self._graphs:
@@ -187,8 +203,7 @@ class Updater:
         those updates; random numbers are numbered as they are captured, so each draw is the one of an eager update.
         """
         learner = self.learner
-        state = copy.deepcopy(learner.state_dict())
-        random_state = learner.generator.get_state()
+        before = [(copy.deepcopy(one.state_dict()), one.generator.get_state()) for one in self._learners()]
         rates = torch.tensor(
             [self._rates(learner.updates + i) for i in range(len(variants))], device=learner.device
         )
@@ -197,24 +212,26 @@ class Updater:
             with torch.cuda.stream(side):
                 for variant in {*variants}:
                     for _ in range(_WARM_UP_UPDATES):
-                        learner.gradient_step(self._batch(), variant)
+                        self._update(self._inputs(variant), variant)
             torch.cuda.current_stream(learner.device).wait_stream(side)
             torch.cuda.synchronize(learner.device)
             graph = torch.cuda.CUDAGraph()
-            graph.register_generator_state(learner.generator)
+            for one in self._learners():
+                graph.register_generator_state(one.generator)
             terms: Terms = {}
-            batches = []  # kept until all is captured: the branch must not draw into a minibatch still in use
+            inputs = []  # kept until all is captured: the branch must not draw into a minibatch still in use
             with torch.cuda.graph(graph):
                 main = torch.cuda.current_stream(learner.device)
                 side.wait_stream(main)
                 for i, variant in enumerate(variants):
                     with torch.cuda.stream(side):
-                        batches.append(self._batch())
+                        inputs.append(self._inputs(variant))
                     main.wait_stream(side)
                     self._set_rates(rates[i])
-                    terms |= learner.gradient_step(batches[i], variant)
+                    terms |= self._update(inputs[i], variant)
         finally:
             torch.cuda.synchronize(learner.device)  # a warm-up that failed may still be at work on its stream
-            learner.load_state_dict(state)
-            learner.generator.set_state(random_state)
+            for one, (state, random_state) in zip(self._learners(), before):
+                one.load_state_dict(state)
+                one.generator.set_state(random_state)
         return graph, terms, rates

@@ -1,0 +1,204 @@
+"""`Stack`: the tensors of S learners on one axis, and their update as one function.
+
+Every parameter, buffer and optimiser moment of the members becomes a slice of one tensor `[S, …]`; the learners keep
+their own objects, which now look into it. So whoever holds a member (its session, its policy that acts, its
+checkpoints) sees an ordinary learner, and the update sees all of them.
+
+No learner's mathematics is written again: `gradient_step` runs under `vmap`, with one member's slices in the place of
+the networks' parameters, and hands over its losses instead of stepping. Each loss reaches only the parameters its own
+optimiser owns, so the gradient of their sum is the gradient of each, and one backward pass serves all. What is random
+is drawn before, from each member's own generator, in the order in which the member alone would draw it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+
+from rl_training.algorithms.base import Learner, Terms
+from rl_training.algorithms.execution import Execution, Kind
+from rl_training.algorithms.optim import Adam, Follow, Group
+from rl_training.data.transitions import RowLayout
+
+Tensors = dict[str, Tensor]
+
+
+class Draw(NamedTuple):
+    """One random tensor that an update asks for."""
+
+    kind: Kind
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Variant:
+    """What one variant of `gradient_step` does, found by going through it once."""
+
+    draws: list[Draw] = field(default_factory=list)
+    stepped: tuple[str, ...] = ()  # optimisers
+    tau: float | None = None  # how far the targets move; the first member's, where they differ
+
+
+class _Settings:
+    """A learner's configuration with some values replaced by tensors, one number per member under `vmap`."""
+
+    def __init__(self, config: Any, replaced: Mapping[str, Tensor]) -> None:
+        self.__dict__.update(dict(config) | dict(replaced))
+
+
+class _Networks(nn.Module):
+    """A learner's modules as one, so that `functional_call` can put other tensors into all of them."""
+
+    def __init__(self, learner: Learner) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict(learner.modules())
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def tensors(self) -> Tensors:
+        return dict(self.named_parameters()) | dict(self.named_buffers())
+
+
+class _OptimizerStack:
+    """One optimiser of every member: moments `[S, …]`, step counts and learning rates `[S]`."""
+
+    def __init__(self, members: Sequence[Adam], keys: list[str], parameters: list[Tensor]) -> None:
+        self.members, self.keys, self.parameters = list(members), keys, parameters
+        self.settings = members[0].settings
+        self.step = torch.stack([m.step for m in members])
+        self.learning_rate = torch.stack([m.learning_rate for m in members])
+        count = len(keys)
+        self.exp_avg = [torch.stack([m.exp_avg[j] for m in members]) for j in range(count)]
+        self.exp_avg_sq = [torch.stack([m.exp_avg_sq[j] for m in members]) for j in range(count)]
+        for i, member in enumerate(members):
+            member.step, member.learning_rate = self.step[i], self.learning_rate[i]
+            member.exp_avg = [moment[i] for moment in self.exp_avg]
+            member.exp_avg_sq = [moment[i] for moment in self.exp_avg_sq]
+
+    def group(self, gradients: Sequence[Tensor]) -> Group:
+        state = self.exp_avg, self.exp_avg_sq, self.step, self.learning_rate
+        return Group(self.parameters, gradients, *state, *self.settings)
+
+
+class Stack:
+    """S learners of one shape; constructing it moves their tensors into the stack."""
+
+    def __init__(self, learners: Sequence[Learner], layout: RowLayout) -> None:
+        self.learners, self.layout = list(learners), layout
+        self.device = learners[0].device
+        self.networks = _Networks(learners[0])
+        first = self.networks.tensors()
+        everyone = [_Networks(learner).tensors() for learner in learners]
+        self.tensors: Tensors = {key: torch.stack([own[key].detach() for own in everyone]) for key in first}
+        for i, own in enumerate(everyone):
+            for key, tensor in own.items():
+                tensor.data = self.tensors[key][i]
+        self.dtype = next(self.networks.parameters()).dtype
+        self._key_of = {id(tensor): key for key, tensor in first.items()}
+        self.optimizers = {name: self._stack_optimizer(name) for name in learners[0].optimizers}
+        self.varying = self._varying_settings()
+        # A second learner around the first one's networks: this one is only ever traced.
+        self._template = copy.copy(learners[0])
+        self._variants: dict[Hashable, Variant] = {}
+
+    def __len__(self) -> int:
+        return len(self.learners)
+
+    def _stack_optimizer(self, name: str) -> _OptimizerStack:
+        members = [learner.optimizers[name] for learner in self.learners]
+        keys = [self._key_of[id(parameter)] for parameter in members[0].parameters]
+        return _OptimizerStack(members, keys, [self.tensors[key] for key in keys])
+
+    def _varying_settings(self) -> Tensors:
+        """The numbers in which the members' hyperparameters differ, `[S]` each."""
+        configs = [dict(learner.config) for learner in self.learners]
+        found = {}
+        for key, value in configs[0].items():
+            values = [config[key] for config in configs]
+            if any(other != value for other in values):
+                found[key] = torch.tensor(values, dtype=self.dtype, device=self.device)
+        return found
+
+    # One update as a function.
+
+    def variant(self, variant: Hashable, batch_size: int) -> Variant:
+        """What `variant` draws and steps; found once, on rows that mean nothing."""
+        if variant not in self._variants:
+            self._variants[variant] = self._explore(variant, batch_size)
+        return self._variants[variant]
+
+    def _explore(self, variant: Hashable, batch_size: int) -> Variant:
+        found = Variant()
+
+        def draw(kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+            found.draws.append(Draw(kind, tuple(shape)))
+            return torch.zeros(shape, device=self.device)
+
+        def hand_over(inputs: tuple[Any, ...], objectives: Mapping[str, Any], tau: Any) -> Terms:
+            found.stepped, found.tau = tuple(objectives), tau
+            return {}
+
+        rows = torch.zeros((batch_size, self.layout.width), dtype=self.dtype, device=self.device)
+        self._template.execution = Execution(draw=draw, hand_over=hand_over)
+        self._template.gradient_step(self._template.normalized(self.layout.unpack(rows)), variant)
+        return found
+
+    def function(self, variant: Hashable) -> Callable[..., Any]:
+        """`(owned, others, settings, rows, draws) -> gradients, (terms, taus)`, the members' axis in front of all.
+
+        `taus` holds how far the targets move, `[S]`, where the members differ in it; else it is empty.
+        """
+        return torch.vmap(grad(self._member(variant), has_aux=True), randomness="error")
+
+    def _member(self, variant: Hashable) -> Callable[..., Any]:
+        """One member's losses, summed, as a pure function of its tensors; `settings` replace its configuration's."""
+        template, networks, layout = self._template, self.networks, self.layout
+        config = self.learners[0].config
+
+        def losses(
+            owned: Tensors, others: Tensors, settings: Tensors, rows: Tensor, draws: list[Tensor]
+        ) -> tuple[Tensor, tuple[Terms, list[Tensor]]]:
+            drawn = iter(draws)
+            total: list[Tensor] = []
+            taus: list[Any] = []
+
+            def hand_over(inputs: tuple[Any, ...], objectives: Mapping[str, Any], tau: Any) -> Terms:
+                terms: Terms = {}
+                for loss in objectives.values():
+                    value, named = loss(*inputs)
+                    total.append(value)
+                    terms |= named
+                taus.append(tau)
+                return {name: term.detach() for name, term in terms.items()}
+
+            def step() -> Terms:
+                return template.gradient_step(template.normalized(layout.unpack(rows)), variant)
+
+            template.config = _Settings(config, settings)
+            template.execution = Execution(draw=lambda kind, shape, generator: next(drawn), hand_over=hand_over)
+            terms: Terms = functional_call(networks, {**owned, **others}, (step,))
+            return sum(total[1:], total[0]), (terms, [tau for tau in taus if isinstance(tau, Tensor)])
+
+        return losses
+
+    def parts(self, stepped: Sequence[str]) -> tuple[Tensors, Tensors]:
+        """The stacked tensors that the optimisers of `stepped` own, and all others."""
+        keys = [key for name in stepped for key in self.optimizers[name].keys]
+        owned = {key: self.tensors[key] for key in keys}
+        return owned, {key: tensor for key, tensor in self.tensors.items() if key not in owned}
+
+    def follows(self, tau: float | Tensor) -> list[Follow]:
+        """Every target `[S, …]` and what it follows."""
+        pairs = [
+            (self.tensors[self._key_of[id(target)]], self.tensors[self._key_of[id(source)]])
+            for one, other in self.learners[0].targets().items()
+            for target, source in zip(one.parameters(), other.parameters())
+        ]
+        return [([target for target, _ in pairs], [source for _, source in pairs], tau)] if pairs else []

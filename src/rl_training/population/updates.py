@@ -1,0 +1,112 @@
+"""`StackedUpdater`: the updates of all members at once, eager, compiled or captured as a single run's are.
+
+On a CPU every member then steps with its own optimiser, by the kernel a single run uses; on a GPU the stack steps as
+one, in list operations that broadcast what belongs to a member (its learning rate, its count of steps) over its slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Learner, Terms
+from rl_training.algorithms.optim import Follow, Group, apply_lists, follow
+from rl_training.population.stack import Stack
+from rl_training.runtime.acceleration import Updater
+
+
+class Inputs(NamedTuple):
+    """What the next update of every member needs and nothing before it decides."""
+
+    rows: Tensor  # [S, B, width]
+    draws: list[Tensor]  # [S, …] each
+
+
+def apply_stacked(groups: list[Group], follows: list[Follow]) -> None:
+    """Step every optimiser of the stack, then move the targets."""
+    for group in groups:
+        apply_lists(group, [])
+    follow(follows)
+
+
+class StackedUpdater(Updater):
+    """`updaters`, one per member of `stack`, run as one; their sources keep drawing from the members' generators."""
+
+    def __init__(self, stack: Stack, updaters: Sequence[Updater]) -> None:
+        first = updaters[0]
+        self.stack, self.members = stack, list(updaters)
+        super().__init__(
+            first.learner,
+            first.source,
+            first.batch_size,
+            schedule=first.schedule,
+            total_updates=first.total_updates,
+        )
+        if self._staged is not None:
+            self._staged = torch.empty((len(stack), *self._staged.shape), device=stack.device)
+        self._functions: dict[Hashable, Callable[..., Any]] = {}
+        compiles = first.learner.execution.acceleration == "compile"
+        self._transform = _compiled if compiles else lambda function: function
+        self._apply = self._transform(apply_stacked)
+
+    def _learners(self) -> Sequence[Learner]:
+        return self.stack.learners
+
+    def _rates(self, update: int) -> list[float]:
+        return [rate for member in self.members for rate in Updater._rates(member, update)]
+
+    def _set_rates(self, rates: Sequence[float] | Tensor) -> None:
+        if self.schedule is not None:
+            each = len(rates) // len(self.members)
+            for i, member in enumerate(self.members):
+                member.learner.set_learning_rates(rates[i * each : (i + 1) * each])
+
+    def _sample(self) -> Tensor:
+        return torch.stack([member.source.sample_rows(self.batch_size) for member in self.members])
+
+    def _inputs(self, variant: Hashable) -> Inputs:
+        wanted = self.stack.variant(variant, self.batch_size).draws
+        rows = self._sample() if self._staged is None else self._staged
+        drawn = [
+            [learner.execution.draw(kind, shape, learner.generator) for kind, shape in wanted]
+            for learner in self.stack.learners
+        ]
+        return Inputs(rows, [torch.stack(draws) for draws in zip(*drawn)])
+
+    def _update(self, inputs: Inputs, variant: Hashable) -> Terms:
+        what = self.stack.variant(variant, self.batch_size)
+        if variant not in self._functions:
+            self._functions[variant] = self._transform(self.stack.function(variant))
+        owned, others = self.stack.parts(what.stepped)
+        gradients, (terms, taus) = self._functions[variant](owned, others, self.stack.varying, *inputs)
+        tau = taus[0] if taus else what.tau
+        if self.stack.device.type == "cpu":
+            self._step_each(what.stepped, gradients, tau)
+        else:
+            self._step_all(what.stepped, gradients, tau)
+        return dict(terms)
+
+    def _step_each(self, stepped: Sequence[str], gradients: dict[str, Tensor], tau: Any) -> None:
+        keys = {name: self.stack.optimizers[name].keys for name in stepped}
+        taus = tau.tolist() if isinstance(tau, Tensor) else [tau] * len(self.stack)
+        for i, learner in enumerate(self.stack.learners):
+            learner.take_steps({name: [gradients[key][i] for key in keys[name]] for name in stepped}, taus[i])
+
+    @torch.no_grad()
+    def _step_all(self, stepped: Sequence[str], gradients: dict[str, Tensor], tau: Any) -> None:
+        groups = []
+        for name in stepped:
+            optimizer = self.stack.optimizers[name]
+            groups.append(optimizer.group([gradients[key] for key in optimizer.keys]))
+        self._apply(groups, [] if tau is None else self.stack.follows(tau))
+
+    def _finish(self, terms: Terms, count: int) -> None:
+        for i, learner in enumerate(self.stack.learners):
+            learner.finish_steps({name: term[i] for name, term in terms.items()}, count)
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, fullgraph=True, dynamic=False)
