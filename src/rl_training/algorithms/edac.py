@@ -99,10 +99,11 @@ class EDAC(SoftActorCritic):
 
     def __init__(self, *, model: MLPREDQModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
+        self.diversifies = self.config.eta > 0
         reason = "unless eta is 0: diversity needs the action gradients of plain ReLU critics"
-        if self.config.eta > 0 and model.layer_norm:
+        if self.diversifies and model.layer_norm:
             raise ConfigError(f"layer_norm must be false {reason}")
-        if self.config.eta > 0 and (activation := model.critics.net.activation) != "relu":
+        if self.diversifies and (activation := model.critics.net.activation) != "relu":
             raise ConfigError(f"activation must be 'relu' {reason}, got {activation!r}")
 
     @classmethod
@@ -121,7 +122,7 @@ class EDAC(SoftActorCritic):
             if self.config.backup_entropy:
                 value = soft_value(value, next_logprobs, self.temperature.alpha())
             target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
-        if self.config.eta > 0:
+        if self.diversifies:
             q, slopes = self.model.critics.with_slopes(batch.obs, batch.actions)  # [N, B], [N, B, A]
             diversity = critic_diversity_loss(slopes.transpose(0, 1))
         else:

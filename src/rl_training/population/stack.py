@@ -146,6 +146,7 @@ class Stack:
             return {}
 
         rows = torch.zeros((batch_size, self.layout.width), dtype=self.dtype, device=self.device)
+        self._template.config = self.learners[0].config
         self._template.execution = Execution(draw=draw, hand_over=hand_over)
         self._template.gradient_step(self._template.normalized(self.layout.unpack(rows)), variant)
         return found
