@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 from numpy.typing import ArrayLike, NDArray
 
 from rl_training.data.columns import ArrayColumn, Columns
@@ -178,15 +179,19 @@ class TransitionDataset:
         """Columns that share the memory of `rows` (discrete actions excepted)."""
         return self.layout.unpack(torch.from_numpy(rows))
 
-    def source(self, generator: torch.Generator) -> BatchSource:
-        """Batches on the generator's device: uniform, or by the weights of a mixture."""
+    def rows_on(self, device: torch.device) -> Tensor:
+        """All rows on a device, if they fit."""
         rows = torch.from_numpy(self.rows)
-        if generator.device.type == "cuda" and rows.nbytes > (room := room_on_gpu(generator.device)):
+        if device.type == "cuda" and rows.nbytes > (room := room_on_gpu(device)):
             raise MemoryLimitError(
                 f"{self.name}: {human_bytes(rows.nbytes)} of transitions do not fit on the GPU, which has room for "
                 f"{human_bytes(room)}; use device: cpu, or less data (top_fraction)"
             )
-        rows = rows.to(generator.device)
+        return rows.to(device)
+
+    def source(self, generator: torch.Generator, rows: Tensor | None = None) -> BatchSource:
+        """Batches on the generator's device: uniform, or by the weights of a mixture; `rows` are there already."""
+        rows = self.rows_on(generator.device) if rows is None else rows
         if self.parts:
             return WeightedSource(rows, self.layout, generator, self.parts)
         return TensorSource(rows, self.layout, generator)

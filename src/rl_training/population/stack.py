@@ -90,8 +90,8 @@ class _OptimizerStack:
 class Stack:
     """S learners of one shape; constructing it moves their tensors into the stack."""
 
-    def __init__(self, learners: Sequence[Learner], layout: RowLayout) -> None:
-        self.learners, self.layout = list(learners), layout
+    def __init__(self, learners: Sequence[Learner]) -> None:
+        self.learners = list(learners)
         self.device = learners[0].device
         self.networks = _Networks(learners[0])
         first = self.networks.tensors()
@@ -106,7 +106,6 @@ class Stack:
         self.varying = self._varying_settings()
         # A second learner around the first one's networks: this one is only ever traced.
         self._template = copy.copy(learners[0])
-        self._variants: dict[Hashable, Variant] = {}
 
     def __len__(self) -> int:
         return len(self.learners)
@@ -128,13 +127,8 @@ class Stack:
 
     # One update as a function.
 
-    def variant(self, variant: Hashable, batch_size: int) -> Variant:
-        """What `variant` draws and steps; found once, on rows that mean nothing."""
-        if variant not in self._variants:
-            self._variants[variant] = self._explore(variant, batch_size)
-        return self._variants[variant]
-
-    def _explore(self, variant: Hashable, batch_size: int) -> Variant:
+    def variant(self, variant: Hashable, layout: RowLayout, batch_size: int) -> Variant:
+        """What `variant` draws and steps, found by going through it once on rows that mean nothing."""
         found = Variant()
 
         def draw(kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -145,22 +139,22 @@ class Stack:
             found.stepped, found.tau = tuple(objectives), tau
             return {}
 
-        rows = torch.zeros((batch_size, self.layout.width), dtype=self.dtype, device=self.device)
+        rows = torch.zeros((batch_size, layout.width), dtype=self.dtype, device=self.device)
         self._template.config = self.learners[0].config
         self._template.execution = Execution(draw=draw, hand_over=hand_over)
-        self._template.gradient_step(self._template.normalized(self.layout.unpack(rows)), variant)
+        self._template.gradient_step(self._template.normalized(layout.unpack(rows)), variant)
         return found
 
-    def function(self, variant: Hashable) -> Callable[..., Any]:
+    def function(self, variant: Hashable, layout: RowLayout) -> Callable[..., Any]:
         """`(owned, others, settings, rows, draws) -> gradients, (terms, taus)`, the members' axis in front of all.
 
         `taus` holds how far the targets move, `[S]`, where the members differ in it; else it is empty.
         """
-        return torch.vmap(grad(self._member(variant), has_aux=True), randomness="error")
+        return torch.vmap(grad(self._member(variant, layout), has_aux=True), randomness="error")
 
-    def _member(self, variant: Hashable) -> Callable[..., Any]:
+    def _member(self, variant: Hashable, layout: RowLayout) -> Callable[..., Any]:
         """One member's losses, summed, as a pure function of its tensors; `settings` replace its configuration's."""
-        template, networks, layout = self._template, self.networks, self.layout
+        template, networks = self._template, self.networks
         config = self.learners[0].config
 
         def losses(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Terms
 from rl_training.algorithms.optim import Follow, Group, apply_lists, follow
-from rl_training.population.stack import Stack
+from rl_training.population.stack import Stack, Variant
 from rl_training.runtime.acceleration import Updater
 
 
@@ -47,6 +47,7 @@ class StackedUpdater(Updater):
         )
         if self._staged is not None:
             self._staged = torch.empty((len(stack), *self._staged.shape), device=stack.device)
+        self._variants: dict[Hashable, Variant] = {}
         self._functions: dict[Hashable, Callable[..., Any]] = {}
         compiles = first.learner.execution.acceleration == "compile"
         self._transform = _compiled if compiles else lambda function: function
@@ -68,7 +69,7 @@ class StackedUpdater(Updater):
         return torch.stack([member.source.sample_rows(self.batch_size) for member in self.members])
 
     def _inputs(self, variant: Hashable) -> Inputs:
-        wanted = self.stack.variant(variant, self.batch_size).draws
+        wanted = self._variant(variant).draws
         rows = self._sample() if self._staged is None else self._staged
         drawn = [
             [learner.execution.draw(kind, shape, learner.generator) for kind, shape in wanted]
@@ -77,9 +78,9 @@ class StackedUpdater(Updater):
         return Inputs(rows, [torch.stack(draws) for draws in zip(*drawn)])
 
     def _update(self, inputs: Inputs, variant: Hashable) -> Terms:
-        what = self.stack.variant(variant, self.batch_size)
+        what = self._variant(variant)
         if variant not in self._functions:
-            self._functions[variant] = self._transform(self.stack.function(variant))
+            self._functions[variant] = self._transform(self.stack.function(variant, self.source.layout))
         owned, others = self.stack.parts(what.stepped)
         gradients, (terms, taus) = self._functions[variant](owned, others, self.stack.varying, *inputs)
         tau = taus[0] if taus else what.tau
@@ -88,6 +89,11 @@ class StackedUpdater(Updater):
         else:
             self._step_all(what.stepped, gradients, tau)
         return dict(terms)
+
+    def _variant(self, variant: Hashable) -> Variant:
+        if variant not in self._variants:
+            self._variants[variant] = self.stack.variant(variant, self.source.layout, self.batch_size)
+        return self._variants[variant]
 
     def _step_each(self, stepped: Sequence[str], gradients: dict[str, Tensor], tau: Any) -> None:
         keys = {name: self.stack.optimizers[name].keys for name in stepped}

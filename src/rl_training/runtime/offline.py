@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import collect_random
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.init_from import initialise_from
-from rl_training.runtime.run import Job, Regime
+from rl_training.runtime.run import Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.runtime.state import has_normalizer
@@ -84,12 +84,12 @@ def _build_offline_dataset(
     )
 
 
-def fit_offline(session: Session, updater: Updater, *, updates: int) -> None:
+def fit_offline(session: Session, updater: Updater, *, updates: int) -> Iterator[Updates]:
     """Updates on the updater's source until the learner has made `updates`, or somebody stops the run."""
     learner, clock = session.learner, session.clock
     while session.running and learner.updates < updates:
         count = min(updates - learner.updates, session.until_due(_BLOCK))
-        updater.run(count)
+        yield Updates(updater, count)
         if clock.phase == "pretrain":
             clock.pretrain_updates = learner.updates
         else:
@@ -105,8 +105,7 @@ class Prepared:
         env_spaces = _infer_env_spaces(job.config, given=job.given)
         if job.checkpoint is not None:
             require_data(job.checkpoint.records["dataset"], job.dataset, job.checkpoint.path)
-        data = _build_offline_dataset(job.config, section, env_spaces, job.dataset, job.given)
-        self.dataset = data = data.with_next_actions() if job.sections.learner.needs_next_actions else data
+        self.dataset = data = job.once("data", lambda: self._data(job, section, env_spaces))
         self.in_memory = job.dataset is not None
         self.spaces = env_spaces or data.spaces
         self.learner: Learner = build_learner(
@@ -119,18 +118,25 @@ class Prepared:
             updates_per_step=updates_per_step,
         )
         if section.normalize_observations:
-            mean, std = data.observation_moments()
+            mean, std = job.once("moments", data.observation_moments)
             self.learner.model.normalizer.set_moments(torch.as_tensor(mean), torch.as_tensor(std))
         if job.origin is not None and job.checkpoint is None:
             initialise_from(self.learner, job.origin, data.spaces)
-        self.source = data.source(self.learner.generator)
+        rows = job.once("rows", lambda: data.rows_on(self.learner.device))
+        self.source = data.source(self.learner.generator, rows)
+        self.fingerprint = job.once("fingerprint", data.fingerprint)
+
+    @staticmethod
+    def _data(job: Job, section: DatasetConfig, env_spaces: SpaceSpec | None) -> TransitionDataset:
+        data = _build_offline_dataset(job.config, section, env_spaces, job.dataset, job.given)
+        return data.with_next_actions() if job.sections.learner.needs_next_actions else data
 
     def dataset_record(self) -> dict[str, Any]:
         """What run.json and each checkpoint say of the data."""
         return {
             "name": self.dataset.name,
             "rows": len(self.dataset),
-            "fingerprint": self.dataset.fingerprint(),
+            "fingerprint": self.fingerprint,
             "in_memory": self.in_memory,
         }
 
@@ -161,8 +167,8 @@ class Offline(Regime):
     def ready(self) -> None:
         self.updates = self.updater(self.job, self.prepared.source)
 
-    def fit(self, session: Session) -> None:
-        fit_offline(session, self.updates, updates=self.total_updates)
+    def fit(self, session: Session) -> Iterator[Updates]:
+        return fit_offline(session, self.updates, updates=self.total_updates)
 
     def extra_metrics(self, clock: Clock) -> dict[str, float]:
         epoch = self.learner.updates / updates_per_epoch(self.size, self.batch_size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rl_training.data.loading import DatasetConfig
 from rl_training.data.sources import MixedSource
 from rl_training.errors import ConfigError
@@ -10,7 +12,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.offline import BudgetConfig, Prepared, fit_offline
 from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, make_collector, require_updates
-from rl_training.runtime.run import Job, Regime
+from rl_training.runtime.run import Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.settings import Fraction, NonNegativeInt, Settings
@@ -69,16 +71,16 @@ class OfflineToOnline(Regime):
         self.prior_updates = self.updater(self.job, self.prepared.source)
         self.mixed_updates = self.updater(self.job, self.mixed)
 
-    def fit(self, session: Session) -> None:
+    def fit(self, session: Session) -> Iterator[Updates]:
         if session.clock.ticks == 0 and self.learner.variety:
             session.say(self.learner.variety)
         if session.clock.phase == "pretrain":
-            fit_offline(session, self.prior_updates, updates=self.pretraining)
+            yield from fit_offline(session, self.prior_updates, updates=self.pretraining)
         if session.running:
             session.enter_phase("online")
             self.learner.rhythm_start = session.clock.pretrain_updates  # each environment step is a whole period
             most = self.budget.max_updates
-            fit_online(session, self.mixed_updates, self.collector, self.online, max_updates=most)
+            yield from fit_online(session, self.mixed_updates, self.collector, self.online, max_updates=most)
 
     def extra_metrics(self, clock: Clock) -> dict[str, float]:
         prior_rows, online_rows = self.split

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from rl_training.algorithms.base import Learner
@@ -17,7 +19,7 @@ from rl_training.runtime.building import build_learner, require_room_for_environ
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.init_from import initialise_from
-from rl_training.runtime.run import Job, Regime
+from rl_training.runtime.run import Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.runtime.state import has_normalizer
@@ -72,14 +74,14 @@ def fit_online(
     online: OnlineConfig,
     *,
     max_updates: int | None = None,
-) -> None:
+) -> Iterator[Updates]:
     """Train until `total_timesteps` environment steps or `max_updates` are done, or somebody stops the run."""
     total, learner = session.config.total_timesteps, session.learner
     while session.running and collector.steps < total and (max_updates is None or learner.updates < max_updates):
         earned = online.earned(collector.steps)
         collector.step()
         due = online.earned(collector.steps) - earned
-        updater.run(due if max_updates is None else min(due, max_updates - learner.updates))
+        yield Updates(updater, due if max_updates is None else min(due, max_updates - learner.updates))
         session.clock.global_step = collector.steps
         session.advance()
 
@@ -162,8 +164,8 @@ class Online(Regime):
     def ready(self) -> None:
         self.updates = self.updater(self.job, self.collector.buffer)
 
-    def fit(self, session: Session) -> None:
-        fit_online(session, self.updates, self.collector, self.online)
+    def fit(self, session: Session) -> Iterator[Updates]:
+        return fit_online(session, self.updates, self.collector, self.online)
 
     def close(self) -> None:
         self.collector.envs.close()

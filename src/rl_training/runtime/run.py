@@ -7,6 +7,9 @@
 
 A regime (`online`, `offline`, `offline_to_online`) says what is built, how long it trains and how; a session is one
 run's folder, log, evaluation and checkpoints. The two meet here only.
+
+A course is a generator: where it needs updates it yields, and goes on when they are made. Alone (`run`) they are made
+at once; a population makes those of all its members together.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ from __future__ import annotations
 import platform
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from rl_training.algorithms.base import Learner
 from rl_training.console.progress import Progress
@@ -48,6 +51,8 @@ from rl_training.runtime.signals import SignalGuard, TrainingInterrupted
 from rl_training.settings import Settings
 from rl_training.spaces import SpaceSpec
 
+Made = TypeVar("Made")
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -56,6 +61,8 @@ class Launch:
     quiet: bool = False  # no progress on the console; warnings still show
     text: str | None = None  # the configuration as its author wrote it, kept as config.yaml
     home: Path | None = None  # the folder of a run that ended before its first checkpoint, to start again in
+    guard: SignalGuard | None = None  # signals are somebody else's to catch, who asks all runs of this process to end
+    progress: Progress | None = None  # a console that several runs share
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,14 @@ class Job:
     dataset: TransitionDataset | None = None  # data in memory, in place of the configured ones
     given: Given = field(default_factory=Given)  # environments the caller brought, in place of ids
     settings: Mapping[str, Any] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)  # what the runs of a population build once, by name
+
+    def once(self, name: str, make: Callable[[], Made]) -> Made:
+        """What `make` makes, the same for all runs that share: they differ in nothing it depends on."""
+        if name not in self.shared:
+            self.shared[name] = make()
+        made: Made = self.shared[name]
+        return made
 
     @classmethod
     def of(
@@ -79,6 +94,7 @@ class Job:
         checkpoint: Checkpoint | None,
         dataset: TransitionDataset | None,
         given: Given | None = None,
+        shared: dict[str, Any] | None = None,
     ) -> Job:
         """Resolve and check the settings of a run, before anything is built or written."""
         config = config.with_seed()
@@ -94,7 +110,15 @@ class Job:
         given.check(config, evaluated=config.eval_episodes > 0)
         settings = config.to_dict() | {"algo_kwargs": resolved.to_dict()}
         origin = starting_point(config, checkpoint)
-        return cls(sections, config, resolved, checkpoint, origin, dataset, given, settings)
+        shared = {} if shared is None else shared
+        return cls(sections, config, resolved, checkpoint, origin, dataset, given, settings, shared)
+
+
+class Updates(NamedTuple):
+    """A loop needs so many updates before it goes on."""
+
+    updater: Updater
+    count: int
 
 
 class Regime(ABC):
@@ -121,8 +145,8 @@ class Regime(ABC):
         """Make the updaters; called after restoring, because a captured update keeps its tensors' addresses."""
 
     @abstractmethod
-    def fit(self, session: Session) -> None:
-        """Train to the end of the budget, or until somebody stops the run."""
+    def fit(self, session: Session) -> Iterator[Updates]:
+        """Train to the end of the budget, or until somebody stops the run, asking for updates under way."""
 
     def updater(self, job: Job, source: BatchSource) -> Updater:
         """Updates on minibatches of `source`, scheduled over the whole run."""
@@ -143,6 +167,21 @@ class Regime(ABC):
         """Close the environments."""
 
 
+class Built(NamedTuple):
+    """The regime is there; nothing was written yet."""
+
+    regime: Regime
+
+
+class Opened(NamedTuple):
+    """The run's folder is open and its state restored; no updater exists yet."""
+
+    session: Session
+
+
+Course = Generator[Built | Opened | Updates, None, TrainResult]
+
+
 def run(
     regime_of: type[Regime],
     job: Job,
@@ -152,21 +191,48 @@ def run(
     suffix: str | None = None,
 ) -> TrainResult:
     """Train as `job` says, from the start or from its checkpoint, in a folder whose name ends in `suffix`."""
-    with (
-        closing(regime_of(job)) as regime,
-        _open_session(job, regime, callbacks or (), launch or Launch(), suffix) as session,
-        _duration(session),
-        _status(session),
-    ):
+    going = course(regime_of, job, callbacks=callbacks, launch=launch, suffix=suffix)
+    try:
+        event = next(going)
+        while True:
+            try:
+                if isinstance(event, Updates):
+                    event.updater.run(event.count)
+            except BaseException as error:
+                event = going.throw(error)
+            else:
+                event = next(going)
+    except StopIteration as end:
+        result: TrainResult = end.value
+        return result
+
+
+def course(
+    regime_of: type[Regime],
+    job: Job,
+    *,
+    callbacks: Sequence[Callback] | None = None,
+    launch: Launch | None = None,
+    suffix: str | None = None,
+) -> Course:
+    """A run from building to its result; see the module. What goes wrong while it waits is thrown into it."""
+    with ExitStack() as open_until_the_end:
+        regime = open_until_the_end.enter_context(closing(regime_of(job)))
+        yield Built(regime)
+        opening = _open_session(job, regime, callbacks or (), launch or Launch(), suffix)
+        session = open_until_the_end.enter_context(opening)
+        open_until_the_end.enter_context(_duration(session))
+        open_until_the_end.enter_context(_status(session))
         if job.checkpoint is None:
             regime.start()
         else:
             _take_up(session, job, job.checkpoint, regime)
         accelerate(regime.learner, job.config.acceleration)
+        yield Opened(session)
         regime.ready()
         _write_down(session, job, regime)
         session.begin()
-        regime.fit(session)
+        yield from regime.fit(session)
         return session.finish()
 
 
@@ -223,10 +289,11 @@ def _open_session(
     """A session in a run folder of its own, or in the folder its checkpoint came from."""
     config, checkpoint = job.config, job.checkpoint
     evaluator = _evaluator(job, regime)
-    with _run_directory(job, launch, suffix) as folder, SignalGuard() as guard:
+    caught = SignalGuard() if launch.guard is None else nullcontext(launch.guard)
+    with _run_directory(job, launch, suffix) as folder, caught as guard:
         unit = "updates" if regime.first_phase == "offline" else "steps"
         start = 0 if checkpoint is None else checkpoint.step
-        progress = Progress(regime.total_ticks, start=start, quiet=launch.quiet, unit=unit)
+        progress = launch.progress or Progress(regime.total_ticks, start=start, quiet=launch.quiet, unit=unit)
         log = _open_log(folder, checkpoint, progress)
         try:
             yield Session(

@@ -27,6 +27,7 @@ class AlgorithmSpec:
     regime: str
     sections: Sections
     train: Callable[..., TrainResult]
+    trained_by: type[Regime]
 
     @property
     def learner(self) -> type[Learner]:
@@ -58,4 +59,4 @@ def algorithm(
 
     train.__name__ = train.__qualname__ = f"train_{learner.name}"
     train.__doc__ = f"Train {learner.__name__} as `config` says, from the start or from `checkpoint_state`."
-    return AlgorithmSpec(learner.name, title, year, regime.name, sections, train)
+    return AlgorithmSpec(learner.name, title, year, regime.name, sections, train, regime)
