@@ -54,6 +54,28 @@ def at_home(value: Any) -> Any:
     return value
 
 
+def seed_list(value: Any) -> Any:
+    """Several seeds: a list, `0..9` (both included) or `0,3,7`; anything else is left to the field's check."""
+    if isinstance(value, range):
+        return tuple(value)
+    if not isinstance(value, str):
+        return list_as_tuple(value)
+    first, dots, last = (part.strip() for part in value.partition(".."))
+    numbers = [first, last] if dots else [part.strip() for part in value.split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        raise ValueError(f"must be a list, 0..9 or 0,3,7, got {value!r}")
+    if dots and int(first) > int(last):
+        raise ValueError(f"must ascend, got {value!r}")
+    return tuple(range(int(first), int(last) + 1)) if dots else tuple(int(number) for number in numbers)
+
+
+def distinct(values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+    """Refuse an empty list, and values that are there twice."""
+    if values is not None and (not values or len(set(values)) < len(values)):
+        raise ValueError(f"must be different values, at least one, got {list(values)}")
+    return values
+
+
 WholeNumber = BeforeValidator(_whole)
 PositiveInt = Annotated[int, Field(ge=1), WholeNumber]
 NonNegativeInt = Annotated[int, Field(ge=0), WholeNumber]

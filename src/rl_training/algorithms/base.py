@@ -121,6 +121,12 @@ class Learner:
         """Fill in what the user left open and the number of updates per environment step decides."""
         return config
 
+    @classmethod
+    def structure(cls, config: Any) -> dict[str, Any]:
+        """The hyperparameters in which learners of one population may not differ: all but plain numbers with a
+        fraction, which an update may take from a tensor."""
+        return {key: value for key, value in dict(config).items() if not isinstance(value, float)}
+
     def gradient_step(self, batch: TransitionBatch, variant: Hashable) -> Terms:
         """One update on normalised observations; obeys the capture contract (no host reads)."""
         raise NotImplementedError

@@ -107,6 +107,10 @@ class EDAC(SoftActorCritic):
             raise ConfigError(f"activation must be 'relu' {reason}, got {activation!r}")
 
     @classmethod
+    def structure(cls, config: Any) -> dict[str, Any]:
+        return super().structure(config) | {"eta": config.eta > 0}  # without it an update has other parts
+
+    @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
         return {"num_critics": config.num_critics, "log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
 

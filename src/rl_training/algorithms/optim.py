@@ -77,7 +77,7 @@ class Adam:
             tensor.copy_(state[name])
 
 
-# Target tensors, the tensors they follow, and the share of the way they go (`[S]` for S learners that differ in it).
+# Target tensors, the tensors they follow, and the share of the way they go (`[S]`: of S learners that differ).
 Follow = tuple[list[Tensor], list[Tensor], float | Tensor]
 
 

@@ -91,6 +91,11 @@ class SoftActorCritic(Learner):
             "actor": self.adam(model.actor, self.temperature),
         }
 
+    @classmethod
+    def structure(cls, config: Any) -> dict[str, Any]:
+        # The temperature keeps it as a constant.
+        return super().structure(config) | {"target_entropy": config.target_entropy}
+
     def modules(self) -> dict[str, nn.Module]:
         return {"model": self.model, "temperature": self.temperature}
 

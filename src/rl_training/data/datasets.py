@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from rl_training.data.columns import ArrayColumn, Columns
 from rl_training.data.formats import FileKind, read_columns

@@ -28,8 +28,10 @@ from rl_training.settings import (
     WholeNumber,
     at_home,
     describe,
+    distinct,
     list_as_tuple,
     nearest,
+    seed_list,
 )
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
@@ -87,6 +89,7 @@ def _known_device(value: str) -> str:
 
 
 Text = Annotated[str, Field(min_length=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32), WholeNumber]
 PlainMapping = Annotated[dict[str, Any], BeforeValidator(_plain)]
 
 
@@ -97,8 +100,10 @@ class TrainConfig(Settings):
     """algorithm; case, `+` and `-` do not matter"""
     env_id: Text | None
     """Gymnasium id; null trains on data alone (offline algorithms)"""
-    seed: Annotated[int, Field(ge=0, lt=2**32), WholeNumber] | None = 0
+    seed: Seed | None = 0
     """null draws one and records it"""
+    seeds: Annotated[tuple[Seed, ...] | None, BeforeValidator(seed_list), AfterValidator(distinct)] = None
+    """several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`"""
     total_timesteps: PositiveInt
     """environment steps; offline, gradient updates"""
     output_dir: Annotated[PathText, Field(min_length=1)] = "runs"
@@ -143,6 +148,8 @@ class TrainConfig(Settings):
     """how updates run; `auto` is `compile` on a GPU and `eager` on a CPU"""
     tf32: bool = False
     """TF32 matrix products on a GPU: faster, 10 bits of mantissa"""
+    population: Literal["auto", "off"] | PositiveInt = "auto"
+    """how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many at most"""
 
     if not TYPE_CHECKING:  # a type checker should see the fields as parameters
 

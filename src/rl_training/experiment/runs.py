@@ -275,7 +275,12 @@ def hold(path: Path) -> Iterator[None]:
 
 def note_pruned(path: Path) -> None:
     """Write into run.json that the run's checkpoints were deleted on purpose."""
-    files.replace_atomically(path / RECORD, files.encode_json({**read_run_record(path), "pruned": _now()}))
+    amend_record(path, pruned=_now())
+
+
+def amend_record(path: Path, **fields: Any) -> None:
+    """Merge fields into run.json of a run that nobody trains."""
+    files.replace_atomically(path / RECORD, files.encode_json({**read_run_record(path), **fields}))
 
 
 def results_of(path: Path, record: Mapping[str, Any]) -> str:

@@ -1,12 +1,12 @@
 """Members in step: each goes its own course, and where all wait for updates these are made together.
 
-A member is an ordinary run: its folder, log, evaluations, callbacks and checkpoints are its own. It may end before the
-others, finished, stopped or failed, and leaves the stack then.
+A member is an ordinary run: its folder, log, evaluations, callbacks and checkpoints are its own. It may end before
+the others, finished, stopped or failed, and leaves the stack then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rl_training.errors import RLTrainingError
@@ -16,6 +16,9 @@ from rl_training.runtime.acceleration import Updater
 from rl_training.runtime.run import Built, Course, Opened, Regime, Updates
 from rl_training.runtime.session import Session, TrainResult
 from rl_training.runtime.signals import TrainingInterrupted
+
+# Checkpoints that stay: a process killed while its members save leaves some of them one step behind the others.
+_KEPT = 2
 
 
 @dataclass
@@ -65,23 +68,40 @@ class MembersFailed(RLTrainingError):
         super().__init__(f"{len(failed)} of {len(members)} members failed: {causes}")
         self.results = [member.result for member in members]
         self.errors = [member.error for member in members]
-        self.exit_code = next(
-            (error.exit_code for error in self.errors if isinstance(error, RLTrainingError)), RLTrainingError.exit_code
-        )
+        codes = [error.exit_code for error in self.errors if isinstance(error, RLTrainingError)]
+        self.exit_code = codes[0] if codes else RLTrainingError.exit_code
 
 
-def run_together(members: Sequence[Member]) -> list[TrainResult]:
-    """Bring every member to its end. Fails as soon as one cannot be built, before any of them has a folder."""
-    try:
-        for kind in (Built, Opened):
-            for member in members:
-                member.go_on()
-                if member.error is not None and kind is Built:
-                    raise member.error
-        Lockstep([member for member in members if member.alive]).run()
-    finally:
-        for member in members:
-            member.going.close()
+def run_together(members: Sequence[Member], how_many: Callable[[Regime], int]) -> int:
+    """Bring the first of `members` to their end together, as many as `how_many` says of one that is built.
+
+    Returns their number. Raises what keeps one from being built, before any of them has a folder.
+    """
+    chosen = list(members[:1])
+    for member in chosen:
+        member.go_on()
+        if member.error is not None:
+            raise member.error
+        if member is members[0] and member.regime is not None:
+            chosen += members[1 : how_many(member.regime)]
+    for member in chosen:
+        member.go_on()
+    _write_down([member.session for member in chosen if member.session is not None])
+    Lockstep(chosen).run()
+    return len(chosen)
+
+
+def _write_down(sessions: Sequence[Session]) -> None:
+    """Let every folder name its companions; one that is taken up again knows them already."""
+    names = [session.run.path.name for session in sessions]
+    for session in sessions:
+        session.keep = max(session.keep, _KEPT)
+        if len(sessions) > 1 and session.run.record.get("population") is None:
+            session.note_in_run(population={"members": names})
+
+
+def results_of(members: Sequence[Member]) -> list[TrainResult]:
+    """The results in order; raises where a member failed or was interrupted."""
     interrupted = [member.error for member in members if isinstance(member.error, TrainingInterrupted)]
     if interrupted:
         raise interrupted[0]
@@ -109,12 +129,12 @@ class Lockstep:
 
     def run(self) -> None:
         while waiting := [member for member in self.members if member.alive]:
-            ready = [m for m in waiting if not isinstance(m.event, Updates) or m.done == m.wanted.count]
+            ready = [m for m in waiting if not isinstance(m.event, Updates) or m.done == m.wanted.number]
             if ready:
                 for member in ready:
                     member.go_on()
                 continue
-            count = min(member.wanted.count - member.done for member in waiting)
+            count = min(member.wanted.number - member.done for member in waiting)
             try:
                 self._updater(waiting).run(count)
             except BaseException as error:

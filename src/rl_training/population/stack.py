@@ -1,13 +1,13 @@
 """`Stack`: the tensors of S learners on one axis, and their update as one function.
 
-Every parameter, buffer and optimiser moment of the members becomes a slice of one tensor `[S, …]`; the learners keep
-their own objects, which now look into it. So whoever holds a member (its session, its policy that acts, its
+Every parameter, buffer and optimiser moment of the members becomes a slice of one tensor `[S, …]`; the learners
+keep their own objects, which now look into it. So whoever holds a member (its session, its policy that acts, its
 checkpoints) sees an ordinary learner, and the update sees all of them.
 
-No learner's mathematics is written again: `gradient_step` runs under `vmap`, with one member's slices in the place of
-the networks' parameters, and hands over its losses instead of stepping. Each loss reaches only the parameters its own
-optimiser owns, so the gradient of their sum is the gradient of each, and one backward pass serves all. What is random
-is drawn before, from each member's own generator, in the order in which the member alone would draw it.
+No learner's mathematics is written again: `gradient_step` runs under `vmap`, with one member's slices in the place
+of the networks' parameters, and hands over its losses instead of stepping. Each loss reaches only parameters of its
+own optimiser, so the gradient of their sum is the gradient of each, and one backward pass serves all. What is
+random is drawn before, from each member's own generator, in the order in which the member alone would draw it.
 """
 
 from __future__ import annotations
@@ -46,10 +46,41 @@ class Variant:
 
 
 class _Settings:
-    """A learner's configuration with some values replaced by tensors, one number per member under `vmap`."""
+    """A learner's configuration in which numbers may be replaced by tensors, one per member under `vmap`."""
 
-    def __init__(self, config: Any, replaced: Mapping[str, Tensor]) -> None:
-        self.__dict__.update(dict(config) | dict(replaced))
+    def __init__(self, config: Any) -> None:
+        self.__dict__.update(dict(config))
+
+    def replace(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+class _Trace:
+    """What a traced update is given and what it hands over. Emptied after each: a compiler keeps nothing of it."""
+
+    def __init__(self) -> None:
+        self.draws: list[Tensor] = []
+        self.taken = 0
+        self.loss: Any = None
+        self.tau: Any = None
+
+    def draw(self, kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        self.taken += 1
+        return self.draws[self.taken - 1]
+
+    def hand_over(self, inputs: tuple[Any, ...], objectives: Mapping[str, Any], tau: Any) -> Terms:
+        terms: Terms = {}
+        loss: Any = 0.0
+        for objective in objectives.values():
+            value, named = objective(*inputs)
+            loss = loss + value
+            terms |= named
+        self.loss, self.tau = loss, tau
+        return {name: term.detach() for name, term in terms.items()}
+
+    def empty(self) -> None:
+        self.draws, self.taken, self.loss, self.tau = [], 0, None, None
 
 
 class _Networks(nn.Module):
@@ -105,7 +136,8 @@ class Stack:
         self.optimizers = {name: self._stack_optimizer(name) for name in learners[0].optimizers}
         self.varying = self._varying_settings()
         # A second learner around the first one's networks: this one is only ever traced.
-        self._template = copy.copy(learners[0])
+        self._trace, self._template = _Trace(), copy.copy(learners[0])
+        self._template.config = _Settings(learners[0].config)
 
     def __len__(self) -> int:
         return len(self.learners)
@@ -140,9 +172,9 @@ class Stack:
             return {}
 
         rows = torch.zeros((batch_size, layout.width), dtype=self.dtype, device=self.device)
-        self._template.config = self.learners[0].config
         self._template.execution = Execution(draw=draw, hand_over=hand_over)
         self._template.gradient_step(self._template.normalized(layout.unpack(rows)), variant)
+        self._template.execution = Execution(draw=self._trace.draw, hand_over=self._trace.hand_over)
         return found
 
     def function(self, variant: Hashable, layout: RowLayout) -> Callable[..., Any]:
@@ -153,33 +185,23 @@ class Stack:
         return torch.vmap(grad(self._member(variant, layout), has_aux=True), randomness="error")
 
     def _member(self, variant: Hashable, layout: RowLayout) -> Callable[..., Any]:
-        """One member's losses, summed, as a pure function of its tensors; `settings` replace its configuration's."""
-        template, networks = self._template, self.networks
-        config = self.learners[0].config
+        """One member's losses, summed, as a pure function of its tensors; `settings` replace its settings."""
+        template, networks, trace = self._template, self.networks, self._trace
+        usual = {key: getattr(template.config, key) for key in self.varying}
 
         def losses(
             owned: Tensors, others: Tensors, settings: Tensors, rows: Tensor, draws: list[Tensor]
         ) -> tuple[Tensor, tuple[Terms, list[Tensor]]]:
-            drawn = iter(draws)
-            total: list[Tensor] = []
-            taus: list[Any] = []
-
-            def hand_over(inputs: tuple[Any, ...], objectives: Mapping[str, Any], tau: Any) -> Terms:
-                terms: Terms = {}
-                for loss in objectives.values():
-                    value, named = loss(*inputs)
-                    total.append(value)
-                    terms |= named
-                taus.append(tau)
-                return {name: term.detach() for name, term in terms.items()}
-
             def step() -> Terms:
                 return template.gradient_step(template.normalized(layout.unpack(rows)), variant)
 
-            template.config = _Settings(config, settings)
-            template.execution = Execution(draw=lambda kind, shape, generator: next(drawn), hand_over=hand_over)
+            trace.draws = draws
+            template.config.replace(settings)
             terms: Terms = functional_call(networks, {**owned, **others}, (step,))
-            return sum(total[1:], total[0]), (terms, [tau for tau in taus if isinstance(tau, Tensor)])
+            loss, taus = trace.loss, [trace.tau] if isinstance(trace.tau, Tensor) else []
+            template.config.replace(usual)
+            trace.empty()
+            return loss, (terms, taus)
 
         return losses
 

@@ -1,7 +1,7 @@
 """`StackedUpdater`: the updates of all members at once, eager, compiled or captured as a single run's are.
 
-On a CPU every member then steps with its own optimiser, by the kernel a single run uses; on a GPU the stack steps as
-one, in list operations that broadcast what belongs to a member (its learning rate, its count of steps) over its slice.
+On a CPU every member then steps with its own optimiser, by the kernel a single run uses; on a GPU the stack steps
+as one, in list operations that broadcast what belongs to a member (its learning rate, its count of steps).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def apply_stacked(groups: list[Group], follows: list[Follow]) -> None:
 
 
 class StackedUpdater(Updater):
-    """`updaters`, one per member of `stack`, run as one; their sources keep drawing from the members' generators."""
+    """`updaters`, one per member of `stack`, run as one; their sources draw from the members' generators."""
 
     def __init__(self, stack: Stack, updaters: Sequence[Updater]) -> None:
         first = updaters[0]

@@ -152,7 +152,7 @@ class Updater:
         return self.source.sample_rows(self.batch_size)
 
     def _inputs(self, variant: Hashable) -> Any:
-        """What an update needs that does not depend on the ones before it: the minibatch, observations normalised."""
+        """What an update needs that does not depend on those before it: the minibatch, observations normalised."""
         rows = self._sample() if self._staged is None else self._staged
         return self.learner.normalized(self.source.layout.unpack(rows))
 

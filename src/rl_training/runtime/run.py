@@ -8,8 +8,8 @@
 A regime (`online`, `offline`, `offline_to_online`) says what is built, how long it trains and how; a session is one
 run's folder, log, evaluation and checkpoints. The two meet here only.
 
-A course is a generator: where it needs updates it yields, and goes on when they are made. Alone (`run`) they are made
-at once; a population makes those of all its members together.
+A course is a generator: where it needs updates it yields, and goes on when they are made. Alone (`run`) they are
+made at once; a population makes those of all its members together.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Launch:
     quiet: bool = False  # no progress on the console; warnings still show
     text: str | None = None  # the configuration as its author wrote it, kept as config.yaml
     home: Path | None = None  # the folder of a run that ended before its first checkpoint, to start again in
-    guard: SignalGuard | None = None  # signals are somebody else's to catch, who asks all runs of this process to end
+    guard: SignalGuard | None = None  # who catches signals for all runs of this process
     progress: Progress | None = None  # a console that several runs share
 
 
@@ -118,7 +118,7 @@ class Updates(NamedTuple):
     """A loop needs so many updates before it goes on."""
 
     updater: Updater
-    count: int
+    number: int
 
 
 class Regime(ABC):
@@ -197,7 +197,7 @@ def run(
         while True:
             try:
                 if isinstance(event, Updates):
-                    event.updater.run(event.count)
+                    event.updater.run(event.number)
             except BaseException as error:
                 event = going.throw(error)
             else:

@@ -102,6 +102,7 @@ class Session:
         self.save_cadence = Cadence(config.checkpoint_interval)
         self.last_evaluation: dict[str, float] = {}
         self.mark = (time.monotonic(), clock.ticks)
+        self.keep = config.keep_checkpoints
         self._extra_metrics = extra_metrics
         self._progress = progress
         self._evaluator = evaluator
@@ -270,7 +271,7 @@ class Session:
         self.checkpoint_path, self._saved = info.path, self._standing()
         self._checkpoint_cost = [info.num_bytes, self._checkpoint_cost[1] + info.seconds]
         with self._deleting(self.run.checkpoints):
-            prune(self.run.checkpoints, self.config.keep_checkpoints)
+            prune(self.run.checkpoints, self.keep)
         for callback in self.callbacks:
             callback.on_checkpoint(self, info.path)
 

@@ -148,6 +148,49 @@ def predict_checkpoint(path: str | Path, obs: ArrayLike, deterministic: bool = T
     return load_policy(open_checkpoint(path)).predict(obs, deterministic=deterministic)
 
 
+@dataclass(frozen=True)
+class Resumption:
+    """What a run goes on with: its settings, changed where asked, and its checkpoint; without one, its folder."""
+
+    config: TrainConfig
+    checkpoint: Checkpoint | None
+    home: Path | None
+
+
+def take_up(
+    path: str | Path,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    dataset: TransitionDataset | None = None,
+    given: Given | None = None,
+    warn: Callable[[str], None] = warnings.warn,
+) -> Resumption:
+    """Find and check what a run folder or checkpoint goes on with; see `resume_training`."""
+    if _has_no_checkpoint(home := Path(path)):
+        record = read_run_record(home)
+        _require_nothing_to_lose(home, record)
+        config = _changed(_config_of_run(home, record), changes, overrides)
+        require_data(record.get("dataset", {}), dataset, home)
+        warn(f"{home}: ended before its first checkpoint; it starts again")
+        set_log_aside(home / "metrics.csv")
+        return Resumption(config, None, home)
+    checkpoint = open_checkpoint(path, warn)
+    if "optimizers" not in checkpoint.tensors:
+        raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use --init-from")
+    before = config_of(checkpoint)
+    config = _changed(before, changes, overrides)
+    _require_same_shape(before, config)
+    spec = get_algorithm_spec(config.algo)
+    if config.env_id is not None and (
+        difference := spaces_from(checkpoint).difference(
+            spaces_of(config, discrete=spec.learner.discrete, given=given)
+        )
+    ):
+        raise CheckpointError(f"{checkpoint.path}: the environment's spaces have changed ({difference})")
+    return Resumption(config, checkpoint, None)
+
+
 def resume_training(
     path: str | Path,
     *,
@@ -164,37 +207,14 @@ def resume_training(
     `changes` replace fields of the configuration, `overrides` do the same as `key=value`; `given` are
     environments that have no id.
     """
-    if _has_no_checkpoint(home := Path(path)):
-        record = read_run_record(home)
-        _require_nothing_to_lose(home, record)
-        config = _changed(_config_of_run(home, record), changes, overrides)
-        require_data(record.get("dataset", {}), dataset, home)
-        warn(f"{home}: ended before its first checkpoint; it starts again")
-        set_log_aside(home / "metrics.csv")
-        launch = Launch(quiet=quiet, home=home)
-        return get_algorithm_spec(config.algo).train(
-            config, callbacks=callbacks, dataset=dataset, given=given, launch=launch
-        )
-    checkpoint = open_checkpoint(path, warn)
-    if "optimizers" not in checkpoint.tensors:
-        raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use --init-from")
-    before = config_of(checkpoint)
-    config = _changed(before, changes, overrides)
-    _require_same_shape(before, config)
-    spec = get_algorithm_spec(config.algo)
-    if config.env_id is not None and (
-        difference := spaces_from(checkpoint).difference(
-            spaces_of(config, discrete=spec.learner.discrete, given=given)
-        )
-    ):
-        raise CheckpointError(f"{checkpoint.path}: the environment's spaces have changed ({difference})")
-    return spec.train(
-        config,
-        checkpoint_state=checkpoint,
+    found = take_up(path, changes=changes, overrides=overrides, dataset=dataset, given=given, warn=warn)
+    return get_algorithm_spec(found.config.algo).train(
+        found.config,
+        checkpoint_state=found.checkpoint,
         callbacks=callbacks,
         dataset=dataset,
         given=given,
-        launch=Launch(quiet=quiet),
+        launch=Launch(quiet=quiet, home=found.home),
     )
 
 

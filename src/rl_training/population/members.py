@@ -1,0 +1,193 @@
+"""Who may be trained together, how many at a time, and how a population is started and taken up again."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rl_training.algorithms.base import LearnerConfig
+from rl_training.data.datasets import TransitionDataset
+from rl_training.environments.given import Given
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment import files
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.manifest import verify_checkpoint
+from rl_training.experiment.registry import get_algorithm_spec, resolve
+from rl_training.experiment.retention import checkpoint_step, discard, list_checkpoints
+from rl_training.experiment.runs import amend_record, read_run_record
+from rl_training.population.run import Member, results_of, run_together
+from rl_training.population.size import members_that_fit
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.run import Job, Launch, course
+from rl_training.runtime.session import TrainResult
+from rl_training.runtime.signals import SignalGuard
+from rl_training.runtime.workflows import Resumption, resume_training, take_up
+
+# What is no part of what a run computes, and may differ between members.
+_OF_THE_FOLDER = ("seed", "seeds", "output_dir", "tags", "population")
+_OVER = ("finished", "stopped", "diverged")
+
+
+def structure(config: TrainConfig) -> dict[str, Any]:
+    """All in which members of one population may not differ: everything but seeds, places and plain numbers."""
+    resolved, spec = resolve(config), get_algorithm_spec(config.algo)
+    fields = {key: value for key, value in config.to_dict().items() if key not in _OF_THE_FOLDER}
+    hyperparameters = resolved[LearnerConfig]
+    others = {key: value for key, value in resolved.to_dict().items() if key not in dict(hyperparameters)}
+    return fields | {"algo_kwargs": others | spec.learner.structure(hyperparameters)}
+
+
+def signature(config: TrainConfig) -> str:
+    """`structure` as text: runs of one signature may be trained together."""
+    return files.encode_json(structure(config)).decode()
+
+
+def members_of(config: TrainConfig) -> list[TrainConfig]:
+    """One configuration for each of `seeds`."""
+    return [config.replace(seed=seed, seeds=None) for seed in config.seeds or ()]
+
+
+def train_population(
+    configs: Sequence[TrainConfig],
+    *,
+    callbacks: Sequence[Callback] | None = None,
+    dataset: TransitionDataset | None = None,
+    given: Given | None = None,
+    launch: Launch | None = None,
+    run_suffix: str | None = None,
+) -> list[TrainResult]:
+    """Train every configuration, as many at a time as `population` and the memory allow; results in their order."""
+    _require_alike(configs)
+    spec, shared = get_algorithm_spec(configs[0].algo), dict[str, Any]()
+    jobs = [Job.of(spec.sections, config, None, dataset, given, shared) for config in configs]
+    return _train(jobs, [launch or Launch()] * len(jobs), callbacks, run_suffix)
+
+
+def _require_alike(configs: Sequence[TrainConfig]) -> None:
+    first = structure(configs[0])
+    for config in configs[1:]:
+        other = structure(config)
+        flat = [{**one, **one["algo_kwargs"], "algo_kwargs": None} for one in (first, other)]
+        for key in {**flat[0], **flat[1]}:
+            if flat[0].get(key) != flat[1].get(key):
+                raise ConfigError(
+                    f"{key}: members of a population may differ in seed and in numbers with a fraction, not in "
+                    f"this: {flat[0].get(key)} and {flat[1].get(key)}",
+                    key=key,
+                )
+
+
+def _train(
+    jobs: Sequence[Job],
+    launches: Sequence[Launch],
+    callbacks: Sequence[Callback] | None,
+    suffix: str | None = None,
+) -> list[TrainResult]:
+    most = jobs[0].config.population
+    regime = get_algorithm_spec(jobs[0].config.algo).trained_by
+    with SignalGuard() as guard:
+        members = []
+        for job, launch in zip(jobs, launches, strict=True):
+            watching = None if callbacks is None else [copy.deepcopy(callback) for callback in callbacks]
+            launch = replace(launch, guard=guard)
+            going = course(regime, job, callbacks=watching, launch=launch, suffix=suffix)
+            members.append(Member(job.config.seed or 0, going))
+        try:
+            first = 0
+            while first < len(members):
+                left = members[first:]
+                first += run_together(left, partial(members_that_fit, wanted=len(left), population=most))
+        finally:
+            for member in members:
+                member.going.close()
+    return results_of(members)
+
+
+# Going on.
+
+
+def resume(
+    path: str | Path,
+    *,
+    alone: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    callbacks: Sequence[Callback] | None = None,
+    dataset: TransitionDataset | None = None,
+    given: Given | None = None,
+    quiet: bool = False,
+    warn: Callable[[str], None] = warnings.warn,
+) -> list[TrainResult]:
+    """Go on with a run, and with it all members of its population; `alone` takes it out of that.
+
+    The members go on from the newest step that all of them saved.
+    """
+    options: dict[str, Any] = {"changes": changes, "overrides": overrides, "dataset": dataset, "given": given}
+    homes = [] if alone else _companions(Path(path))
+    if len(homes) < 2:
+        if alone:
+            _leave(Path(path), warn)
+        return [resume_training(path, callbacks=callbacks, quiet=quiet, warn=warn, **options)]
+    _back_to_common_step(homes)
+    found: list[Resumption] = [take_up(home, warn=warn, **options) for home in homes]
+    spec, shared = get_algorithm_spec(found[0].config.algo), dict[str, Any]()
+    jobs = [Job.of(spec.sections, one.config, one.checkpoint, dataset, given, shared) for one in found]
+    return _train(jobs, [Launch(quiet=quiet, home=one.home) for one in found], callbacks)
+
+
+def _companions(path: Path) -> list[Path]:
+    """The folders of the members of a run's population that are not over, its own among them; else none."""
+    home = path.parent.parent if path.parent.name == "checkpoints" else path
+    if not (home / "run.json").is_file():
+        return []
+    names = _population_record(home).get("members", [])
+    homes = [home.parent / Path(str(name)).name for name in names]
+    if missing := [one for one in homes if not (one / "run.json").is_file()]:
+        raise ConfigError(
+            f"{missing[0]}: missing, a member of the population of {home}; --alone takes one run out and goes on"
+        )
+    return [
+        one
+        for one in homes
+        if one == home or (read_run_record(one)["status"] not in _OVER and _population_record(one))
+    ]
+
+
+def _population_record(home: Path) -> dict[str, Any]:
+    record = read_run_record(home).get("population")
+    if not isinstance(record, dict) or not isinstance(record.get("members"), list) or record.get("left"):
+        return {}
+    return record
+
+
+def _leave(path: Path, warn: Callable[[str], None]) -> None:
+    home = path.parent.parent if path.parent.name == "checkpoints" else path
+    if (home / "run.json").is_file() and (record := _population_record(home)):
+        amend_record(home, population=record | {"left": True}, exact_resume=False)
+        warn(f"{home}: taken out of its population; it goes on alone, equal to it up to rounding")
+
+
+def _back_to_common_step(homes: Sequence[Path]) -> None:
+    """Discard the checkpoints later than the newest step that every member has, intact."""
+    steps = [_valid_steps(home) for home in homes]
+    common = max(set.intersection(*(set(found) for found in steps)), default=None)
+    for found in steps:
+        for step, path in found.items():
+            if common is None or step > common:
+                discard(path)
+
+
+def _valid_steps(home: Path) -> dict[int, Path]:
+    found = {}
+    for path in list_checkpoints(home / "checkpoints"):
+        try:
+            verify_checkpoint(path)
+        except CheckpointError:
+            continue
+        found[checkpoint_step(path)] = path
+    return found
