@@ -35,7 +35,7 @@ class Execution:
     """
 
     acceleration: Literal["eager", "compile", "graph"] = "eager"
-    transform: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
+    transform: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     apply: Callable[[Group, Sequence[Follow]], None] = apply_fused
     branches: tuple[torch.cuda.Stream, ...] = ()
     draw: Callable[[Kind, tuple[int, ...], torch.Generator], Tensor] = draw
@@ -66,6 +66,8 @@ class Execution:
 
     def prepared(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The transformed function, made once (bound methods compare equal, so they are good keys)."""
+        if self.transform is None:
+            return function
         if function not in self._transformed:
             self._transformed[function] = self.transform(function)
         return self._transformed[function]

@@ -49,9 +49,13 @@ class ReplayBuffer:
     def device(self) -> torch.device:
         return self.rows.device
 
-    def sample_rows(self, batch_size: int) -> Tensor:
+    def draw(self, batch_size: int) -> Tensor:
+        """Indices of `rows` that are filled, `[B]`."""
         draws = torch.randint(2**62, (batch_size,), generator=self.generator, device=self.device)
-        return self.rows.index_select(0, draws % self._size)
+        return draws % self._size
+
+    def sample_rows(self, batch_size: int) -> Tensor:
+        return self.rows.index_select(0, self.draw(batch_size))
 
     def load(self, rows: Tensor, *, added: int) -> None:
         """Restore `rows` (slot order) of a buffer that had seen `added` rows."""

@@ -42,9 +42,12 @@ class TensorSource:
     def device(self) -> torch.device:
         return self.rows.device
 
+    def draw(self, batch_size: int) -> Tensor:
+        """Indices of `rows`, `[B]`."""
+        return torch.randint(len(self.rows), (batch_size,), generator=self.generator, device=self.rows.device)
+
     def sample_rows(self, batch_size: int) -> Tensor:
-        index = torch.randint(len(self.rows), (batch_size,), generator=self.generator, device=self.rows.device)
-        return self.rows.index_select(0, index)
+        return self.rows.index_select(0, self.draw(batch_size))
 
     def __len__(self) -> int:
         return len(self.rows)

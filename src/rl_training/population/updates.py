@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Terms
 from rl_training.algorithms.optim import Follow, Group, apply_lists, follow
+from rl_training.data.sources import TensorSource
 from rl_training.population.stack import Stack, Variant
 from rl_training.runtime.acceleration import Updater
 
@@ -34,6 +35,9 @@ def apply_stacked(groups: list[Group], follows: list[Follow]) -> None:
 
 class StackedUpdater(Updater):
     """`updaters`, one per member of `stack`, run as one; their sources draw from the members' generators."""
+
+    # Each replay of a graph first sets every member's random numbers: many updates should share that.
+    blocks = (50, 10, 1)
 
     def __init__(self, stack: Stack, updaters: Sequence[Updater]) -> None:
         first = updaters[0]
@@ -66,7 +70,13 @@ class StackedUpdater(Updater):
                 member.learner.set_learning_rates(rates[i * each : (i + 1) * each])
 
     def _sample(self) -> Tensor:
-        return torch.stack([member.source.sample_rows(self.batch_size) for member in self.members])
+        sources = [member.source for member in self.members]
+        first = sources[0]
+        if isinstance(first, TensorSource) and all(getattr(one, "rows", None) is first.rows for one in sources):
+            # One data set for all: one gather.
+            chosen = torch.cat([one.draw(self.batch_size) for one in sources if isinstance(one, TensorSource)])
+            return first.rows.index_select(0, chosen).view(len(sources), self.batch_size, -1)
+        return torch.stack([one.sample_rows(self.batch_size) for one in sources])
 
     def _inputs(self, variant: Hashable) -> Inputs:
         wanted = self._variant(variant).draws

@@ -102,6 +102,9 @@ def _known_warnings_ignored() -> Iterator[None]:
 class Updater:
     """Runs updates of `learner` on minibatches of `source`, in the way that `accelerate` gave it (else eagerly)."""
 
+    # How many updates are captured together, the largest number that is due first.
+    blocks: tuple[int, ...] = (_BLOCK, 1)
+
     def __init__(
         self,
         learner: Learner,
@@ -132,7 +135,9 @@ class Updater:
         """`count` updates; nothing is read back from the device."""
         learner = self.learner
         while count > 0:
-            size = _BLOCK if self._side is not None and self._staged is None and count >= _BLOCK else 1
+            size = 1
+            if self._side is not None and self._staged is None:
+                size = next(block for block in self.blocks if block <= count)
             variants = tuple(learner.variant(learner.updates + i) for i in range(size))
             rates = [self._rates(learner.updates + i) for i in range(size)]
             if self._staged is not None:
