@@ -53,20 +53,20 @@ BARE: Mapping[str, Bare] = {
     "ddpg": Bare(PENDULUM, 15_000, -200.0),
     "td3": Bare(PENDULUM, 10_000, -200.0),
     "sac": Bare(PENDULUM, 10_000, -200.0),
-    "tqc": Bare(PENDULUM, 8_000, -200.0),
-    "redq": Bare(PENDULUM, 3_000, -200.0),
+    "tqc": Bare(PENDULUM, 10_000, -200.0),
+    "redq": Bare(PENDULUM, 5_000, -200.0),
     "bc": Bare(PENDULUM, 10_000, None),
     "td3_bc": Bare(PENDULUM, 10_000, -200.0),
     "iql": Bare(PENDULUM, 10_000, -200.0),
-    "cql": Bare(PENDULUM, 5_000, -200.0),
+    "cql": Bare(PENDULUM, 10_000, -200.0),
     "awac": Bare(PENDULUM, 10_000, -200.0),
     "crr": Bare(PENDULUM, 10_000, -200.0),
-    "edac": Bare(PENDULUM, 5_000, -200.0),
+    "edac": Bare(PENDULUM, 10_000, -200.0),
     "rlpd": Bare(PENDULUM, 5_000, -200.0),
     "rebrac": Bare(PENDULUM, 10_000, -200.0),
 }
 # Seconds of a thousand ticks on one core, roughly: the longest runs are started first.
-_COST = {"redq": 300, "cql": 205, "edac": 120, "tqc": 33, "rebrac": 20, "crr": 18}
+_COST = {"redq": 360, "cql": 205, "edac": 120, "tqc": 33, "rebrac": 20, "crr": 18}
 BEFORE_AFTER = ("tqc", "sac", "td3")
 CHEETAH_STEPS = 30_000
 
