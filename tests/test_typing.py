@@ -10,10 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 import rl_training
 from rl_training import api
+from rl_training.errors import ConfigError
 from tools import describe_classes
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -31,7 +33,7 @@ SAC(lambda: gymnasium.make("Pendulum-v1"), seed=None, wrappers=["ClipAction"], o
 SAC(TrainConfig(algo="sac", env_id="Pendulum-v1", total_timesteps=1_000))
 SAC("Pendulum-v1", learning_rate_schedule="cosine", eval_interval=100, early_stopping={"patience": 3})
 RLPD("Pendulum-v1", num_critics=1e1, layer_norm=True)
-IQL(None, expectile=0.9, datasets=({"dataset_kind": "npz", "dataset_path": "a.npz"},), action_low=[-1.0])
+IQL(None, datasets=({"dataset_kind": "npz", "dataset_path": "a.npz"},), action_low=[-1.0], action_high=(1.0,))
 again: SAC = SAC.load("runs/one")
 any_of_them: ManagedAlgorithm = load("runs/one")
 same: Same = again
@@ -70,6 +72,19 @@ def test_a_stub_has_the_parameters_of_the_class(name: str) -> None:
         kept = known[key].default
         assert default == getattr(kept, "type", kept), key
     assert inspect.getdoc(getattr(rl_training, name)) == inspect.cleandoc(ast.get_docstring(stub) or "")
+
+
+@pytest.mark.parametrize("line", [line for line in PROGRAM.splitlines() if re.match(r"[A-Z]\w+\(", line)])
+def test_the_classes_take_and_refuse_the_same(line: str) -> None:
+    scope = {name: getattr(rl_training, name) for name in rl_training.__all__} | {
+        "Path": Path,
+        "gymnasium": gymnasium,
+    }
+    if "# error: " not in line:
+        exec(line, scope)
+        return
+    with pytest.raises((ConfigError, TypeError)):
+        exec(line, scope)
 
 
 def test_a_type_checker_knows_the_settings(tmp_path: Path) -> None:
