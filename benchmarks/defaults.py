@@ -51,18 +51,18 @@ class Bare:
 BARE: Mapping[str, Bare] = {
     "dqn": Bare(CARTPOLE, 50_000, 450.0),
     "ddpg": Bare(PENDULUM, 15_000, -200.0),
-    "td3": Bare(PENDULUM, 10_000, -200.0),
+    "td3": Bare(PENDULUM, 15_000, -200.0),
     "sac": Bare(PENDULUM, 10_000, -200.0),
-    "tqc": Bare(PENDULUM, 10_000, -200.0),
+    "tqc": Bare(PENDULUM, 15_000, -200.0),
     "redq": Bare(PENDULUM, 5_000, -200.0),
     "bc": Bare(PENDULUM, 10_000, None),
     "td3_bc": Bare(PENDULUM, 10_000, -200.0),
-    "iql": Bare(PENDULUM, 10_000, -200.0),
-    "cql": Bare(PENDULUM, 10_000, -200.0),
-    "awac": Bare(PENDULUM, 10_000, -200.0),
+    "iql": Bare(PENDULUM, 50_000, -200.0),
+    "cql": Bare(PENDULUM, 30_000, -200.0),
+    "awac": Bare(PENDULUM, 30_000, -200.0),
     "crr": Bare(PENDULUM, 10_000, -200.0),
     "edac": Bare(PENDULUM, 10_000, -200.0),
-    "rlpd": Bare(PENDULUM, 5_000, -200.0),
+    "rlpd": Bare(PENDULUM, 10_000, -200.0),
     "rebrac": Bare(PENDULUM, 10_000, -200.0),
 }
 # Seconds of a thousand ticks on one core, roughly: the longest runs are started first.
@@ -84,6 +84,7 @@ class Trial:
     device: str
     data: Path | None = None
     before: bool = False
+    acceleration: str = "auto"
     deadline: float | None = None
     labels: dict[str, Any] = field(default_factory=dict)
 
@@ -100,12 +101,17 @@ def class_of(algo: str) -> type[ManagedAlgorithm]:
 
 
 def make(trial: Trial) -> ManagedAlgorithm:
-    """The class with nothing set but seed and device, or with the defaults of 0.1 spelt out."""
+    """The class with nothing set but seed, device and how updates run, or with the defaults of 0.1 spelt out."""
     managed = class_of(trial.algo)
     if not trial.before:
-        return managed(trial.env, seed=trial.seed, device=trial.device)
+        return managed(trial.env, seed=trial.seed, device=trial.device, acceleration=trial.acceleration)
     now = TrainConfig(
-        algo=trial.algo, env_id=trial.env, seed=trial.seed, device=trial.device, total_timesteps=trial.budget
+        algo=trial.algo,
+        env_id=trial.env,
+        seed=trial.seed,
+        device=trial.device,
+        total_timesteps=trial.budget,
+        acceleration=trial.acceleration,
     )
     return managed(with_defaults_of(None, now))
 
@@ -190,6 +196,7 @@ def bare_trials(options: argparse.Namespace) -> list[Trial]:
                     device=device_for(algo, options),
                     data=data,
                     deadline=deadline,
+                    acceleration=options.acceleration,
                     labels=labels,
                 )
             )
@@ -212,6 +219,7 @@ def before_after_trials(options: argparse.Namespace) -> Iterator[Trial]:
                     device=device_for(algo, options),
                     before=before,
                     deadline=deadline,
+                    acceleration=options.acceleration,
                     labels={"checkout": checkout},
                 )
 
