@@ -163,7 +163,17 @@ IMAGE = gym.spaces.Box(0, 255, (4, 4, 3), np.uint8)
 
 
 @pytest.mark.parametrize(
-    "space", [IMAGE, gym.spaces.Dict({"camera": IMAGE, "arm": ACTIONS})], ids=["image", "dict"]
+    "space",
+    [
+        IMAGE,
+        gym.spaces.Dict({"camera": IMAGE, "arm": ACTIONS}),
+        gym.spaces.Dict({"left": IMAGE, "arm": ACTIONS, "right": IMAGE}),
+        gym.spaces.Dict({"left": IMAGE, "right": IMAGE}),
+        gym.spaces.Dict({"camera": IMAGE, "1": ACTIONS, "a: b, [c]": ACTIONS, "null": ACTIONS}),
+        gym.spaces.Dict({"head": gym.spaces.Dict({"camera": IMAGE, "angle": ACTIONS}), "arm": ACTIONS}),
+        gym.spaces.Tuple((IMAGE, ACTIONS)),
+    ],
+    ids=["image", "dict", "two", "two-alone", "odd-names", "nested", "tuple"],
 )
 def test_images_are_refused_with_a_remedy_that_works(space: gym.Space[Any], tmp_path: Path) -> None:
     class Seeing(Sampled):
@@ -177,6 +187,14 @@ def test_images_are_refused_with_a_remedy_that_works(space: gym.Space[Any], tmp_
     wrappers = load_config(tmp_path / "remedy.yaml").config.wrappers
     result = SAC(Seeing, **tiny(tmp_path), wrappers=wrappers).learn(30, progress_bar=False)
     assert result.metrics["global_step"] == 30
+
+
+@pytest.mark.parametrize(
+    "space", [gym.spaces.Sequence(ACTIONS), gym.spaces.Dict({"seen": gym.spaces.Sequence(ACTIONS)})]
+)
+def test_what_no_wrapper_of_gymnasium_s_flattens_is_not_sent_to_one(space: gym.Space[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"their length varies, .* a wrapper of your own .*\[module:Class\]$"):
+        read_spaces(Shaped(space))
 
 
 @pytest.mark.parametrize(
