@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training.environments.importing import find_imported
+from rl_training.environments.importing import find_named
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.settings import nearest
@@ -125,7 +125,7 @@ def _find(name: str, config: TrainConfig) -> Wrapping:
                 "--allow-import",
                 key="wrappers",
             )
-        found: Wrapping = find_imported(name, "wrappers")
+        found: Wrapping = find_named(name, "wrappers")
         return found
     if name in _OWN_FORM:
         return _OWN_FORM[name]
