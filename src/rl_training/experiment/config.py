@@ -127,14 +127,13 @@ class TrainConfig(Settings):
     """passed to `gymnasium.make`"""
     wrappers: Annotated[tuple[Any, ...], BeforeValidator(_wrapper_list)] = ()
     """around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or `RescaleAction:
-    {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`, with
-    --allow-import"""
+    {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import"""
     given_envs: Annotated[tuple[Literal["env_id", "eval_env"], ...], BeforeValidator(list_as_tuple)] = ()
     """which of these were brought as objects in Python: their names alone do not make them again"""
     init_from: Annotated[PathText, Field(min_length=1)] | None = None
     """checkpoint whose networks the run starts from"""
     allow_import: bool = False
-    """permit an `env_id` of the form `module:Env`, which imports that module, and wrappers `module:Class`"""
+    """permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import that module"""
     env_processes: bool = False
     """each environment in a process of its own, which may die or hang without harm"""
     env_timeout: PositiveFloat = 60.0

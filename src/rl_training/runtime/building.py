@@ -78,6 +78,7 @@ def build_learner(
     spaces: SpaceSpec,
     *,
     normalize_observations: bool = False,
+    clip_observations: bool = False,
     updates_per_step: int = 1,
 ) -> Learner:
     """Model and learner, initialised from the run's seed without touching torch's global generator."""
@@ -88,9 +89,12 @@ def build_learner(
     settings: Any = sections.learner.configure(resolved[LearnerConfig], updates_per_step)
 
     def build() -> Model:
-        return sections.learner.build_model(
+        model = sections.learner.build_model(
             spaces, resolved[NetworkShape], settings, normalize_observations=normalize_observations
         )
+        if clip_observations:
+            model.normalizer.clip()
+        return model
 
     initial, updates = learner_seeds(config.seed or 0)
     with torch.random.fork_rng(devices=[]):

@@ -189,6 +189,8 @@ def save_collector(collector: Collector) -> Saved:
             {"number": e.number, "seed": e.seed, "total": e.total, "steps": len(e.actions)} for e in episodes
         ],
     }
+    if collector.moments is not None:
+        record["moments"] = collector.moments.record()
     random = {} if buffer.generator is collector.learner.generator else {"host": buffer.generator.get_state()}
     return Saved(
         tensors={"collector": tensors} | ({"replay_random": random} if random else {}),
@@ -219,6 +221,8 @@ def restore_collector(collector: Collector, checkpoint: Checkpoint) -> list[str]
         collector.rng.bit_generator.state = record["rng"]
         collector.returns.extend(record["returns"])
         collector.lengths.extend(record["lengths"])
+        if collector.moments is not None:
+            collector.moments.load(record["moments"])
         return collector.take_up(
             tensors["obs"].numpy().copy(),
             [
@@ -267,9 +271,22 @@ def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return [f"the data have changed: {before.get('rows')} rows of {before.get('name')} -> {now.get('rows')} rows"]
 
 
-def has_normalizer(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint's networks look at normalised observations."""
-    return "model.normalizer.shift" in checkpoint.tensors["networks"]
+def has_normalizer(checkpoint: Checkpoint | None) -> bool:
+    """Whether there is a checkpoint whose networks look at normalised observations."""
+    return checkpoint is not None and "model.normalizer.shift" in checkpoint.tensors["networks"]
+
+
+def clips_observations(checkpoint: Checkpoint | None) -> bool:
+    """Whether there is a checkpoint whose normalised observations are clipped."""
+    if checkpoint is None or not has_normalizer(checkpoint):
+        return False
+    return "model.normalizer.limit" in checkpoint.tensors["networks"]
+
+
+def moments_of(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
+    """The running statistics behind the checkpoint's normaliser; None where it has none, or a fixed one."""
+    found: Mapping[str, Any] | None = checkpoint.records.get("collector", {}).get("moments")
+    return found
 
 
 # Checkpoints as a whole.

@@ -32,7 +32,14 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.offline import require_data
 from rl_training.runtime.run import Launch
 from rl_training.runtime.session import TrainResult
-from rl_training.runtime.state import config_of, has_normalizer, read_run_checkpoint, spaces_from, understood
+from rl_training.runtime.state import (
+    clips_observations,
+    config_of,
+    has_normalizer,
+    read_run_checkpoint,
+    spaces_from,
+    understood,
+)
 from rl_training.spaces import SpaceSpec
 
 # Settings of which one value makes, or leaves out, something that is learned.
@@ -80,6 +87,8 @@ def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
             resolved[LearnerConfig],
             normalize_observations=has_normalizer(checkpoint),
         )
+        if clips_observations(checkpoint):
+            model.normalizer.clip()
     with understood(checkpoint, "networks"):
         model.load_state_dict({k.removeprefix("model."): v for k, v in names.items() if k.startswith("model.")})
     policy = copy.deepcopy(model.policy).requires_grad_(False)
