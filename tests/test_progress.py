@@ -134,7 +134,7 @@ def test_the_pace_of_late() -> None:
         pace.note(500 + 10 * second, now=float(second))
     assert pace.rate == pytest.approx(10)
     assert pace.left(2_500) == pytest.approx(100)
-    for second in range(101, 201):  # it slows down, which is seen after a minute
+    for second in range(101, 201):  # it slows down, which is soon seen
         pace.note(1_500 + second - 100, now=float(second))
     assert pace.rate == pytest.approx(1)
     assert pace.left(1_600) == 0

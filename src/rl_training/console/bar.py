@@ -122,7 +122,7 @@ def _brief(number: int) -> str:
 
 
 class Pace:
-    """How fast a run moves of late: over the last minute, or the last quarter of its time where that is longer."""
+    """How fast a run moves of late: over 15 seconds, or the last eighth of its time where that is longer."""
 
     def __init__(self, start: int, now: float | None = None) -> None:
         self.began = time.monotonic() if now is None else now
@@ -131,7 +131,7 @@ class Pace:
     def note(self, step: int, now: float | None = None) -> None:
         """Tell where the run stands; may be called often."""
         now = time.monotonic() if now is None else now
-        span = max(60.0, (now - self.began) / 4)
+        span = max(15.0, (now - self.began) / 8)
         if len(self._marks) > 1 and self._marks[-1][0] - self._marks[-2][0] < span / 200:
             self._marks.pop()  # so close together that the later one does for both
         self._marks.append((now, step))
