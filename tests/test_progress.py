@@ -17,6 +17,7 @@ from rl_training.console import progress as progress_module
 from rl_training.console.bar import Pace, Standing, draw, duration, per_second
 from rl_training.console.progress import Progress
 from rl_training.runtime import run as run_module
+from rl_training.runtime import signals
 from rl_training.runtime.acceleration import Updater
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import Launch
@@ -221,6 +222,17 @@ def test_what_a_run_prints_goes_above_the_bar(monkeypatch: pytest.MonkeyPatch) -
     assert bar.endswith("in all")
 
 
+def test_a_signal_is_told_in_place_of_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(80) as made:
+        monkeypatch.setattr(sys, "stderr", made.stream)
+        progress = Progress(100)
+        assert eventually(lambda: "left" in made.frames[-1])
+        signals._tell("SIGINT: ending this step\n")
+        progress.close()
+        assert eventually(lambda: made.screen.lines[-1] == "")
+    assert [line.split()[0] for line in made.screen.lines[:-1]] == ["SIGINT:", "─" * 40]
+
+
 @pytest.mark.parametrize(
     "setting", [("TERM", "dumb"), ("NO_COLOR", "1"), ("CI", "true"), ("TTY_INTERACTIVE", "0")], ids=lambda it: it[0]
 )
@@ -279,8 +291,7 @@ def lines(*rows: tuple[int, dict[str, float]], **options: Any) -> list[str]:
 def test_lines_tell_the_time_of_day_and_what_is_new_at_a_step() -> None:
     first, second, last = lines((100, ROW | EVALUATION), (200, ROW), (1_000, ROW | EVALUATION))
     at = time.strftime("%H:%M:%S", time.localtime(1_800_000_100))
-    told = "return -1234  critic_loss 0.25  actor_loss -3.5"
-    assert first.startswith(f"{at}  100/1,000 steps  {told}  eval -1100  ")
+    assert first.startswith(f"{at}  100/1,000 steps  return -1234  eval -1100  critic_loss 0.25  actor_loss -3.5  ")
     assert re.search(r"  200/1,000 steps  return -1234  critic_loss 0.25  actor_loss -3.5  \S+ steps/s  ", second)
     assert re.search(r" steps/s  \d+:\d\d:\d\d left$", second)
     assert last.endswith("  0:00:00 left")

@@ -142,8 +142,9 @@ _RETURNS = {"rollout/ep_rew_mean": "return", "eval/mean_reward": "eval"}
 
 def _headlines(values: Mapping[str, float]) -> dict[str, float]:
     """What a person watches: returns and losses, by their short names."""
-    names = {name: _RETURNS.get(name) or name.rpartition("/")[2] for name in values}
-    return {short: values[name] for name, short in names.items() if name in _RETURNS or short.endswith("loss")}
+    returns = {short: values[name] for name, short in _RETURNS.items() if name in values}
+    rest = {name.rpartition("/")[2]: value for name, value in values.items() if name not in _RETURNS}
+    return returns | {short: value for short, value in rest.items() if short.endswith("loss")}
 
 
 def _time_of_day(seconds: float) -> str:
