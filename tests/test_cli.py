@@ -812,7 +812,8 @@ def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signal
     process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        process.stderr.readline()  # the first report: training is under way
+        lines = iter(process.stderr.readline, "")
+        assert any("/1,000,000 steps  " in line for line in lines)  # the first report: training is under way
         time.sleep(0.1)
         process.send_signal(number)
         rest = process.communicate(timeout=30)[1]

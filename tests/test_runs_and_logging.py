@@ -335,7 +335,7 @@ def show(stream: io.StringIO, **options: Any) -> str:
 
 def test_plain_lines_where_there_is_no_terminal() -> None:
     first, second = show(io.StringIO()).splitlines()
-    assert first.startswith("100/1,000 steps  return -1234  critic_loss 0.25  ")
+    assert first[8:].startswith("  100/1,000 steps  return -1234  critic_loss 0.25  ")
     assert first.endswith(" left")
     assert "steps/s" in first
     assert "n_updates" not in first
@@ -344,6 +344,8 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
 
 
 def test_a_bar_on_a_terminal_and_only_warnings_when_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CI", "NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "160")
     shown = show(Terminal())
     assert "100/1000" in shown

@@ -226,7 +226,8 @@ def _open_session(
     with _run_directory(job, launch, suffix) as folder, SignalGuard() as guard:
         unit = "updates" if regime.first_phase == "offline" else "steps"
         start = 0 if checkpoint is None else checkpoint.step
-        progress = Progress(regime.total_ticks, start=start, quiet=launch.quiet, unit=unit)
+        opening = [_what_trains(job, regime), _where(folder, checkpoint)]
+        progress = Progress(regime.total_ticks, start=start, quiet=launch.quiet, unit=unit, opening=opening)
         log = _open_log(folder, checkpoint, progress)
         try:
             yield Session(
@@ -247,8 +248,33 @@ def _open_session(
             )
         finally:
             log.close()
+            progress.close()  # also where the log had to drop it
             if evaluator is not None:
                 evaluator.close()
+
+
+def _what_trains(job: Job, regime: Regime) -> str:
+    """Algorithm, environment or data, budget, seed and device, in one line."""
+    config, data = job.config, regime.dataset_record
+    env = f"{config.num_envs} x {config.env_id}" if config.num_envs > 1 else str(config.env_id)
+    sources = [] if regime.collector is None else [env]
+    if data is not None:
+        sources.append(f"{data['name']} ({data['rows']:,} rows)")
+    budget = f"{config.total_timesteps:,} steps"
+    if regime.collector is None:
+        budget = f"{regime.total_ticks:,} updates"
+    elif pretraining := regime.total_ticks - config.total_timesteps:
+        budget = f"{pretraining:,} updates, then {budget}"
+    return f"{config.algo} on {' and '.join(sources)}, {budget}, {regime.learner.device}, seed {config.seed}"
+
+
+def _where(folder: RunDirectory, checkpoint: Checkpoint | None) -> str:
+    """The run's folder, and what is taken up in it."""
+    if checkpoint is None:
+        return f"run folder: {folder.path}"
+    if checkpoint.path.parent == folder.checkpoints:
+        return f"resuming {folder.path} at step {checkpoint.step:,}"
+    return f"resuming {checkpoint.path} at step {checkpoint.step:,} in a new run folder: {folder.path}"
 
 
 def _is_busy(job: Job, regime: Regime) -> bool:

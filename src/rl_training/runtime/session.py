@@ -15,7 +15,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,7 @@ class Session:
         self.mark = (time.monotonic(), clock.ticks)
         self._extra_metrics = extra_metrics
         self._progress = progress
+        progress.follow(self._position)
         self._evaluator = evaluator
         self._guard = guard
         self._acting = ActingPolicy(learner)
@@ -194,6 +195,15 @@ class Session:
     def say(self, text: str) -> None:
         self._progress.say(text)
 
+    def doing(self, what: str, unit: str | None = None) -> AbstractContextManager[None]:
+        """Have the progress bar say what the run is at, and in which unit it counts meanwhile."""
+        return self._progress.doing(what, unit)
+
+    def _position(self) -> int:
+        """Ticks, also inside a block of updates, where the clock stands still; asked from another thread."""
+        learns_only = self.clock.phase != "online"
+        return max(self.clock.ticks, self.learner.updates) if learns_only else self.clock.ticks
+
     def evaluate(self) -> dict[str, float]:
         """Evaluate the present policy, once per tick; keeps the best one in `best/`."""
         if self._evaluator is None or self.config.eval_episodes == 0:
@@ -218,9 +228,10 @@ class Session:
 
     def _play(self, evaluator: Evaluator) -> dict[str, float]:
         said = evaluator.notice
-        metrics = evaluator.run(
-            self._acting.current(), self.config.eval_episodes, lambda: self._guard.received is not None
-        )
+        with self.doing("evaluating"):
+            metrics = evaluator.run(
+                self._acting.current(), self.config.eval_episodes, lambda: self._guard.received is not None
+            )
         if evaluator.notice and not said:
             self.say(f"warning: {evaluator.notice}")
         return metrics
