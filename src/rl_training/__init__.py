@@ -23,6 +23,7 @@ __all__ = [
     "TD3BC",
     "TQC",
     "Callback",
+    "Logger",
     "ManagedAlgorithm",
     "ReBRAC",
     "TrainConfig",
@@ -53,11 +54,13 @@ if TYPE_CHECKING:
     )
     from rl_training.data.datasets import TransitionDataset
     from rl_training.experiment.config import TrainConfig
+    from rl_training.experiment.loggers import Logger
     from rl_training.runtime.callbacks import Callback
     from rl_training.runtime.session import TrainResult
 else:
     _HOMES = {
         "Callback": "rl_training.runtime.callbacks",
+        "Logger": "rl_training.experiment.loggers",
         "TrainConfig": "rl_training.experiment.config",
         "TrainResult": "rl_training.runtime.session",
         "TransitionDataset": "rl_training.data.datasets",
