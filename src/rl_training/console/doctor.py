@@ -26,7 +26,7 @@ from rl_training.spaces import SpaceSpec
 State = Literal["ok", "note", "broken"]
 
 _CORE = ("torch", "numpy", "gymnasium", "pydantic", "typer", "rich", "safetensors", "PyYAML", "tensorboard")
-_EXTRAS = {"mujoco": ("mujoco", "imageio"), "offline": ("h5py", "minari", "pillow")}
+_EXTRAS = {"mujoco": ("mujoco", "imageio"), "offline": ("h5py", "minari", "pillow"), "wandb": ("wandb",)}
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++")
 _LITTLE_DISK = 2**30
 _CAPACITY = 1_000_000
