@@ -35,6 +35,7 @@ from rl_training.experiment.loggers import Logger, Row, RunFacts
 RECORD = "wandb.json"
 _PROJECT = "rl-training"
 # Of the 30 seconds that the end of a run waits.
+_SECONDS_TO_REACH_A_SERVER = 25.0
 _SECONDS_TO_UPLOAD = 20.0
 # How often W&B's process writes what it has to its file.
 _SECONDS_TO_WRITE = 0.5
@@ -124,6 +125,7 @@ def _init(run: RunFacts, number: str) -> Any:
         settings=wandb.Settings(
             silent=True,
             console="off",
+            init_timeout=_SECONDS_TO_REACH_A_SERVER,
             finish_timeout=_SECONDS_TO_UPLOAD,
             x_transaction_log_flush_interval=_SECONDS_TO_WRITE,
         ),
