@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 # Where the names live that are not of `rl_training.api`.
 _HOMES = {
     "Callback": "rl_training.runtime.callbacks",
+    "Logger": "rl_training.experiment.loggers",
     "TrainConfig": "rl_training.experiment.config",
     "TrainResult": "rl_training.runtime.session",
     "TransitionDataset": "rl_training.data.datasets",

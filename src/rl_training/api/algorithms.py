@@ -19,6 +19,7 @@ from rl_training.environments.making import spaces_of
 from rl_training.environments.wrapping import name_wrappers
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs, resolve
 from rl_training.runtime.callbacks import Callback, as_callbacks
@@ -38,6 +39,7 @@ from rl_training.settings import nearest
 Environment = str | Env | type[Env] | Callable[..., Env]
 Watcher = Callback | Callable[[Session], object]
 Watchers = Watcher | Sequence[Watcher] | None
+Loggers = Logger | Sequence[Logger] | None
 Data = TransitionDataset | str | os.PathLike[str] | Mapping[str, Any] | None
 # What a class does not ask for, though a configuration must say it.
 _DEFAULTS: dict[str, Any] = {"total_timesteps": 10_000}
@@ -143,6 +145,7 @@ class ManagedAlgorithm:
         *,
         dataset: Data = None,
         run_suffix: str | None = None,
+        loggers: Loggers = None,
     ) -> TrainResult:
         """Train in a new run folder; offline, `total_timesteps` counts gradient updates.
 
@@ -152,6 +155,7 @@ class ManagedAlgorithm:
 
         `callbacks`: a `Callback`, a function that is called with the session after each step, or a list of such.
         `dataset`: a `TransitionDataset`, a file or Minari id, or a mapping of the arrays `from_arrays` takes.
+        `loggers`: a `Logger` or a list of such, which get the rows of metrics too.
         """
         steps = self._budget if total_timesteps is None else total_timesteps
         if self.checkpoint_path is not None:
@@ -159,8 +163,9 @@ class ManagedAlgorithm:
                 raise ConfigError(
                     f"run_suffix: {type(self).__name__} goes on in the folder it has; a new model gets a new one"
                 )
-            return self.resume(self._steps + steps, callbacks, progress_bar, dataset=dataset)
+            return self.resume(self._steps + steps, callbacks, progress_bar, dataset=dataset, loggers=loggers)
         watching, config = as_callbacks(callbacks), self.config.replace(total_timesteps=steps)
+        launch = Launch(quiet=not progress_bar, loggers=as_loggers(loggers))
         self.config, self._dataset = self._with_data(config.with_seed(), dataset)
         result = ExperimentManager().train(
             self.config,
@@ -168,7 +173,7 @@ class ManagedAlgorithm:
             callbacks=watching,
             dataset=self._dataset,
             given=self._given,
-            launch=Launch(quiet=not progress_bar),
+            launch=launch,
         )
         return self._trained(result)
 
@@ -181,6 +186,7 @@ class ManagedAlgorithm:
         dataset: Data = None,
         env: Environment | None = None,
         eval_env: Environment | None = None,
+        loggers: Loggers = None,
     ) -> TrainResult:
         """Go on from the last checkpoint, to a larger `total_timesteps` if given; data in memory are remembered.
 
@@ -200,6 +206,7 @@ class ManagedAlgorithm:
             callbacks=watching,
             dataset=self._dataset,
             given=self._given,
+            loggers=as_loggers(loggers),
             quiet=not progress_bar,
         )
         return self._trained(result)

@@ -31,6 +31,7 @@ _EXTRAS = {
     "mujoco": ("mujoco", "imageio"),
     "box2d": ("box2d|box2d-py", "pygame-ce|pygame"),
     "offline": ("h5py", "minari", "pillow"),
+    "wandb": ("wandb",),
 }
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++")
 _LITTLE_DISK = 2**30

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from rl_training.errors import ConfigError
+from rl_training.experiment.loggers import known_loggers
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
 from rl_training.settings import (
     NonNegativeInt,
@@ -119,6 +120,8 @@ class TrainConfig(Settings):
     """ticks of the clock between checkpoints"""
     keep_checkpoints: PositiveInt = 3
     """how many of the newest stay on disk (`best/` is kept besides)"""
+    loggers: Annotated[tuple[str, ...], BeforeValidator(known_loggers), BeforeValidator(list_as_tuple)] = ()
+    """where else rows of metrics go: `wandb` (Weights & Biases)"""
     tags: Annotated[tuple[str, ...], BeforeValidator(list_as_tuple)] = ()
     """free words, recorded with the run"""
     algo_kwargs: PlainMapping = Field(default_factory=dict)

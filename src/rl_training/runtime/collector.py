@@ -144,12 +144,12 @@ class Collector:
         return obs
 
     def statistics(self) -> dict[str, float]:
-        """Means over the last episodes, by the names of the TensorBoard tags."""
+        """Means over the last episodes."""
         if not self.returns:
             return {}
         return {
-            "rollout/ep_rew_mean": float(np.mean(self.returns)),
-            "rollout/ep_len_mean": float(np.mean(self.lengths)),
+            "rollout_return_mean": float(np.mean(self.returns)),
+            "rollout_length_mean": float(np.mean(self.lengths)),
         }
 
     def take_up(self, obs: NDArray[np.float32], episodes: Sequence[Episode]) -> list[str]:

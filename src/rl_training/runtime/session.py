@@ -30,6 +30,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricsLog
 from rl_training.experiment.retention import discard, list_checkpoints, prune
 from rl_training.experiment.runs import RunDirectory
+from rl_training.experiment.vocabulary import log_row, term_tag
 from rl_training.runtime import state
 from rl_training.runtime.acting import ActingPolicy
 from rl_training.runtime.callbacks import Callback
@@ -150,12 +151,14 @@ class Session:
             for index in range(self.broken_off or 0, len(self.callbacks)):
                 self.broken_off = index
                 self.callbacks[index].on_step(self)
+            self.broken_off = len(self.callbacks)
+            reported = self.log_cadence.due(now)
+            if reported:
+                self.report()
         except PlayInterrupted:
             return  # a signal: the run ends here, and evaluates first when it goes on
-        self.broken_off = len(self.callbacks)
-        reported = self.log_cadence.due(now)
-        if reported:
-            self.report()
+        finally:
+            self.metrics_log.settle()
         self.broken_off = None
         retry = self._save_failed and reported
         if self.save_cadence.due(now) or retry or self._guard.save_requested:
@@ -212,13 +215,7 @@ class Session:
             check_finite(self.learner, f"by step {self.clock.ticks}")
             metrics = self._play(self._evaluator)
             self.last_evaluation, self.evaluated_at = metrics, self.clock.ticks
-            row = {
-                "eval/mean_reward": metrics["eval_return_mean"],
-                "eval/mean_ep_length": metrics["eval_length_mean"],
-            }
-            if "eval_normalized_score" in metrics:
-                row["eval/normalized_score"] = metrics["eval_normalized_score"]
-            self.metrics_log.log(self.clock.ticks, row)
+            self.metrics_log.log(self.clock.ticks, log_row(metrics))
             if self.best_return is None or metrics["eval_return_mean"] > self.best_return:
                 self.best_return = metrics["eval_return_mean"]
                 self._save_best()
@@ -239,18 +236,23 @@ class Session:
     # Reports and state.
 
     def report(self) -> None:
-        """Write one row of metrics: the only host read of the terms."""
+        """Log what is known of this step: the only host read of the terms."""
         check_finite(self.learner, f"by step {self.clock.ticks}")
         seconds, ticks = self.mark
         now = time.monotonic()
         rate = (self.clock.ticks - ticks) / max(now - seconds, 1e-9)
         self.mark = (now, self.clock.ticks)
-        row = {} if self.collector is None else self.collector.statistics()
-        row |= {f"train/{_tag(name)}": float(term) for name, term in self.learner.terms.items()}
+        row = {} if self.collector is None else log_row(self.collector.statistics())
+        row |= {term_tag(name): float(term) for name, term in self.learner.terms.items()}
         rates = {name: float(o.learning_rate) for name, o in self.learner.optimizers.items()}
-        row["train/learning_rate"] = rates.get("actor", next(iter(rates.values())))
-        row["train/n_updates"] = self.learner.updates
-        row |= {"time/fps": rate, "time/total_timesteps": self.clock.global_step}
+        row |= log_row(
+            {
+                "learning_rate": rates.get("actor", next(iter(rates.values()))),
+                "update_count": self.learner.updates,
+                "steps_per_second": rate,
+                "global_step": self.clock.global_step,
+            }
+        )
         self.metrics_log.log(self.clock.ticks, row | self.logged)
         self.logged = {}
 
@@ -278,6 +280,7 @@ class Session:
         self._save_failed = False
         if not self.run.record.get("saved"):
             self.note_in_run(saved=True)
+        self.metrics_log.cover(self.clock.ticks)
         self.checkpoint_path, self._saved = info.path, self._standing()
         self._checkpoint_cost = [info.num_bytes, self._checkpoint_cost[1] + info.seconds]
         with self._deleting(self.run.checkpoints):
@@ -396,8 +399,3 @@ class Session:
             f"interrupted at step {self.clock.ticks}; go on with: rl-training resume {self.run.path}{permission}",
             signum,
         )
-
-
-def _tag(name: str) -> str:
-    """Terms by the names TensorBoard users know."""
-    return {"alpha": "ent_coef"}.get(name, name)

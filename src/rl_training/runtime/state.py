@@ -124,6 +124,7 @@ def _trainer_record(session: Session) -> dict[str, Any]:
         "evaluated_at": session.evaluated_at,
         "broken_off": session.broken_off,
         "log_rows": session.metrics_log.rows,
+        "log_columns": session.metrics_log.columns(session.clock.ticks),
         "logged": session.logged,
         "cadence": {"log": session.log_cadence.last, "save": session.save_cadence.last},
         "callbacks": {name: callback.state_dict() for name, callback in named(session.callbacks)},
@@ -154,13 +155,19 @@ def _callback_number(value: Any) -> int | None:
     return value
 
 
-def log_rows(checkpoint: Checkpoint) -> int:
-    """How many rows of metrics.csv a checkpoint covers."""
+def covered_log(checkpoint: Checkpoint) -> tuple[int, list[str] | None]:
+    """How many rows of metrics.csv a checkpoint covers, and which metrics of the row of its own step.
+
+    Where a step had several rows it did not tell: None.
+    """
     with understood(checkpoint):
         rows = checkpoint.records["trainer"]["log_rows"]
+        columns = checkpoint.records["trainer"].get("log_columns")
         if type(rows) is not int or rows < 0:
             raise ValueError(f"log_rows is {rows!r}")
-    return rows
+        if columns is not None and not (isinstance(columns, list) and all(isinstance(c, str) for c in columns)):
+            raise ValueError(f"log_columns is {columns!r}")
+    return rows, columns
 
 
 def named(callbacks: list[Callback]) -> Iterator[tuple[str, Callback]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, list_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.history import with_defaults_of
+from rl_training.experiment.loggers import Logger
 from rl_training.experiment.logging import set_log_aside
 from rl_training.experiment.registry import get_algorithm_spec, resolve, setting_names
 from rl_training.experiment.runs import RECORD, RESOLVED, read_run_record, results_of
@@ -165,14 +166,16 @@ def resume_training(
     callbacks: Sequence[Callback] | None = None,
     dataset: TransitionDataset | None = None,
     given: Given | None = None,
+    loggers: Sequence[Logger] = (),
     quiet: bool = False,
     warn: Callable[[str], None] = warnings.warn,
 ) -> TrainResult:
     """Go on where a run folder or checkpoint stopped; a run that ended before its first checkpoint starts again.
 
     `changes` replace fields of the configuration, `overrides` do the same as `key=value`; `given` are
-    environments that have no id.
+    environments that have no id, `loggers` those beside the configured ones.
     """
+    launch = Launch(quiet=quiet, loggers=tuple(loggers))
     if _has_no_checkpoint(home := Path(path)):
         record = read_run_record(home)
         _require_nothing_to_lose(home, record)
@@ -180,7 +183,7 @@ def resume_training(
         require_data(record.get("dataset", {}), dataset, home)
         warn(f"{home}: ended before its first checkpoint; it starts again")
         set_log_aside(home / "metrics.csv")
-        launch = Launch(quiet=quiet, home=home)
+        launch = replace(launch, home=home)
         return get_algorithm_spec(config.algo).train(
             config, callbacks=callbacks, dataset=dataset, given=given, launch=launch
         )
@@ -203,7 +206,7 @@ def resume_training(
         callbacks=callbacks,
         dataset=dataset,
         given=given,
-        launch=Launch(quiet=quiet),
+        launch=launch,
     )
 
 
