@@ -17,7 +17,7 @@ from rl_training.data.formats import kind_of
 from rl_training.environments.given import Env, Given, bring
 from rl_training.environments.making import spaces_of
 from rl_training.environments.wrapping import name_wrappers
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs, resolve
@@ -32,7 +32,6 @@ from rl_training.runtime.workflows import (
     play_checkpoint,
     resume_training,
 )
-from rl_training.settings import nearest
 
 # An environment as people have it: a Gymnasium id, an object, its class, or a callable that makes one.
 Environment = str | Env | type[Env] | Callable[..., Env]
@@ -126,7 +125,7 @@ class ManagedAlgorithm:
                 f"env_id: given twice, {env_id!r} and {settings['env_id']!r}; leave one out", key="env_id"
             )
         owned = get_algorithm_spec(cls.algo).sections.owners()
-        fields = {key: value for key, value in settings.items() if key in TrainConfig.model_fields}
+        fields = {key: value for key, value in settings.items() if TrainConfig.has(key)}
         extra = {key: value for key, value in settings.items() if key not in fields}
         for key in extra:
             if key not in owned:
