@@ -1,14 +1,11 @@
 """rl_training: online, offline and offline-to-online reinforcement learning through one API.
 
-Names are imported when they are first used: torch takes seconds, which a misspelt command need not wait for. What
-torch must find when it is imported, `threads` sets at once.
+Names are imported when they are first used: torch takes seconds, which a misspelt command need not wait for.
 """
 
 import gc
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-from rl_training import threads as threads
 
 __version__ = "0.1.0"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import resource
 from itertools import chain
 from typing import Any
@@ -19,8 +20,9 @@ from rl_training.runtime.acceleration import require_device, set_precision
 from rl_training.runtime.sections import Resolved, Sections
 from rl_training.seeding import learner_seeds
 from rl_training.spaces import SpaceSpec
-from rl_training.threads import choose_threads
 
+# Networks of this package gain nothing from more threads than this; a user's OMP_NUM_THREADS wins.
+_MOST_THREADS = 4
 # A parameter that is trained has a gradient and two moments beside it.
 _COPIES = 4
 # The least an environment takes: one of the smallest in this process, or an interpreter with its libraries.
@@ -62,7 +64,10 @@ def require_room_for_environments(config: TrainConfig) -> None:
 
 def prepare_process(device: torch.device) -> None:
     """Set this process's threads and allocator for training on `device`."""
-    choose_threads(device)
+    if "OMP_NUM_THREADS" not in os.environ:
+        # Beside a GPU only the acting policy runs here, one row at a time: threads would just wait for each other.
+        most = _MOST_THREADS if device.type == "cpu" else 1
+        torch.set_num_threads(min(torch.get_num_threads(), most))
     if device.type == "cpu":
         keep_freed_memory()
 
