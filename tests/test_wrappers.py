@@ -184,5 +184,5 @@ def test_their_form_is_checked_with_the_configuration(wrappers: Any) -> None:
 
 
 def test_in_a_process_they_must_be_importable(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^env_processes: .*<lambda> cannot be made in another process"):
+    with pytest.raises(ConfigError, match=r"^environments: .*<lambda> cannot be made in another process"):
         SAC(Point, **tiny(tmp_path, env_processes=True), wrappers=[lambda env: env]).learn(30, progress_bar=False)

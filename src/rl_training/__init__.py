@@ -4,6 +4,9 @@ Names are imported when they are first used: torch takes seconds, which a misspe
 `__init__.pyi` tells type checkers what they are.
 """
 
+import gc
+from contextlib import contextmanager
+
 from rl_training import api
 
 __version__ = "0.1.0"
@@ -19,12 +22,25 @@ _HOMES = {
 __all__ = [*api.__all__, *_HOMES]
 
 
+@contextmanager
+def _no_collection():
+    """Importing torch makes some 200,000 objects that stay, which the collector would visit in vain."""
+    wanted = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if wanted:
+            gc.enable()
+
+
 def __getattr__(name):
     """A name of `__all__` from its module, or a subpackage."""
     from importlib import import_module
 
     if name in __all__:
-        globals()[name] = value = getattr(import_module(_HOMES.get(name, "rl_training.api")), name)
+        with _no_collection():
+            globals()[name] = value = getattr(import_module(_HOMES.get(name, "rl_training.api")), name)
         return value
     try:
         if not name.startswith("_"):

@@ -19,6 +19,7 @@ from rl_training.api import ReBRAC as ReBRAC
 from rl_training.api import load as load
 from rl_training.data.datasets import TransitionDataset as TransitionDataset
 from rl_training.experiment.config import TrainConfig as TrainConfig
+from rl_training.experiment.loggers import Logger as Logger
 from rl_training.runtime.callbacks import Callback as Callback
 from rl_training.runtime.session import TrainResult as TrainResult
 

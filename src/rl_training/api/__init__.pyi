@@ -39,7 +39,8 @@ class AWAC(ManagedAlgorithm):
     dataset_size = 10000: transitions to collect (`random`)
     dataset_seed = 0: seed of the collecting (`random`)
     datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy
+    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
+        fixed while RLPD collects
     reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
     reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
     reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
@@ -64,17 +65,18 @@ class AWAC(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -127,13 +129,14 @@ class AWAC(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -166,7 +169,8 @@ class BC(ManagedAlgorithm):
     dataset_size = 10000: transitions to collect (`random`)
     dataset_seed = 0: seed of the collecting (`random`)
     datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy
+    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
+        fixed while RLPD collects
     reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
     reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
     reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
@@ -191,17 +195,18 @@ class BC(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -251,13 +256,14 @@ class BC(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -299,7 +305,8 @@ class CQL(ManagedAlgorithm):
     dataset_size = 10000: transitions to collect (`random`)
     dataset_seed = 0: seed of the collecting (`random`)
     datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy
+    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
+        fixed while RLPD collects
     reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
     reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
     reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
@@ -324,17 +331,18 @@ class CQL(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -393,13 +401,14 @@ class CQL(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -437,7 +446,8 @@ class CRR(ManagedAlgorithm):
     dataset_size = 10000: transitions to collect (`random`)
     dataset_seed = 0: seed of the collecting (`random`)
     datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy
+    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
+        fixed while RLPD collects
     reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
     reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
     reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
@@ -462,17 +472,18 @@ class CRR(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -527,13 +538,14 @@ class CRR(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -562,6 +574,10 @@ class DDPG(ManagedAlgorithm):
     learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
         updates
     warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
+    normalize_observations = False: by the running mean and deviation of every observation acted on so far, random
+        steps included, clipped to ±10; kept with the policy, and fixed in evaluation. With `init_from` the other
+        run's statistics are taken over and go on counting; those of data (an offline run's, RLPD's) stay as they
+        are
     buffer_capacity = 1000000: transitions the replay buffer keeps
     learning_starts = 1000: environment steps before the first update
     random_steps = None: environment steps with random actions; null: `learning_starts`, or none where `init_from`
@@ -584,17 +600,18 @@ class DDPG(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -618,6 +635,7 @@ class DDPG(ManagedAlgorithm):
         batch_size: int | float = 256,
         learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
         warmup_steps: int | float = 0,
+        normalize_observations: bool = False,
         buffer_capacity: int | float = 1000000,
         learning_starts: int | float = 1000,
         random_steps: int | float | None = None,
@@ -637,13 +655,14 @@ class DDPG(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -673,6 +692,10 @@ class DQN(ManagedAlgorithm):
     learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
         updates
     warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
+    normalize_observations = False: by the running mean and deviation of every observation acted on so far, random
+        steps included, clipped to ±10; kept with the policy, and fixed in evaluation. With `init_from` the other
+        run's statistics are taken over and go on counting; those of data (an offline run's, RLPD's) stay as they
+        are
     buffer_capacity = 1000000: transitions the replay buffer keeps
     learning_starts = 1000: environment steps before the first update
     random_steps = None: environment steps with random actions; null: `learning_starts`, or none where `init_from`
@@ -695,17 +718,18 @@ class DQN(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -730,6 +754,7 @@ class DQN(ManagedAlgorithm):
         batch_size: int | float = 64,
         learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
         warmup_steps: int | float = 0,
+        normalize_observations: bool = False,
         buffer_capacity: int | float = 1000000,
         learning_starts: int | float = 1000,
         random_steps: int | float | None = None,
@@ -749,13 +774,14 @@ class DQN(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -794,7 +820,8 @@ class EDAC(ManagedAlgorithm):
     dataset_size = 10000: transitions to collect (`random`)
     dataset_seed = 0: seed of the collecting (`random`)
     datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy
+    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
+        fixed while RLPD collects
     reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
     reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
     reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
@@ -819,17 +846,18 @@ class EDAC(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -885,13 +913,14 @@ class EDAC(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -926,7 +955,8 @@ class IQL(ManagedAlgorithm):
     dataset_size = 10000: transitions to collect (`random`)
     dataset_seed = 0: seed of the collecting (`random`)
     datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy
+    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
+        fixed while RLPD collects
     reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
     reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
     reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
@@ -951,17 +981,18 @@ class IQL(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -1014,13 +1045,14 @@ class IQL(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1052,6 +1084,10 @@ class REDQ(ManagedAlgorithm):
     learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
         updates
     warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
+    normalize_observations = False: by the running mean and deviation of every observation acted on so far, random
+        steps included, clipped to ±10; kept with the policy, and fixed in evaluation. With `init_from` the other
+        run's statistics are taken over and go on counting; those of data (an offline run's, RLPD's) stay as they
+        are
     buffer_capacity = 1000000: transitions the replay buffer keeps
     learning_starts = 1000: environment steps before the first update
     random_steps = None: environment steps with random actions; null: `learning_starts`, or none where `init_from`
@@ -1074,17 +1110,18 @@ class REDQ(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -1111,6 +1148,7 @@ class REDQ(ManagedAlgorithm):
         batch_size: int | float = 256,
         learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
         warmup_steps: int | float = 0,
+        normalize_observations: bool = False,
         buffer_capacity: int | float = 1000000,
         learning_starts: int | float = 1000,
         random_steps: int | float | None = None,
@@ -1130,13 +1168,14 @@ class REDQ(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1178,7 +1217,8 @@ class RLPD(ManagedAlgorithm):
     dataset_size = 10000: transitions to collect (`random`)
     dataset_seed = 0: seed of the collecting (`random`)
     datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy
+    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
+        fixed while RLPD collects
     reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
     reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
     reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
@@ -1211,17 +1251,18 @@ class RLPD(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -1285,13 +1326,14 @@ class RLPD(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1320,6 +1362,10 @@ class SAC(ManagedAlgorithm):
     learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
         updates
     warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
+    normalize_observations = False: by the running mean and deviation of every observation acted on so far, random
+        steps included, clipped to ±10; kept with the policy, and fixed in evaluation. With `init_from` the other
+        run's statistics are taken over and go on counting; those of data (an offline run's, RLPD's) stay as they
+        are
     buffer_capacity = 1000000: transitions the replay buffer keeps
     learning_starts = 1000: environment steps before the first update
     random_steps = None: environment steps with random actions; null: `learning_starts`, or none where `init_from`
@@ -1342,17 +1388,18 @@ class SAC(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -1376,6 +1423,7 @@ class SAC(ManagedAlgorithm):
         batch_size: int | float = 256,
         learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
         warmup_steps: int | float = 0,
+        normalize_observations: bool = False,
         buffer_capacity: int | float = 1000000,
         learning_starts: int | float = 1000,
         random_steps: int | float | None = None,
@@ -1395,13 +1443,14 @@ class SAC(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1430,6 +1479,10 @@ class TD3(ManagedAlgorithm):
     learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
         updates
     warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
+    normalize_observations = False: by the running mean and deviation of every observation acted on so far, random
+        steps included, clipped to ±10; kept with the policy, and fixed in evaluation. With `init_from` the other
+        run's statistics are taken over and go on counting; those of data (an offline run's, RLPD's) stay as they
+        are
     buffer_capacity = 1000000: transitions the replay buffer keeps
     learning_starts = 1000: environment steps before the first update
     random_steps = None: environment steps with random actions; null: `learning_starts`, or none where `init_from`
@@ -1452,17 +1505,18 @@ class TD3(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -1486,6 +1540,7 @@ class TD3(ManagedAlgorithm):
         batch_size: int | float = 256,
         learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
         warmup_steps: int | float = 0,
+        normalize_observations: bool = False,
         buffer_capacity: int | float = 1000000,
         learning_starts: int | float = 1000,
         random_steps: int | float | None = None,
@@ -1505,13 +1560,14 @@ class TD3(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1549,7 +1605,8 @@ class TD3BC(ManagedAlgorithm):
     dataset_size = 10000: transitions to collect (`random`)
     dataset_seed = 0: seed of the collecting (`random`)
     datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = True: by the mean and deviation of the data as drawn; stored with the policy
+    normalize_observations = True: by the mean and deviation of the data as drawn; stored with the policy, and
+        fixed while RLPD collects
     reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
     reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
     reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
@@ -1574,17 +1631,18 @@ class TD3BC(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -1639,13 +1697,14 @@ class TD3BC(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1677,6 +1736,10 @@ class TQC(ManagedAlgorithm):
     learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
         updates
     warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
+    normalize_observations = False: by the running mean and deviation of every observation acted on so far, random
+        steps included, clipped to ±10; kept with the policy, and fixed in evaluation. With `init_from` the other
+        run's statistics are taken over and go on counting; those of data (an offline run's, RLPD's) stay as they
+        are
     buffer_capacity = 1000000: transitions the replay buffer keeps
     learning_starts = 1000: environment steps before the first update
     random_steps = None: environment steps with random actions; null: `learning_starts`, or none where `init_from`
@@ -1699,17 +1762,18 @@ class TQC(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -1736,6 +1800,7 @@ class TQC(ManagedAlgorithm):
         batch_size: int | float = 256,
         learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
         warmup_steps: int | float = 0,
+        normalize_observations: bool = False,
         buffer_capacity: int | float = 1000000,
         learning_starts: int | float = 1000,
         random_steps: int | float | None = None,
@@ -1755,13 +1820,14 @@ class TQC(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1800,7 +1866,8 @@ class ReBRAC(ManagedAlgorithm):
     dataset_size = 10000: transitions to collect (`random`)
     dataset_seed = 0: seed of the collecting (`random`)
     datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy
+    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
+        fixed while RLPD collects
     reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
     reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
     reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
@@ -1825,17 +1892,18 @@ class ReBRAC(ManagedAlgorithm):
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
+    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
     tags = (): free words, recorded with the run
     env_kwargs = {}: passed to `gymnasium.make`
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`,
-        with --allow-import
+        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
     init_from = None: checkpoint whose networks the run starts from
-    allow_import = False: permit an `env_id` of the form `module:Env`, which imports that module, and wrappers
-        `module:Class`
-    env_processes = False: each environment in a process of its own, which may die or hang without harm
-    env_timeout = 60.0: seconds after which such an environment counts as hung
+    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
+        that module
+    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
+        own, which may die or hang without harm (`env_processes: true` means the same)
+    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     """
@@ -1890,13 +1958,14 @@ class ReBRAC(ManagedAlgorithm):
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
+        loggers: Sequence[str] = (),
         tags: Sequence[str] = (),
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        env_processes: bool = False,
+        environments: Literal["local", "processes"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,

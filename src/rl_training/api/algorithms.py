@@ -11,17 +11,17 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rl_training.api.describing import documented, signature_of
+from rl_training.api.describing import WhenAsked, documented, signature_of
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import kind_of
 from rl_training.environments.given import Env, Given, bring
 from rl_training.environments.making import spaces_of
 from rl_training.environments.wrapping import name_wrappers
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
-from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs, resolve
+from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, resolve
 from rl_training.runtime.callbacks import Callback, as_callbacks
 from rl_training.runtime.run import Launch
 from rl_training.runtime.session import Session, TrainResult
@@ -33,7 +33,6 @@ from rl_training.runtime.workflows import (
     play_checkpoint,
     resume_training,
 )
-from rl_training.settings import nearest
 
 # An environment as people have it: a Gymnasium id, an object, its class, or a callable that makes one.
 Environment = str | Env | type[Env] | Callable[..., Env]
@@ -45,6 +44,15 @@ Data = TransitionDataset | str | os.PathLike[str] | Mapping[str, Any] | None
 _DEFAULTS: dict[str, Any] = {"total_timesteps": 10_000}
 # The keys of `algo_kwargs` that say where data come from; a file given to `learn` takes the place of them all.
 _DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "datasets")
+
+
+def _signature(cls: type[ManagedAlgorithm]) -> inspect.Signature:
+    return signature_of(cls.__init__, get_algorithm_spec(cls.algo), _DEFAULTS)
+
+
+def _documentation(cls: type[ManagedAlgorithm], text: str | None) -> str:
+    spec = get_algorithm_spec(cls.algo)
+    return documented(text or spec.title, spec, _DEFAULTS)
 
 
 class ManagedAlgorithm:
@@ -61,11 +69,10 @@ class ManagedAlgorithm:
     def __init_subclass__(cls, **options: Any) -> None:
         """Spell out the settings, as far as the algorithm is registered, for `help` and for editors."""
         super().__init_subclass__(**options)
-        spec = next((spec for spec in list_algorithm_specs() if spec.name == getattr(cls, "algo", None)), None)
-        if spec is None:
-            return
-        cls.__signature__ = signature_of(cls.__init__, spec, _DEFAULTS)
-        cls.__doc__ = documented(cls.__dict__.get("__doc__") or spec.title, spec, _DEFAULTS)
+        if getattr(cls, "algo", None) in algorithm_names():
+            text = cls.__dict__.get("__doc__")
+            cls.__signature__ = WhenAsked(_signature)  # type: ignore[assignment]
+            cls.__doc__ = WhenAsked(lambda own: _documentation(own, text))  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         """`SAC('Pendulum-v1', seed=1): trained 5,000 steps, runs/…`, with the settings that are no defaults."""
@@ -128,7 +135,7 @@ class ManagedAlgorithm:
                 f"env_id: given twice, {env_id!r} and {settings['env_id']!r}; leave one out", key="env_id"
             )
         owned = get_algorithm_spec(cls.algo).sections.owners()
-        fields = {key: value for key, value in settings.items() if key in TrainConfig.model_fields}
+        fields = {key: value for key, value in settings.items() if TrainConfig.has(key)}
         extra = {key: value for key, value in settings.items() if key not in fields}
         for key in extra:
             if key not in owned:

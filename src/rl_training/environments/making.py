@@ -12,15 +12,14 @@ import numpy as np
 
 from rl_training.environments.given import Given
 from rl_training.environments.importing import current_folder, not_importable
+from rl_training.environments.recipe import EnvSettings
 from rl_training.environments.wrapping import time_limit_of, wrap
-from rl_training.errors import ConfigError, MissingDependencyError
-from rl_training.experiment.config import TrainConfig
-from rl_training.settings import nearest
+from rl_training.errors import ConfigError, MissingDependencyError, nearest
 from rl_training.spaces import SpaceSpec
 from rl_training.structured import Flattening, Image, Misfit, describe
 
 
-def make_env(config: TrainConfig, given: Given | None = None) -> gym.Env[Any, Any]:
+def make_env(config: EnvSettings, given: Given | None = None) -> gym.Env[Any, Any]:
     """`config.env_id` with its keyword arguments, or what the caller gave, wrapped; every failure is one line."""
     env = _bare(config, given)
     try:
@@ -30,7 +29,7 @@ def make_env(config: TrainConfig, given: Given | None = None) -> gym.Env[Any, An
         raise
 
 
-def _bare(config: TrainConfig, given: Given | None) -> gym.Env[Any, Any]:
+def _bare(config: EnvSettings, given: Given | None) -> gym.Env[Any, Any]:
     env_id = config.env_id
     if given is not None and given.env is not None:
         try:
@@ -87,7 +86,7 @@ def _missing(env_id: str, error: Exception) -> MissingDependencyError:
     )
 
 
-def _not_made(config: TrainConfig, error: Exception) -> ConfigError:
+def _not_made(config: EnvSettings, error: Exception) -> ConfigError:
     return ConfigError(
         f"env_id: {config.env_id} could not be made with env_kwargs {config.env_kwargs}: "
         f"{type(error).__name__}: {error}",
@@ -234,7 +233,7 @@ def _in_yaml(key: str) -> str:
     return key if plain else json.dumps(key)
 
 
-def spaces_of(config: TrainConfig, *, discrete: bool | None = None, given: Given | None = None) -> SpaceSpec:
+def spaces_of(config: EnvSettings, *, discrete: bool | None = None, given: Given | None = None) -> SpaceSpec:
     """The spaces of the configured environment."""
     env = make_env(config, given)
     try:
@@ -243,7 +242,7 @@ def spaces_of(config: TrainConfig, *, discrete: bool | None = None, given: Given
         close_env(env, given)
 
 
-def time_limit(config: TrainConfig, given: Given | None = None) -> int | None:
+def time_limit(config: EnvSettings, given: Given | None = None) -> int | None:
     """The steps after which the configured environment ends an episode by itself; None where none is declared."""
     if (limit := time_limit_of(config.wrappers)) is not None:
         return limit

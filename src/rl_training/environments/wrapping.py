@@ -15,9 +15,8 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.environments.importing import find_named
-from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig
-from rl_training.settings import nearest
+from rl_training.environments.recipe import EnvSettings
+from rl_training.errors import ConfigError, nearest
 
 Env = gym.Env[Any, Any]
 Wrapping = Callable[..., Any]
@@ -83,7 +82,7 @@ def _clip_action(env: Env) -> Env:
     return _Bounded(clipped, box.low, box.high) if isinstance(box, gym.spaces.Box) else clipped
 
 
-def wrap(env: Env, config: TrainConfig, given: Mapping[str, Wrapping]) -> Env:
+def wrap(env: Env, config: EnvSettings, given: Mapping[str, Wrapping]) -> Env:
     """`env` in the configured wrappers, the first one innermost; `given` are those brought in Python, by name."""
     for entry in config.wrappers:
         name, arguments = parts_of(entry)
@@ -111,7 +110,7 @@ def parts_of(entry: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return name, arguments or {}
 
 
-def _find(name: str, config: TrainConfig) -> Wrapping:
+def _find(name: str, config: EnvSettings) -> Wrapping:
     if ":" in name:
         if "<" in name:
             raise ConfigError(

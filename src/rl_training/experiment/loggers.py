@@ -14,8 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_training.errors import ConfigError
-from rl_training.settings import nearest
+from rl_training.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)
