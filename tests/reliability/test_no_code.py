@@ -332,7 +332,7 @@ def test_malicious_checkpoints(
         refused(["evaluate", checkpoint, "--episodes", "1"], evaluating)
     else:
         assert CliRunner().invoke(main, ["evaluate", str(checkpoint), "--episodes", "1"]).exit_code == 0
-    refused(["resume", checkpoint, "--set", "total_timesteps=30"], resuming)
+    refused(["--quiet", "resume", checkpoint, "--set", "total_timesteps=30"], resuming)
     if evaluating == 3:
         refused(["train", "--config", "sac/pendulum", "--init-from", checkpoint, "--output-dir", tmp_path / "x"], 3)
     assert not canary.exists()
