@@ -27,8 +27,8 @@ ATTRIBUTES = {
 SOURCES = sorted(Path(rl_training.__file__).parent.rglob("*.py"))
 # Optional packages are imported by names written in the source, never read from a file.
 NAMED_IMPORTS = {"files.py", "doctor.py"}
-# An environment's own process is this interpreter with a program of this package. What it unpickles and imports, its
-# parent holds in memory and sends through a pipe that nobody else has; nothing of it comes from a file.
+# An environment's own process is this interpreter with a program of this package. What it unpickles and imports
+# is in its parent's memory and comes through a pipe that nobody else has; nothing of it comes from a file.
 OWN_PROCESS = {
     ("processes.py", "import subprocess"),
     ("child.py", "import pickle"),
