@@ -58,7 +58,10 @@ class Checkout(peers.Spoken):
 def name_of(root: Path) -> str:
     """The commit, with a mark if files were changed since."""
     asked = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-    answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+    try:
+        answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "unknown"
     return answer.stdout.strip() or "unknown"
 
 

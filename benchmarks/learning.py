@@ -8,6 +8,11 @@ python -m benchmarks.learning --algo rlpd --prior FILE.npz --seeds 0 1 2 3 4
     Environment steps until the mean return reaches --target: RLPD against SAC and REDQ without prior data.
 python -m benchmarks.learning --env Hopper-v5 --algo rlpd sac redq --prior FILE.npz --steps 50000
     Learning curves with prior data beside those without.
+python -m benchmarks.learning --defaults --data FILE.npz --workers 16 --out FILE.json
+    Every class with nothing set, against the budgets and returns in `benchmarks.defaults`; runs that FILE.json
+    holds are not made again. `--gpu redq cql edac` spares a CPU the three that take longest.
+python -m benchmarks.learning --halfcheetah --workers 16 --out FILE.json
+    SAC, TD3 and TQC on HalfCheetah-v5 with today's class defaults and with those of 0.1 (`--gpu tqc`, likewise).
 """
 
 from __future__ import annotations
@@ -16,12 +21,12 @@ import argparse
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cases, report
+from benchmarks import cases, defaults, report
 from benchmarks.report import Entry, Results, Sections, table
 from benchmarks.runs import Job, algorithm_changes, configure, dataset_settings, perform_all
 from rl_training.experiment.registry import resolve
@@ -48,7 +53,7 @@ RACE_STEPS = 15_000
 CURVE_STEPS = {"HalfCheetah-v5": 100_000, "Hopper-v5": 50_000}
 
 
-def arguments() -> argparse.Namespace:
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", nargs="+")
     parser.add_argument("--env", help="learning curves in this environment")
@@ -68,8 +73,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="stop runs and judge them after this time")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--peers-only", action="store_true", help="to run the peer on another device than ours")
-    parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
-    return parser.parse_args()
+    parser.add_argument("--defaults", action="store_true", help="every class with nothing set")
+    parser.add_argument("--halfcheetah", action="store_true", help="class defaults of today and of 0.1")
+    parser.add_argument("--data", type=Path, help="npz file, a replay of Pendulum-v1, for the bare offline classes")
+    parser.add_argument("--gpu", nargs="+", default=[], metavar="ALGO", help="bare classes to train on a GPU")
+    parser.add_argument("--checkout", help="the commit, where there is no repository to ask")
+    parser.add_argument(
+        "--json", "--out", type=Path, help="keep results here and leave the documentation alone", metavar="FILE"
+    )
+    return parser.parse_args(given)
 
 
 def short(env: str) -> str:
@@ -301,6 +313,8 @@ def sections(entries: dict[str, Entry]) -> Sections:
     writers = {
         "threshold": ("learning", "## Online algorithms", threshold_text),
         "curve": ("learning-curves", "## Learning curves", curve_text),
+        "defaults": ("learning-defaults", "## Bare classes", defaults.bare_text),
+        "before-after": ("learning-before-after", "## Class defaults before and after", defaults.before_after_text),
         "race": ("learning-prior-data", "## Steps until solved, with and without prior data", race_text),
     }
     found: Sections = {}
@@ -312,9 +326,8 @@ def sections(entries: dict[str, Entry]) -> Sections:
     return found
 
 
-def main() -> None:
-    options = arguments()
-    results = Results("learning", options.json)
+def measure(options: argparse.Namespace, results: Results) -> None:
+    """Runs from the packaged configs, each kept as it ends."""
     if options.env:
         jobs = curve_jobs(options)
     elif options.algo == ["rlpd"]:
@@ -323,6 +336,12 @@ def main() -> None:
         jobs = threshold_jobs(options)
     for job, entry in perform_all(list(jobs), options.workers, options.threads):
         results.add({job.key: entry})
+
+
+def main() -> None:
+    options = arguments()
+    results = Results("learning", options.json)
+    (defaults.measure if options.defaults or options.halfcheetah else measure)(options, results)
     for text in sections(results.load()).values():
         print(f"\n{text}")
     results.render(sections)

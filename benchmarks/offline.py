@@ -22,10 +22,8 @@ from typing import Any
 from benchmarks import report
 from benchmarks.learning import comparison, finals, verdict
 from benchmarks.report import Entry, Results, Sections, table
-from benchmarks.runs import Job, Watch, algorithm_changes, configure, dataset_settings, perform_all
+from benchmarks.runs import Job, Watch, algorithm_changes, configure, data_returns, dataset_settings, perform_all
 from benchmarks.timing import Stopwatch
-from rl_training.data.datasets import TransitionDataset
-from rl_training.data.formats import read_columns
 from rl_training.data.scores import NOT_COMPARABLE, normalized_score
 from rl_training.environments.making import spaces_of
 from rl_training.experiment.config import TrainConfig
@@ -33,7 +31,6 @@ from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_s
 from rl_training.runtime.acceleration import Updater
 from rl_training.runtime.building import choose_device
 from rl_training.runtime.run import Launch
-from rl_training.spaces import SpaceSpec
 
 ENVIRONMENTS = {"pendulum": "Pendulum-v1", "hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5"}
 # Return to reach, and the updates within which.
@@ -73,15 +70,6 @@ def paths(data: Path, name: str) -> list[Path]:
 
 def environment(name: str) -> str:
     return ENVIRONMENTS[name.partition("-")[0]]
-
-
-def data_returns(files: list[Path], spaces: SpaceSpec) -> list[float]:
-    """The return of every episode in the files."""
-    found: list[float] = []
-    for path in files:
-        with read_columns(str(path), "npz") as columns:
-            found += TransitionDataset.from_columns(columns, spaces=spaces).episode_returns().tolist()
-    return found
 
 
 def config_name(algo: str, name: str) -> str:

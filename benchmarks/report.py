@@ -32,7 +32,7 @@ DOCUMENTS = {
     "results": (ROOT / "docs" / "results.md", "# What was learned\n\nMeasured by `benchmarks/`; not typed in.\n"),
     "performance": (ROOT / "docs" / "performance.md", "# Speed\n\nMeasured by `benchmarks/`; not typed in.\n"),
 }
-PROGRAMS = ("updates", "training", "learning", "offline", "overhead", "parity")
+PROGRAMS = ("updates", "training", "learning", "offline", "overhead", "startup", "parity")
 _PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "stable_baselines3", "sb3_contrib")
 
 Entry = dict[str, Any]
@@ -91,14 +91,16 @@ class Results:
     def add(self, entries: dict[str, Entry]) -> None:
         """Add or replace entries; safe beside another process doing the same."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # until it is closed
             merged = {**self.load(), **entries}
             content = {"program": self.program, "entries": dict(sorted(merged.items()))}
             fresh = self.path.with_suffix(".new")
             fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
             fresh.replace(self.path)
-        self.path.with_suffix(".lock").unlink(missing_ok=True)
+        finally:
+            os.close(folder)
 
     def render(self, sections: Callable[[dict[str, Entry]], Sections]) -> None:
         """Write the program's sections; results kept elsewhere are left for `merge` to render."""
@@ -165,7 +167,9 @@ def origins(entries: Iterable[Entry]) -> str:
         for name, version in entry["versions"].items():
             used.setdefault(name, set()).add(version)
     listed = ", ".join(f"{name} {' / '.join(sorted(found))}" for name, found in used.items())
-    return f"Measured {when} on {where}; {listed}."
+    commits = sorted({entry["checkout"] for entry in entries if "checkout" in entry})
+    at = f", at {', '.join(commits)}" if commits else ""
+    return f"Measured {when} on {where}{at}; {listed}."
 
 
 def main(arguments: Sequence[str]) -> None:

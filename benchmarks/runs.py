@@ -7,17 +7,19 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from benchmarks import report
 from benchmarks.report import Entry
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.formats import read_columns
 from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
@@ -31,6 +33,7 @@ from rl_training.runtime.run import Launch
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import evaluate_checkpoint
+from rl_training.spaces import SpaceSpec
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,16 @@ class Job:
     labels: dict[str, Any] = field(default_factory=dict)
     peer_python: str | None = None
     peer_settings: dict[str, Any] = field(default_factory=dict)
+
+
+class Named(Protocol):
+    """What can be performed: its key names it in the results."""
+
+    @property
+    def key(self) -> str: ...
+
+
+Work = TypeVar("Work", bound=Named)
 
 
 class Watch(Callback):
@@ -208,7 +221,9 @@ def perform(job: Job) -> Entry:
     return report.stamp(device) | about | job.labels | found
 
 
-def perform_all(jobs: Sequence[Job], workers: int, threads: int | None) -> Iterator[tuple[Job, Entry]]:
+def perform_all(
+    jobs: Sequence[Work], workers: int, threads: int | None, perform: Callable[[Work], Entry] = perform
+) -> Iterator[tuple[Work, Entry]]:
     """Jobs as they end, `workers` at a time with `threads` CPU threads each; one that fails is reported."""
     if threads is None and workers > 1:
         threads = 1
@@ -252,6 +267,15 @@ def dataset_settings(files: list[Path]) -> dict[str, Any]:
             rows = len(data["rewards"])
         choices.append({"dataset_kind": "npz", "dataset_path": str(path), "weight": float(rows)})
     return nothing | {"datasets": choices}
+
+
+def data_returns(files: list[Path], spaces: SpaceSpec) -> list[float]:
+    """The return of every episode in the files."""
+    found: list[float] = []
+    for path in files:
+        with read_columns(str(path), "npz") as columns:
+            found += TransitionDataset.from_columns(columns, spaces=spaces).episode_returns().tolist()
+    return found
 
 
 def algorithm_changes(overrides: Iterable[str]) -> list[str]:

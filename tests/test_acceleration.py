@@ -462,6 +462,30 @@ def test_captured_updates_equal_eager_ones(kind: Kind, setting: Setting) -> None
     assert used == {captured.learner.variant(update) for update in range(sum(STOPS))}
 
 
+def follow_moments(updater: Updater, stops: Sequence[int], *, change: bool = True) -> list[State]:
+    """The state after each of `stops`, between which the clipped normaliser gets other moments."""
+    updater.learner.model.normalizer.clip(1.5)
+    found = []
+    for i, stop in enumerate(stops):
+        if change:
+            updater.learner.normalize_by(torch.full((OBS,), 0.1 * i), torch.linspace(0.1, 1.0 + i, OBS))
+        found += follow(updater, [stop])
+    return found
+
+
+@needs_gpu
+@combinations({"replay": Setting(replay, normalize=True), "pinned": Setting(pinned_replay, normalize=True)})
+def test_captured_updates_see_moments_that_change(kind: Kind, setting: Setting) -> None:
+    """As running statistics do between two rounds of updates: no graph is captured for it, and nothing is read."""
+    eager, captured = (make(kind, setting, "cuda", acceleration) for acceleration in ("eager", "graph"))
+    ours = follow_moments(captured, STOPS)
+    graphs = {*captured._graphs}
+    assert different(ours, follow_moments(eager, STOPS)) == [[]] * len(STOPS)
+    assert {*captured._graphs} == graphs
+    still = follow_moments(make(kind, setting, "cuda", "graph"), STOPS, change=False)
+    assert all(different(ours, still))
+
+
 @needs_gpu
 @combinations({"rows": PLAIN, "scheduled": SETTINGS["scheduled"], "pinned": HOST_SETTINGS["pinned"]})
 def test_capturing_leaves_no_trace(kind: Kind, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -577,6 +601,28 @@ def test_from_a_gpu_the_acting_copy_follows_the_learner(kind: Kind) -> None:
     learner.load_state_dict(start)
     assert same()
     assert differences(held(copied), seen) == []
+
+
+@every_device
+@every_learner
+def test_who_acts_sees_moments_that_change_before_the_first_update(kind: Kind, device: str) -> None:
+    """Running statistics move the normaliser alone; the device is not waited for."""
+    learner = make_learner(kind, Setting(normalize=True), device)
+    learner.model.normalizer.clip()
+    acting = ActingPolicy(learner)
+    for i in range(3):
+        mean, std = torch.full((OBS,), 5.0 * i), torch.linspace(0.01, 1.0 + i, OBS)
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            learner.normalize_by(mean, std)
+        finally:
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        seen = acting.current().normalizer
+        assert torch.equal(seen.shift, mean)
+        assert torch.equal(seen.scale, 1.0 / (std + 1e-3))
+        assert seen(torch.full((1, OBS), 99.0)).max() == 10.0
 
 
 @needs_gpu

@@ -120,7 +120,7 @@ def test_an_older_checkpoint_goes_on_in_a_folder_of_its_own(run: Path, sac_run: 
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     ours, theirs = fingerprint(result.checkpoint_path), fingerprint(sac_run.checkpoint_path)
     assert {name for name in ours if ours[name] != theirs.get(name)} == {"trainer/log_rows"}
-    assert [row["step"] for row in logged(result.run_dir)] == ["40", "40", "60", "60"]
+    assert [row["step"] for row in logged(result.run_dir)] == ["40", "60"]
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_goes_on(run: Path, sac_run: TrainResult) -> None:

@@ -748,6 +748,22 @@ def test_the_doctor_sees_a_half_upgraded_mujoco(monkeypatch: pytest.MonkeyPatch)
     assert "reinstall" in finding.text
 
 
+@pytest.mark.parametrize("names", [("box2d", "pygame-ce"), ("box2d-py", "pygame")])
+def test_the_doctor_tells_which_extras_are_there(names: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    box2d, pygame = names
+    monkeypatch.setattr(doctor, "_version", {box2d: "2.3.10", pygame: "2.5.7", "h5py": "3.16.0"}.get)
+    found = {finding.subject: finding for finding in doctor.extras()}
+    assert found.keys() == {"extra mujoco", "extra box2d", "extra offline", "extra wandb"}
+    assert (found["extra box2d"].state, found["extra box2d"].text) == ("ok", f"{box2d} 2.3.10, {pygame} 2.5.7")
+    assert found["extra offline"].text == "missing minari, pillow; pip install 'rl-training[offline]'"
+    monkeypatch.setattr(doctor, "_step", {"LunarLander-v3": "ImportError: _Box2D"}.get)
+    (finding,) = doctor.box2d()
+    assert finding.state == "broken"
+    assert "LunarLander-v3 fails: ImportError: _Box2D; pip install 'rl-training[box2d]'" in finding.text
+    monkeypatch.setattr(doctor, "_version", {pygame: "2.5.7"}.get)
+    assert list(doctor.box2d()) == []
+
+
 # As a process of its own.
 
 ENVIRONMENT = {
@@ -796,7 +812,8 @@ def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signal
     process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        process.stderr.readline()  # the first report: training is under way
+        lines = iter(process.stderr.readline, "")
+        assert any("/1,000,000 steps  " in line for line in lines)  # the first report: training is under way
         time.sleep(0.1)
         process.send_signal(number)
         rest = process.communicate(timeout=30)[1]

@@ -319,3 +319,44 @@ def test_a_null_seed_is_drawn_once_and_recorded() -> None:
     drawn = [make(seed=None).with_seed().seed for _ in range(4)]
     assert all(seed is not None and 0 <= seed < 2**32 for seed in drawn)
     assert len(set(drawn)) > 1
+
+
+def test_env_processes_is_another_name_of_environments(tmp_path: Path) -> None:
+    assert make().environments == "local"
+    assert not make().env_processes
+    for value, meant in ((True, "processes"), (False, "local")):
+        for config in (
+            make(env_processes=value),
+            make(environments=meant),
+            make(environments=meant, env_processes=value),
+            make(env_processes=not value).replace(env_processes=value),
+            make(env_processes=not value).replace(environments=meant),
+            make(environments="processes").with_overrides([f"env_processes={str(value).lower()}"]),
+            make(env_processes=True).with_overrides([f"environments={meant}"]),
+            load_config(write(tmp_path, f"{GOOD}env_processes: {str(value).lower()}\n")).config,
+            load_config(write(tmp_path, f"{GOOD}env_processes: true\n"), [f"environments={meant}"]).config,
+            load_config(write(tmp_path, GOOD), [f"env_processes={str(value).lower()}"], owners=lambda _: ()).config,
+        ):
+            assert (config.environments, config.env_processes) == (meant, value)
+            assert TrainConfig(**config.to_dict()) == config
+            assert "env_processes" not in config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("environments: ray", "10: environments must be 'local' or 'processes', got 'ray'"),
+        ("env_processes: 1", "10: env_processes must be true or false, got 1"),
+        ("environments: local\nenv_processes: true", "11: env_processes: true contradicts environments: local; "),
+        (
+            "env_processes: false\nenvironments: processes",
+            "10: env_processes: false contradicts environments: proc",
+        ),
+    ],
+)
+def test_contradicting_names_are_refused(lines: str, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, f"{GOOD}{lines}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(f"{path}:{message}")
+    assert "\n" not in str(caught.value)

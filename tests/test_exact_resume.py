@@ -223,6 +223,7 @@ PERTURBATIONS: dict[str, Perturb] = {
     "log cadence": put(0, "trainer", "cadence", "log"),
     "checkpoint cadence": put(0, "trainer", "cadence", "save"),
     "log rows": put(0, "trainer", "log_rows"),
+    "columns of the last row": put([], "trainer", "log_columns"),
     "best return": put(1e9, "trainer", "best_return"),
     "evaluation cadence": put(0, "trainer", "callbacks", "EvaluationCallback", "last"),
     "patience": put(40, "trainer", "callbacks", "EarlyStoppingCallback", "waited"),

@@ -118,9 +118,28 @@ def test_the_extras_that_are_named_exist() -> None:
 
 
 def test_a_wrapper_of_a_module_around_any_environment(folder: Path) -> None:
-    """Gymnasium imports the module that `env_id` names; the wrapper is then found in it."""
+    """Its module is found in the current folder and imported, if that is permitted."""
     own = config("Pendulum-v1", wrappers=["own_module_of_a_user:Same"])
-    with pytest.raises(ConfigError, match=r"is not imported; name it in env_id as well, as in env_id: own_module"):
-        make_env(own)
-    env = make_env(own.replace(env_id="own_module_of_a_user:Pendulum-v1"))
-    assert type(env).__name__ == "Same"
+    with pytest.raises(ConfigError, match=r"would run code of the module 'own_module_of_a_user'; allow"):
+        make_env(own.replace(allow_import=False))
+    assert "own_module_of_a_user" not in sys.modules
+    assert type(make_env(own)).__name__ == "Same"
+    assert str(folder) not in sys.path
+    assert type(make_env(own.replace(env_id="own_module_of_a_user:Pendulum-v1"))).__name__ == "Same"
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "message"),
+    [
+        ("lacking:Same", r"^wrappers: the module 'nobody_has_it', which lacking needs, cannot be imported; is it"),
+        ("failing:Same", r"^wrappers: the module failing cannot be imported: ZeroDivisionError: division by zero$"),
+        ("own_module_of_a_user:Nothing", r"^wrappers: the module own_module_of_a_user has no 'Nothing'$"),
+        (":Same", r"^wrappers: the module  cannot be imported: ValueError"),
+    ],
+)
+def test_a_wrapper_whose_module_is_none_is_one_line(wrapper: str, message: str, folder: Path) -> None:
+    (folder / "lacking.py").write_text("import nobody_has_it\n")
+    (folder / "failing.py").write_text("1 / 0\n")
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_env(config("Pendulum-v1", wrappers=[wrapper]))
+    assert "\n" not in str(caught.value)

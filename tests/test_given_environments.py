@@ -214,9 +214,7 @@ def test_in_processes_only_what_is_importable(tmp_path: Path) -> None:
     there = SAC(Point, **tiny(tmp_path, env_processes=True)).learn(30, progress_bar=False)
     assert there.metrics == here.metrics
     for env in (lambda: Point(), Point()):
-        with pytest.raises(
-            ConfigError, match=r"^env_processes: .* cannot be made in another process; give a class"
-        ):
+        with pytest.raises(ConfigError, match=r"^environments: .* cannot be made in another process; give a class"):
             SAC(env, **tiny(tmp_path, env_processes=True)).learn(30, progress_bar=False)
 
 

@@ -39,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         (source / name).write_bytes((ROOT / name).read_bytes())
     for path in (ROOT / "src" / "rl_training").rglob("*"):
-        if path.is_file() and path.suffix in (".py", ".yaml", ".typed"):
+        if path.is_file() and path.suffix in (".py", ".pyi", ".yaml", ".typed"):
             copy = source / path.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
@@ -56,7 +56,8 @@ def test_an_installed_package_loads_its_configs_and_knows_its_commands(wheel: Pa
         entry = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
         assert "rl-training = rl_training.__main__:main" in archive.read(entry).decode()
         assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
-        assert "rl_training/py.typed" in archive.namelist()
+        typed = {"rl_training/py.typed", "rl_training/__init__.pyi", "rl_training/api/__init__.pyi"}
+        assert typed <= set(archive.namelist())
     (site / "dependencies.pth").write_text(
         "\n".join(path for path in sys.path if path.endswith("-packages")), encoding="utf-8"
     )

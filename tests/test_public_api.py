@@ -421,3 +421,9 @@ def test_the_paper_s_rlpd_fits_any_environment() -> None:
 def test_numpy_s_numbers_are_settings_too() -> None:
     config = SAC("Pendulum-v1", seed=np.int64(3), gamma=np.float32(0.5), total_timesteps=np.int32(9)).config
     assert (config.seed, config.total_timesteps, config.algo_kwargs["gamma"]) == (3, 9, 0.5)
+
+
+def test_env_processes_is_still_a_keyword() -> None:
+    assert SAC("Pendulum-v1", env_processes=True).config == SAC("Pendulum-v1", environments="processes").config
+    with pytest.raises(ConfigError, match=r"^env_processes: true contradicts environments: local"):
+        SAC("Pendulum-v1", env_processes=True, environments="local")

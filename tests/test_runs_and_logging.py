@@ -19,6 +19,7 @@ from rl_training.console.progress import Progress
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig, load_config
+from rl_training.experiment.loggers import Row
 from rl_training.experiment.logging import CsvSink, MetricsLog, TensorBoardSink
 from rl_training.experiment.runs import RunDirectory, read_run_record
 
@@ -210,11 +211,65 @@ def test_resuming_drops_the_rows_past_the_checkpoint(tmp_path: Path) -> None:
     assert [row["step"] for row in rows_of(path)] == ["10", "20", "30"]
 
 
-def test_rows_of_a_step_that_stands_still_are_cut_by_count(tmp_path: Path) -> None:
-    sink = fill(tmp_path / "metrics.csv", [0, 0, 0, 0])
-    sink.truncate_after(0, rows=2)
+OLD = "step,time,schema,eval/mean_reward,loss\n20,1.0,2,,0.5\n40,2.0,2,-7.0,\n40,2.5,2,,0.25\n40,3.0,2,-6.0,\n"
+
+
+def test_rows_of_a_file_that_has_several_for_a_step_are_cut_by_count(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(OLD)
+    sink = CsvSink(tmp_path / "metrics.csv")
+    kept = sink.truncate_after(40, rows=3)
+    sink.write(60, 4.0, {"loss": 0.125, "eval/mean_reward": -5.0})
     sink.close()
-    assert len(rows_of(tmp_path / "metrics.csv")) == 2
+    assert [row["step"] for row in rows_of(tmp_path / "metrics.csv")] == ["20", "40", "40", "60"]
+    both = {"eval/mean_reward": -7.0, "loss": 0.25}
+    assert [(row.step, row.time, row.values) for row in kept] == [(20, 1.0, {"loss": 0.5}), (40, 2.0, both)]
+
+
+def test_further_values_of_a_step_complete_its_row(tmp_path: Path) -> None:
+    sink = fill(tmp_path / "metrics.csv", [10, 20])
+    sink.write(20, 9.0, {"eval/mean_reward": -1.0})
+    sink.write(20, 9.0, {"loss": 8.0})
+    sink.write(30, 9.0, {"loss": 3.0})
+    sink.close()
+    first, second, third = rows_of(tmp_path / "metrics.csv")
+    assert second == {"step": "20", "time": "1.500", "schema": "2", "loss": "8.0", "eval/mean_reward": "-1.0"}
+    assert (first["step"], first["eval/mean_reward"], third["step"]) == ("10", "", "30")
+    reopened = CsvSink(tmp_path / "metrics.csv")
+    reopened.write(30, 10.0, {"eval/mean_reward": -0.5})
+    reopened.close()
+    assert [row["eval/mean_reward"] for row in rows_of(tmp_path / "metrics.csv")] == ["", "-1.0", "-0.5"]
+
+
+@pytest.mark.parametrize("where", ["before write", "after write", "after fsync", "before rename", "after rename"])
+def test_a_kill_while_a_row_is_completed_leaves_the_row(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.csv"
+    sink = fill(path, [10, 20])
+
+    def stop(name: str) -> None:
+        if name.startswith(where):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "failpoint", stop)
+    with pytest.raises(KeyboardInterrupt):
+        sink.write(20, 9.0, {"eval/mean_reward": -1.0})
+    monkeypatch.undo()
+    assert [(row["step"], row["loss"]) for row in rows_of(path)][1:] == [("20", repr(20 / 3))]
+    CsvSink(path).close()
+    assert [row["step"] for row in rows_of(path)] == ["10", "20"]
+
+
+def test_what_completed_the_row_of_a_checkpoint_after_it_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    sink = fill(path, [10, 20])
+    sink.write(20, 9.0, {"eval/mean_reward": -1.0})
+    sink.write(30, 9.0, {"late": 1.0})
+    kept = sink.truncate_after(20, rows=2, columns=["loss"])
+    sink.close()
+    assert path.read_text().splitlines()[0] == "step,time,schema,loss"
+    assert [(row.step, row.values) for row in kept] == [(10, {"loss": 10 / 3}), (20, {"loss": 20 / 3})]
+    assert len(rows_of(path)) == 2
 
 
 def test_a_file_that_is_no_log_starts_anew_with_a_header(tmp_path: Path) -> None:
@@ -252,6 +307,22 @@ def test_every_sink_gets_every_row_in_order() -> None:
     assert log.rows == 205
     log.close()
     assert sinks[0].closed
+
+
+def test_what_is_logged_at_one_step_is_one_row() -> None:
+    sink = ListSink()
+    log = MetricsLog([sink], warn=pytest.fail)
+    log.log(5, {"eval": 1.0})
+    log.log(5, {"loss": 2.0})
+    log.settle()
+    log.log(6, {"loss": 3.0})
+    log.log(7, {"loss": 4.0})
+    log.flush()
+    assert sink.rows == [(5, {"eval": 1.0, "loss": 2.0}), (6, {"loss": 3.0}), (7, {"loss": 4.0})]
+    log.log(7, {"eval": 5.0})  # after a checkpoint
+    assert (log.rows, log.columns(7), log.columns(6)) == (3, ["eval", "loss"], [])
+    log.close()
+    assert sink.rows[3:] == [(7, {"eval": 5.0})]
 
 
 def test_a_sink_that_raises_is_dropped_with_one_warning() -> None:
@@ -319,6 +390,24 @@ def test_tensorboard_hides_what_was_logged_after_the_checkpoint(tmp_path: Path) 
     ]
 
 
+def test_tensorboard_has_the_step_of_the_checkpoint_once(tmp_path: Path) -> None:
+    """The evaluation after the checkpoint of 20 was seen by the viewer; the run that goes on makes it again."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = MetricsLog([TensorBoardSink(tmp_path)], warn=pytest.fail)
+    for step, values in [(10, {"loss": 1.0}), (20, {"loss": 2.0}), (20, {"eval": -1.0})]:
+        log.log(step, values)
+        log.flush()
+    log.close()
+    last = Row(20, 1.0, {"loss": 2.0})
+    log = MetricsLog([TensorBoardSink(tmp_path, resumed_from=20, last=last)], warn=pytest.fail, last=last)
+    log.log(20, {"eval": -3.0})
+    log.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(10, 1), (20, 2)]
+    assert [(event.step, event.value) for event in events.Scalars("eval")] == [(20, -3)]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -335,7 +424,7 @@ def show(stream: io.StringIO, **options: Any) -> str:
 
 def test_plain_lines_where_there_is_no_terminal() -> None:
     first, second = show(io.StringIO()).splitlines()
-    assert first.startswith("100/1,000 steps  return -1234  critic_loss 0.25  ")
+    assert first[8:].startswith("  100/1,000 steps  return -1234  critic_loss 0.25  ")
     assert first.endswith(" left")
     assert "steps/s" in first
     assert "n_updates" not in first
@@ -344,6 +433,8 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
 
 
 def test_a_bar_on_a_terminal_and_only_warnings_when_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CI", "NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "160")
     shown = show(Terminal())
     assert "100/1000" in shown

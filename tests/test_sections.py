@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from pydantic import Field, TypeAdapter
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
@@ -13,6 +15,7 @@ from rl_training.experiment.registry import get_algorithm_spec, resolve
 from tests.runs import ALL, tiny, train
 
 CONFIGS = packaged_configs()
+FIELDS = TrainConfig.model_fields
 
 
 @pytest.mark.parametrize("algo", ALL)
@@ -35,6 +38,20 @@ def test_defaults_of_an_algorithm_belong_to_its_sections(algo: str) -> None:
     assert spec.sections.defaults.keys() <= spec.sections.owners().keys()
     resolved = spec.sections.resolve({}).to_dict()
     assert resolved.keys() == spec.sections.owners().keys()
+
+
+@pytest.mark.parametrize("algo", ALL)
+def test_every_whole_number_may_be_written_with_an_exponent(algo: str) -> None:
+    found = 0
+    for key, owner in (get_algorithm_spec(algo).sections.owners() | dict.fromkeys(FIELDS, TrainConfig)).items():
+        field = owner.model_fields[key]
+        schema = owner.model_json_schema()["properties"][key]
+        if "integer" in [choice.get("type") for choice in schema.get("anyOf", [schema])]:
+            kind = TypeAdapter(Annotated[field.annotation, Field(), *field.metadata])
+            value = kind.validate_python(1e1, strict=True)
+            assert (value, type(value)) == (10, int), key
+            found += 1
+    assert found > 10
 
 
 @pytest.mark.parametrize("algo", ALL)

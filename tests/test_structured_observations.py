@@ -10,8 +10,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces.utils import flatten, flatten_space
+from typer.testing import CliRunner
 
-from rl_training import DQN, SAC
+from rl_training import DQN, SAC, cli, load
+from rl_training.console.observations import parse_observations
 from rl_training.environments.making import read_spaces
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentFailure
 from rl_training.experiment.checkpointing import read_checkpoint
@@ -151,6 +153,68 @@ def test_an_environment_that_answers_in_another_form_is_named(tmp_path: Path) ->
         SAC(Forgetful, **tiny(tmp_path)).learn(30, progress_bar=False)
 
 
+@pytest.mark.parametrize("name", SPACES)
+def test_the_command_line_takes_them_as_json(name: str, tmp_path: Path) -> None:
+    """One, and several where they are dictionaries or tuples; a file holds the same."""
+    spaces = read_spaces(Sampled(name))
+    space = SPACES[name]
+    space.seed(1)
+    several = [space.sample() for _ in range(3)]
+    typed = [json.dumps(one, default=lambda value: value.tolist()) for one in several]
+    (tmp_path / "obs.json").write_text(typed[0])
+    expected = np.asarray(flatten(space, several[0]), np.float32)
+    for text in (typed[0], f"@{tmp_path}/obs.json", ",".join(map(str, expected))):
+        assert spaces.observations(parse_observations(text, spaces)).tolist() == [expected.tolist()]
+    assert spaces.is_single(parse_observations(typed[0], spaces))
+    if name in ("dict", "unsorted", "tuple"):
+        batch = parse_observations(f"[{', '.join(typed)}]", spaces)
+        assert not spaces.is_single(batch)
+        rows = [np.asarray(flatten(space, one), np.float32).tolist() for one in several]
+        assert spaces.observations(batch).tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("dict", '{"zoom": [[1, 2, 3]]}', "a mapping with the keys zoom, its space has the keys arm, inner, zoom"),
+        ("unsorted", '{"z": [0.5, 1.0], "a": 1}', r"an observation of z has shape \[2\], its space \[1\]"),
+        ("unsorted", '{"z": [0.5], "a": 7}', "which its Discrete space does not contain"),
+        ("unsorted", '{"z": ["x"], "a": 1}', "does not fit the policy"),
+        ("unsorted", '[{"z": [0.5], "a": 1}, {"z": [0.5]}]', "its space has the keys z, a"),
+        ("unsorted", '{"z": [[0.5], [1, 2]], "a": 1}', "does not fit the policy"),
+        ("tuple", "[[0.5, 0.5], 2]", r"an observation of \[1\] is 2, which its Discrete space does not contain"),
+        ("tuple", "[[0.5, 0.5]]", "obs must have shape"),
+        ("discrete", '{"a": 1}', "does not fit the policy: an observation is"),
+        ("choices", "[3, 0]", "which its MultiDiscrete space does not contain"),
+        ("unsorted", '{"z": [0.5], "a": 1', "write .* JSON"),
+    ],
+)
+def test_json_that_does_not_fit_is_one_line(name: str, text: str, message: str) -> None:
+    spaces = read_spaces(Sampled(name))
+    with pytest.raises(ConfigError, match=message) as caught:
+        spaces.observations(parse_observations(text, spaces))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mapping_for_a_policy_of_vectors_is_one_line() -> None:
+    spaces = SpaceSpec(3, (-1.0,), (1.0,))
+    for text in ('{"a": 1}', '[{"a": 1}]'):
+        with pytest.raises(ConfigError, match="the policy's observations are 3 numbers, not a mapping"):
+            parse_observations(text, spaces)
+    assert parse_observations("1,2,-3", spaces).tolist() == [1.0, 2.0, -3.0]
+    assert parse_observations("-0.5", SpaceSpec(1, (-1.0,), (1.0,))).tolist() == [-0.5]
+
+
+def test_predict_on_the_command_line(tmp_path: Path) -> None:
+    result = SAC(Sampled, **tiny(tmp_path, eval_episodes=0, env_kwargs={"space": "unsorted"})).learn(
+        20, progress_bar=False
+    )
+    obs = {"z": [0.5], "a": 1}
+    answer = CliRunner().invoke(cli.main, ["predict", str(result.run_dir), "--obs", json.dumps(obs)])
+    expected = load(result.run_dir).predict({"z": np.array([0.5], np.float32), "a": 1})
+    assert json.loads(answer.stdout) == pytest.approx(expected.tolist())
+
+
 def test_the_order_of_keys_is_part_of_the_policy() -> None:
     one, other = (
         read_spaces(Shaped(gym.spaces.Dict([(k, gym.spaces.Discrete(2)) for k in keys]))) for keys in ("ab", "ba")
@@ -163,7 +227,17 @@ IMAGE = gym.spaces.Box(0, 255, (4, 4, 3), np.uint8)
 
 
 @pytest.mark.parametrize(
-    "space", [IMAGE, gym.spaces.Dict({"camera": IMAGE, "arm": ACTIONS})], ids=["image", "dict"]
+    "space",
+    [
+        IMAGE,
+        gym.spaces.Dict({"camera": IMAGE, "arm": ACTIONS}),
+        gym.spaces.Dict({"left": IMAGE, "arm": ACTIONS, "right": IMAGE}),
+        gym.spaces.Dict({"left": IMAGE, "right": IMAGE}),
+        gym.spaces.Dict({"camera": IMAGE, "1": ACTIONS, "a: b, [c]": ACTIONS, "null": ACTIONS}),
+        gym.spaces.Dict({"head": gym.spaces.Dict({"camera": IMAGE, "angle": ACTIONS}), "arm": ACTIONS}),
+        gym.spaces.Tuple((IMAGE, ACTIONS)),
+    ],
+    ids=["image", "dict", "two", "two-alone", "odd-names", "nested", "tuple"],
 )
 def test_images_are_refused_with_a_remedy_that_works(space: gym.Space[Any], tmp_path: Path) -> None:
     class Seeing(Sampled):
@@ -177,6 +251,14 @@ def test_images_are_refused_with_a_remedy_that_works(space: gym.Space[Any], tmp_
     wrappers = load_config(tmp_path / "remedy.yaml").config.wrappers
     result = SAC(Seeing, **tiny(tmp_path), wrappers=wrappers).learn(30, progress_bar=False)
     assert result.metrics["global_step"] == 30
+
+
+@pytest.mark.parametrize(
+    "space", [gym.spaces.Sequence(ACTIONS), gym.spaces.Dict({"seen": gym.spaces.Sequence(ACTIONS)})]
+)
+def test_what_no_wrapper_of_gymnasium_s_flattens_is_not_sent_to_one(space: gym.Space[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"their length varies, .* a wrapper of your own .*\[module:Class\]$"):
+        read_spaces(Shaped(space))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl_training import SAC
-from rl_training.environments.making import make_env, spaces_of, time_limit
+from rl_training.environments.making import make_env, read_spaces, spaces_of, time_limit
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.experiment.config import TrainConfig, load_config
@@ -68,6 +69,59 @@ def test_unbounded_actions_and_the_remedy_that_is_named(tmp_path: Path) -> None:
     assert env.unwrapped.state[0] == pytest.approx(before[0] + 0.05)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        ([5.0, -np.inf], [np.inf, np.inf]),
+        ([-np.inf, -1.0], [-3.0, np.inf]),
+        ([-np.inf, -2.0], [np.inf, 2.0]),
+        ([0.0, 0.0], [np.inf, 1e6]),
+    ],
+)
+def test_the_remedy_fits_bounds_on_one_side(low: list[float], high: list[float], tmp_path: Path) -> None:
+    class Lopsided(Point):
+        action_space = gym.spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+
+    with pytest.raises(ConfigError, match="unbounded actions") as caught:
+        read_spaces(Lopsided())
+    remedy = "wrappers: " + str(caught.value).partition("wrappers: ")[2]
+    (tmp_path / "remedy.yaml").write_text(f"algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 1\n{remedy}\n")
+    wrappers = load_config(tmp_path / "remedy.yaml").config.wrappers
+    model = SAC(Lopsided, **tiny(tmp_path), wrappers=wrappers)
+    assert model.learn(30, progress_bar=False).metrics["global_step"] == 30
+
+
+def test_a_partial_of_gymnasium_s_is_kept_by_name_where_it_can_be(tmp_path: Path) -> None:
+    """`RescaleAction` then gives bounds to what has none, which Gymnasium's own refuses."""
+    narrow = functools.partial(gym.wrappers.RescaleAction, min_action=-0.5, max_action=0.25)
+    model = SAC(Boundless, **tiny(tmp_path), wrappers=[narrow])
+    assert model.config.wrappers == (NARROW,)
+    assert model.learn(30, progress_bar=False).metrics["global_step"] == 30
+    arrays = functools.partial(gym.wrappers.RescaleAction, min_action=np.zeros(1), max_action=np.ones(1))
+    ours = functools.partial(Halved)
+    assert [":" in str(entry) for entry in SAC("Pendulum-v1", wrappers=[arrays, ours]).config.wrappers] == [
+        True
+    ] * 2
+
+
+@pytest.mark.parametrize("wrapper", ["ClipAction", gym.wrappers.ClipAction])
+def test_clipping_keeps_the_bounds_there_are(wrapper: Any, tmp_path: Path) -> None:
+    """Gymnasium's declares them infinite, which leaves nothing to scale actions to."""
+    model = SAC("Pendulum-v1", **tiny(tmp_path), wrappers=[wrapper])
+    assert model.learn(30, progress_bar=False).metrics["global_step"] == 30
+    spaces = spaces_of(model.config)
+    assert (spaces.low, spaces.high) == ((-2.0,), (2.0,))
+    env = make_env(config("ClipAction"))
+    env.reset(seed=0)
+    assert np.isfinite(env.step(np.array([9.0], np.float32))[1])
+
+
+def test_who_clips_in_python_is_told_what_took_the_bounds() -> None:
+    clipped = gym.wrappers.TimeLimit(gym.wrappers.ClipAction(gym.make("Pendulum-v1")), 9)
+    with pytest.raises(ConfigError, match=r"^env_id: Pendulum-v1 .* because ClipAction takes .*; leave it out"):
+        read_spaces(clipped)
+
+
 def test_they_hold_in_training_and_evaluation_and_come_back_with_the_checkpoint(tmp_path: Path) -> None:
     limit = {"TimeLimit": {"max_episode_steps": 7}}
     plain = SAC("Pendulum-v1", **tiny(tmp_path), wrappers=["ClipAction", limit, NARROW])
@@ -104,6 +158,7 @@ def test_an_importable_one_with_permission() -> None:
     ("wrapper", "message"),
     [
         ("RescaleActions", r"^wrappers: unknown wrapper 'RescaleActions'; did you mean 'RescaleAction'\?"),
+        ("NormalizeObservation", r"^wrappers: NormalizeObservation .* holds; set normalize_observations: true$"),
         ("NormalizeReward", r"^wrappers: NormalizeReward cannot be used here: it keeps statistics"),
         ("RecordVideo", r"^wrappers: RecordVideo cannot be used here: it writes files"),
         ("vector", r"^wrappers: unknown wrapper 'vector'"),
@@ -111,7 +166,7 @@ def test_an_importable_one_with_permission() -> None:
             {"TimeLimit": {"steps": 3}},
             r"^wrappers: TimeLimit with {'steps': 3} does not fit Pendulum-v1: TypeError",
         ),
-        ("nowhere.at.all:X", r"^wrappers: the module 'nowhere.at.all' is not imported; name it in env_id as well"),
+        ("nowhere.at.all:X", r"^wrappers: the module 'nowhere' cannot be imported; is it importable from here \("),
         ("gymnasium:Nothing", r"^wrappers: the module gymnasium has no 'Nothing'$"),
         ("builtins:repr", r"^wrappers: builtins:repr made a str, not a gymnasium.Env$"),
     ],
@@ -129,5 +184,5 @@ def test_their_form_is_checked_with_the_configuration(wrappers: Any) -> None:
 
 
 def test_in_a_process_they_must_be_importable(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^env_processes: .*<lambda> cannot be made in another process"):
+    with pytest.raises(ConfigError, match=r"^environments: .*<lambda> cannot be made in another process"):
         SAC(Point, **tiny(tmp_path, env_processes=True), wrappers=[lambda env: env]).learn(30, progress_bar=False)

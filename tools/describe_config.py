@@ -17,6 +17,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
 from rl_training.models.mlp import NetworkConfig
 from rl_training.runtime.controls import ControlConfig, EarlyStopping
+from rl_training.runtime.normalization import ObservationConfig
 from rl_training.runtime.offline import BudgetConfig
 from rl_training.runtime.offline_to_online import PriorDataConfig
 from rl_training.runtime.online import OnlineConfig
@@ -27,6 +28,7 @@ SHARED: tuple[type[Settings], ...] = (
     OptimizationConfig,
     NetworkConfig,
     ControlConfig,
+    ObservationConfig,
     OnlineConfig,
     DatasetConfig,
     BudgetConfig,
@@ -144,6 +146,8 @@ def render() -> str:
         *rows(Schedule),
         "\n## `algo_kwargs` of online algorithms, and RLPD\n",
         *rows(OnlineConfig),
+        "\nWithout RLPD, whose observations are normalised as the data's are (below):\n",
+        *rows(ObservationConfig),
         "\n## `algo_kwargs` of offline algorithms, and RLPD: the data\n",
         "The best episodes are chosen first, then rewards are scaled, then shifted.\n",
         *rows(DatasetConfig),

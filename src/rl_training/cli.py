@@ -203,7 +203,8 @@ main.command("eval", hidden=True)(evaluate)
 @main.command()
 def predict(
     observations: Annotated[
-        str, typer.Option("--obs", help='"1.0,0.0,0.1", a JSON list or batch, @file.json or @file.npy.')
+        str,
+        typer.Option("--obs", help='"1.0,0.0,0.1", JSON (one, a batch, or {"key": …}), @file.json or @file.npy.'),
     ],
     path: Annotated[Path | None, typer.Argument(metavar="CHECKPOINT|RUN_DIR")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The same as the argument.")] = None,
@@ -213,12 +214,12 @@ def predict(
     import numpy as np
 
     from rl_training.console.observations import parse_observations
-    from rl_training.runtime.workflows import predict_checkpoint
+    from rl_training.runtime.workflows import load_policy, open_checkpoint
 
-    obs = parse_observations(observations)
-    place = _checkpoint_given(path, checkpoint)
+    loaded = load_policy(open_checkpoint(_checkpoint_given(path, checkpoint)))
+    obs = parse_observations(observations, loaded.spaces)
     with np.errstate(over="ignore"):  # what does not fit float32 is refused as infinite
-        actions = predict_checkpoint(place, obs, deterministic=not stochastic)
+        actions = loaded.predict(obs, deterministic=not stochastic)
     print(json.dumps(np.asarray(actions).tolist()))
 
 

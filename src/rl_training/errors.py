@@ -5,6 +5,9 @@ Every message is one line that names the place, the value and the remedy.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class RLTrainingError(Exception):
     """Base of all errors raised on purpose; `exit_code` is what the command line returns."""
@@ -61,3 +64,9 @@ class DivergedError(RLTrainingError):
 
 class MissingDependencyError(ConfigError):
     """A feature needs an optional package; the message has the install line."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` when a known name is close, else an empty string."""
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {match[0]!r}?" if match else ""

@@ -7,7 +7,6 @@ defaults and ranges are the only home of those numbers.
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Self, get_args
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, nearest
 
 _LIMITS = {
     "greater_than_equal": (">=", "ge"),
@@ -85,12 +84,6 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Sizes = Annotated[tuple[PositiveInt, ...], BeforeValidator(list_as_tuple), Field(min_length=1)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(list_as_tuple)]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` when a known name is close, else an empty string."""
-    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {match[0]!r}?" if match else ""
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -68,6 +68,14 @@ class Flattening:
         _require_fit(self.description, obs, "")
         return np.asarray(flatten(self.space, obs), dtype=np.float32)
 
+    def restored(self, value: Any) -> Any:
+        """One observation as JSON holds it, with lists for tuples and arrays, in its own form, or `Misfit`."""
+        try:
+            _require_fit(self.description, value, "")
+        except ValueError as error:
+            raise error if isinstance(error, Misfit) else Misfit(str(error)) from None
+        return _restored(self.description, value)
+
     def is_original(self, obs: Any) -> bool:
         """Whether `obs` is one observation in the environment's own form rather than numbers in flat vectors."""
         kind = self.description["kind"]
@@ -101,6 +109,14 @@ def _space(description: Description, depth: int) -> gym.Space[Any]:
     if kind == "Tuple":
         return spaces.Tuple([_space(part, depth + 1) for part in description["spaces"]])
     raise ValueError(f"unknown kind {kind!r}")
+
+
+def _restored(description: Description, value: Any) -> Any:
+    if description["kind"] == "Dict":
+        return {key: _restored(part, value[key]) for key, part in description["spaces"]}
+    if description["kind"] == "Tuple":
+        return tuple(_restored(part, one) for part, one in zip(description["spaces"], value, strict=True))
+    return np.asarray(value)
 
 
 def _require_fit(description: Description, obs: Any, place: str) -> None:

@@ -76,10 +76,16 @@ def test_one_in_a_process_of_its_own(how: str, tmp_path: Path) -> None:
     assert run_record(run)["status"] == "failed"
 
 
+# Its class must be imported from the script itself.
 UNGUARDED = """
-from rl_training.experiment.config import TrainConfig
+from gymnasium.envs.classic_control import PendulumEnv
+from rl_training.environments.given import Given, bring
 from rl_training.environments.pool import EnvPool
-EnvPool(TrainConfig(algo="sac", env_id="Pendulum-v1", total_timesteps=1, env_processes=True)).reset(0)
+from rl_training.experiment.config import TrainConfig
+class Own(PendulumEnv):
+    pass
+config = TrainConfig(algo="sac", env_id="Own", given_envs=["env_id"], total_timesteps=1, env_processes=True)
+EnvPool(config, given=Given(bring(Own).maker)).reset(0)
 """
 
 
@@ -152,7 +158,7 @@ def test_the_second_of_two_is_the_one_named(tmp_path: Path) -> None:
             pool.step(actions)
     finally:
         pool.close()
-    assert not any(env._process.is_alive() for env in pool.envs)
+    assert all(env._process.poll() is not None for env in pool.envs)
 
 
 @pytest.mark.slow

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import shutil
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -11,12 +14,25 @@ from typing import Any
 
 import pytest
 
+from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint, write_checkpoint
 from rl_training.experiment.logging import MetricsLog
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import run as run_module
 from tests.dataset_files import HIGH, LOW, episodes, save_npz
-from tests.reliability.selection import EACH
-from tests.runs import KillAt, Killed, fingerprint, interrupted, logged, resume, run_record, tiny, train
+from tests.reliability.processes import Child
+from tests.reliability.selection import EACH, REGIMES
+from tests.runs import (
+    KillAt,
+    Killed,
+    differences,
+    fingerprint,
+    interrupted,
+    logged,
+    resume,
+    run_record,
+    tiny,
+    train,
+)
 
 
 class Sink:
@@ -124,6 +140,76 @@ def test_after_kills_every_row_is_there_once_and_in_order(algo: str, tmp_path: P
     assert logged(run) == logged(straight.run_dir)
     steps = [int(row["step"]) for row in logged(run)]
     assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("algo", EACH)
+def test_a_step_has_one_row(algo: str, tmp_path: Path) -> None:
+    """Evaluations and reports of the same step, and of steps of their own; the last evaluation after its report."""
+    config = tiny(algo, tmp_path, kwargs={"eval_interval": 20}, log_interval=15, eval_episodes=2)
+    rows = {int(row["step"]): row for row in logged(train(config).run_dir)}
+    total = 90 if algo == "rlpd" else 60
+    marks = {15, 20, 30, 45, 50, 60, 70, 75, 90} if algo == "rlpd" else {15, 20, 30, 40, 45, 60}
+    assert set(rows) == marks
+    assert list(rows) == sorted(rows)
+    spread = {"eval/mean_reward", "eval/std_reward", "eval/min_reward", "eval/max_reward", "eval/episodes"}
+    assert {*spread, "eval/mean_ep_length", "train/n_updates"} <= rows[total].keys()
+    assert spread <= rows[20].keys()
+    assert "train/n_updates" not in rows[20]
+    low, mean, high = (float(rows[20][f"eval/{name}_reward"]) for name in ("min", "mean", "max"))
+    assert low < mean < high
+    assert float(rows[20]["eval/std_reward"]) == pytest.approx((high - low) / 2)
+    assert rows[20]["eval/episodes"] == "2.0"
+
+
+class KillWhenJudged(KillAt):
+    """The kernel ends the process after the last evaluation was logged and before it is saved."""
+
+    name = "KillAt"
+
+    def on_checkpoint(self, session: Any, path: Path) -> None:
+        pass
+
+    def on_evaluation(self, session: Any, metrics: Mapping[str, float]) -> None:
+        if self.tick is not None:
+            session.metrics_log.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("algo", REGIMES)
+def test_a_kill_between_the_last_evaluation_and_its_checkpoint(algo: str, tmp_path: Path) -> None:
+    """It goes on to the same end; with a larger budget, to that of a run that was never evaluated there."""
+    config = tiny(algo, tmp_path / "runs", kwargs={"learning_rate_schedule": "constant"})
+    child = Child(lambda: train(config, [KillWhenJudged(60)]), tmp_path / "output.txt")
+    assert child.wait() == -signal.SIGKILL, child.text()
+    [run] = (tmp_path / "runs").iterdir()
+    assert "eval/mean_reward" in logged(run)[-1]
+    longer = Path(shutil.copytree(run, tmp_path / "longer"))
+    assert differences(train(config, [KillAt()]), resume(run, [KillAt()])) == []
+    resume(longer, [KillAt()], changes={"total_timesteps": 80})
+    assert logged(longer) == logged(train(config.replace(total_timesteps=80), [KillAt()]).run_dir)
+
+
+def test_rows_of_an_earlier_version_stay_and_new_ones_follow(tmp_path: Path) -> None:
+    """Its log has two rows for a step and its checkpoint counts both; what the run then logs has one for each."""
+    config = tiny("bc", tmp_path, kwargs={"eval_interval": 20})
+    straight, run = train(config, [KillAt()]), interrupted(config, 30)
+    header, row = (run / "metrics.csv").read_text().splitlines()
+    names, cells = header.split(","), row.split(",")
+    both = ("step", "time", "schema")
+    halves = [
+        ",".join(c if n in both or n.startswith("eval/") is judged else "" for n, c in zip(names, cells))
+        for judged in (True, False)
+    ]
+    (run / "metrics.csv").write_text("\n".join([header, *halves, ""]))
+    checkpoint = read_checkpoint(find_checkpoint(run))
+    trainer = {**checkpoint.records["trainer"], "log_rows": 2}
+    del trainer["log_columns"]
+    records = {**checkpoint.records, "trainer": trainer}
+    write_checkpoint(run / "checkpoints", checkpoint.step, tensors=checkpoint.tensors, records=records)
+    resume(run, [KillAt()])
+    old_one, old_two, *new = logged(run)
+    assert {**old_one, **old_two} == logged(straight.run_dir)[0]
+    assert new == logged(straight.run_dir)[1:]
 
 
 def test_rows_of_a_log_that_was_switched_off_do_not_come_back_twice(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,7 @@ def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "evil", raising=False)  # imported once, it would not run again
     (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / CANARY)!r}).touch()\n")
     return tmp_path / CANARY
 
@@ -210,6 +212,7 @@ CONFIGS = {
     "module": "algo: !!python/module:evil",
     "local tag": "algo: !evil x",
     "import": "algo: sac\nenv_id: evil:Evil-v0\ntotal_timesteps: 5\n",
+    "wrapper": "algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 5\nwrappers: ['evil:Wrapper']\n",
     "permission in a file": "algo: sac\nenv_id: evil:Evil-v0\ntotal_timesteps: 5\nallow_import: true\n",
     "interpolation": "algo: ${evil:run}\nenv_id: Pendulum-v1\ntotal_timesteps: 5\n",
     "hydra target": "algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 5\nalgo_kwargs: {_target_: evil.run}\n",
@@ -225,9 +228,10 @@ def test_malicious_configurations(case: str, canary: Path, tmp_path: Path) -> No
     assert not (tmp_path / "runs").exists()
 
 
-def test_importing_is_for_the_user_to_allow(canary: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["import", "wrapper"])
+def test_importing_is_for_the_user_to_allow(case: str, canary: Path, tmp_path: Path) -> None:
     """With --allow-import the module is imported, so the refusals above are what keeps it out."""
-    (tmp_path / "run.yaml").write_text(CONFIGS["import"])
+    (tmp_path / "run.yaml").write_text(CONFIGS[case])
     result = CliRunner().invoke(main, ["train", "--config", "run.yaml", "--allow-import", "--output-dir", "runs"])
     assert result.exit_code == 2
     assert canary.exists()
@@ -282,6 +286,10 @@ def importing_environment(run: Path, canary: Path) -> None:
     forged(run, "config", env_id="evil:Evil-v0", allow_import=True)
 
 
+def importing_wrapper(run: Path, canary: Path) -> None:
+    forged(run, "config", wrappers=["evil:Wrapper"], allow_import=True)
+
+
 def code_as_algorithm(run: Path, canary: Path) -> None:
     forged(run, "config", algo="__import__('evil')")
 
@@ -304,6 +312,7 @@ CHECKPOINTS: dict[Callable[[Path, Path], None], tuple[int, int]] = {  # exit cod
     pickle_with_a_right_hash: (3, 3),
     link_out: (3, 3),
     importing_environment: (2, 2),
+    importing_wrapper: (2, 2),
     code_as_algorithm: (2, 2),
     code_as_settings: (2, 2),
     code_as_callback: (0, 3),
@@ -323,7 +332,7 @@ def test_malicious_checkpoints(
         refused(["evaluate", checkpoint, "--episodes", "1"], evaluating)
     else:
         assert CliRunner().invoke(main, ["evaluate", str(checkpoint), "--episodes", "1"]).exit_code == 0
-    refused(["resume", checkpoint, "--set", "total_timesteps=30"], resuming)
+    refused(["--quiet", "resume", checkpoint, "--set", "total_timesteps=30"], resuming)
     if evaluating == 3:
         refused(["train", "--config", "sac/pendulum", "--init-from", checkpoint, "--output-dir", tmp_path / "x"], 3)
     assert not canary.exists()

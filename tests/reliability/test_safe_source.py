@@ -27,6 +27,14 @@ ATTRIBUTES = {
 SOURCES = sorted(Path(rl_training.__file__).parent.rglob("*.py"))
 # Optional packages are imported by names written in the source, never read from a file.
 NAMED_IMPORTS = {"files.py", "doctor.py"}
+# An environment's own process is this interpreter with a program of this package. What it unpickles and imports
+# is in its parent's memory and comes through a pipe that nobody else has; nothing of it comes from a file.
+OWN_PROCESS = {
+    ("processes.py", "import subprocess"),
+    ("child.py", "import pickle"),
+    ("recipe.py", "import pickle"),
+    ("recipe.py", "importlib.import_module"),
+}
 
 
 def offences(tree: ast.AST, file: str) -> list[str]:
@@ -52,7 +60,8 @@ def offences(tree: ast.AST, file: str) -> list[str]:
 def test_the_source_has_no_way_to_run_what_it_reads() -> None:
     assert len(SOURCES) > 50
     found = [text for path in SOURCES for text in offences(ast.parse(path.read_text()), path.name)]
-    assert [text for text in found if not ("import_module" in text and text.split(":")[0] in NAMED_IMPORTS)] == []
+    found = [text for text in found if not ("import_module" in text and text.split(":")[0] in NAMED_IMPORTS)]
+    assert [text for text in found if (text.split(":")[0], text.split(": ")[1]) not in OWN_PROCESS] == []
 
 
 @pytest.mark.parametrize(

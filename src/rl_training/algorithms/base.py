@@ -226,6 +226,11 @@ class Learner:
             return batch
         return batch._replace(obs=normalizer(batch.obs), next_obs=normalizer(batch.next_obs))
 
+    def normalize_by(self, mean: Tensor, std: Tensor) -> None:
+        """From now on see observations by these moments, `[O]` each."""
+        self.model.normalizer.set_moments(mean, std)
+        self.version += 1
+
     def compute(self, inputs: tuple[Any, ...], *functions: Callable[..., Any]) -> list[Any]:
         """The results of `functions` of `inputs`, side by side: what several losses share."""
         return self.execution.parallel(

@@ -28,13 +28,13 @@ from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import NetworkShape
 from rl_training.models.mlp_redq import MLPREDQModel
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.settings import PositiveInt
+from rl_training.settings import PositiveInt, WholeNumber
 
 
 class RLPDConfig(DelayedActorConfig):
     """Two critics and a target from both, unless asked for more."""
 
-    num_critics: Annotated[int, Field(ge=2)] = 2
+    num_critics: Annotated[int, Field(ge=2), WholeNumber] = 2
     """size of the ensemble"""
     subset_size: PositiveInt = 2
     """target critics whose minimum is backed up, drawn anew at each update"""

@@ -1,6 +1,4 @@
-"""The managed API, imported when it is first used."""
-
-from typing import TYPE_CHECKING
+"""The managed API, imported when it is first used; `__init__.pyi` tells type checkers what is in it."""
 
 __all__ = [
     "AWAC",
@@ -22,35 +20,15 @@ __all__ = [
     "load",
 ]
 
-if TYPE_CHECKING:
-    from rl_training.api.algorithms import (
-        AWAC,
-        BC,
-        CQL,
-        CRR,
-        DDPG,
-        DQN,
-        EDAC,
-        IQL,
-        REDQ,
-        RLPD,
-        SAC,
-        TD3,
-        TD3BC,
-        TQC,
-        ManagedAlgorithm,
-        ReBRAC,
-        load,
-    )
-else:
 
-    def __getattr__(name):
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from rl_training.api import algorithms
+def __getattr__(name):
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rl_training.api import algorithms
 
-        globals()[name] = value = getattr(algorithms, name)
-        return value
+    globals()[name] = value = getattr(algorithms, name)
+    return value
 
-    def __dir__():
-        return sorted({*globals(), *__all__})
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -11,16 +11,17 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rl_training.api.describing import documented, signature_of
+from rl_training.api.describing import WhenAsked, documented, signature_of
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import kind_of
 from rl_training.environments.given import Env, Given, bring
 from rl_training.environments.making import spaces_of
 from rl_training.environments.wrapping import name_wrappers
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
-from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs, resolve
+from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, resolve
 from rl_training.runtime.callbacks import Callback, as_callbacks
 from rl_training.runtime.run import Launch
 from rl_training.runtime.session import Session, TrainResult
@@ -32,17 +33,26 @@ from rl_training.runtime.workflows import (
     play_checkpoint,
     resume_training,
 )
-from rl_training.settings import nearest
 
 # An environment as people have it: a Gymnasium id, an object, its class, or a callable that makes one.
 Environment = str | Env | type[Env] | Callable[..., Env]
 Watcher = Callback | Callable[[Session], object]
 Watchers = Watcher | Sequence[Watcher] | None
+Loggers = Logger | Sequence[Logger] | None
 Data = TransitionDataset | str | os.PathLike[str] | Mapping[str, Any] | None
 # What a class does not ask for, though a configuration must say it.
 _DEFAULTS: dict[str, Any] = {"total_timesteps": 10_000}
 # The keys of `algo_kwargs` that say where data come from; a file given to `learn` takes the place of them all.
 _DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "datasets")
+
+
+def _signature(cls: type[ManagedAlgorithm]) -> inspect.Signature:
+    return signature_of(cls.__init__, get_algorithm_spec(cls.algo), _DEFAULTS)
+
+
+def _documentation(cls: type[ManagedAlgorithm], text: str | None) -> str:
+    spec = get_algorithm_spec(cls.algo)
+    return documented(text or spec.title, spec, _DEFAULTS)
 
 
 class ManagedAlgorithm:
@@ -59,11 +69,10 @@ class ManagedAlgorithm:
     def __init_subclass__(cls, **options: Any) -> None:
         """Spell out the settings, as far as the algorithm is registered, for `help` and for editors."""
         super().__init_subclass__(**options)
-        spec = next((spec for spec in list_algorithm_specs() if spec.name == getattr(cls, "algo", None)), None)
-        if spec is None:
-            return
-        cls.__signature__ = signature_of(cls.__init__, spec, _DEFAULTS)
-        cls.__doc__ = documented(cls.__dict__.get("__doc__") or spec.title, spec, _DEFAULTS)
+        if getattr(cls, "algo", None) in algorithm_names():
+            text = cls.__dict__.get("__doc__")
+            cls.__signature__ = WhenAsked(_signature)  # type: ignore[assignment]
+            cls.__doc__ = WhenAsked(lambda own: _documentation(own, text))  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         """`SAC('Pendulum-v1', seed=1): trained 5,000 steps, runs/…`, with the settings that are no defaults."""
@@ -126,7 +135,7 @@ class ManagedAlgorithm:
                 f"env_id: given twice, {env_id!r} and {settings['env_id']!r}; leave one out", key="env_id"
             )
         owned = get_algorithm_spec(cls.algo).sections.owners()
-        fields = {key: value for key, value in settings.items() if key in TrainConfig.model_fields}
+        fields = {key: value for key, value in settings.items() if TrainConfig.has(key)}
         extra = {key: value for key, value in settings.items() if key not in fields}
         for key in extra:
             if key not in owned:
@@ -143,6 +152,7 @@ class ManagedAlgorithm:
         *,
         dataset: Data = None,
         run_suffix: str | None = None,
+        loggers: Loggers = None,
     ) -> TrainResult:
         """Train in a new run folder; offline, `total_timesteps` counts gradient updates.
 
@@ -152,6 +162,7 @@ class ManagedAlgorithm:
 
         `callbacks`: a `Callback`, a function that is called with the session after each step, or a list of such.
         `dataset`: a `TransitionDataset`, a file or Minari id, or a mapping of the arrays `from_arrays` takes.
+        `loggers`: a `Logger` or a list of such, which get the rows of metrics too.
         """
         steps = self._budget if total_timesteps is None else total_timesteps
         if self.checkpoint_path is not None:
@@ -159,8 +170,9 @@ class ManagedAlgorithm:
                 raise ConfigError(
                     f"run_suffix: {type(self).__name__} goes on in the folder it has; a new model gets a new one"
                 )
-            return self.resume(self._steps + steps, callbacks, progress_bar, dataset=dataset)
+            return self.resume(self._steps + steps, callbacks, progress_bar, dataset=dataset, loggers=loggers)
         watching, config = as_callbacks(callbacks), self.config.replace(total_timesteps=steps)
+        launch = Launch(quiet=not progress_bar, loggers=as_loggers(loggers))
         self.config, self._dataset = self._with_data(config.with_seed(), dataset)
         result = ExperimentManager().train(
             self.config,
@@ -168,7 +180,7 @@ class ManagedAlgorithm:
             callbacks=watching,
             dataset=self._dataset,
             given=self._given,
-            launch=Launch(quiet=not progress_bar),
+            launch=launch,
         )
         return self._trained(result)
 
@@ -181,6 +193,7 @@ class ManagedAlgorithm:
         dataset: Data = None,
         env: Environment | None = None,
         eval_env: Environment | None = None,
+        loggers: Loggers = None,
     ) -> TrainResult:
         """Go on from the last checkpoint, to a larger `total_timesteps` if given; data in memory are remembered.
 
@@ -200,6 +213,7 @@ class ManagedAlgorithm:
             callbacks=watching,
             dataset=self._dataset,
             given=self._given,
+            loggers=as_loggers(loggers),
             quiet=not progress_bar,
         )
         return self._trained(result)

@@ -8,15 +8,27 @@ import operator
 from collections.abc import Callable, Iterator
 from textwrap import fill
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
-
-from pydantic.fields import FieldInfo
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import AlgorithmSpec
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from rl_training.experiment.registry import AlgorithmSpec
 
 # Fields of `TrainConfig` that a class fixes, takes as `env`, or takes key by key.
 _NOT_KEYWORDS = ("algo", "env_id", "algo_kwargs")
+
+
+class WhenAsked:
+    """A class attribute made by a function of the class when it is looked at: few programs read the help of all."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self._make(owner)
 
 
 def settings_of(spec: AlgorithmSpec, given: dict[str, Any]) -> Iterator[tuple[str, FieldInfo, Any]]:

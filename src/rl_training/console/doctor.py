@@ -26,7 +26,13 @@ from rl_training.spaces import SpaceSpec
 State = Literal["ok", "note", "broken"]
 
 _CORE = ("torch", "numpy", "gymnasium", "pydantic", "typer", "rich", "safetensors", "PyYAML", "tensorboard")
-_EXTRAS = {"mujoco": ("mujoco", "imageio"), "offline": ("h5py", "minari", "pillow")}
+# What each extra brings; a bar stands between packages of which one serves.
+_EXTRAS = {
+    "mujoco": ("mujoco", "imageio"),
+    "box2d": ("box2d|box2d-py", "pygame-ce|pygame"),
+    "offline": ("h5py", "minari", "pillow"),
+    "wandb": ("wandb",),
+}
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++")
 _LITTLE_DISK = 2**30
 _CAPACITY = 1_000_000
@@ -52,6 +58,7 @@ def examine(output_dir: Path = Path("runs")) -> list[Finding]:
         *device(),
         environments(),
         *mujoco(),
+        *box2d(),
         rendering(),
         compiler(),
         *memory(),
@@ -128,6 +135,17 @@ def mujoco() -> Iterator[Finding]:
         yield Finding("ok", "mujoco", f"{version}, Hopper-v5 steps")
 
 
+def box2d() -> Iterator[Finding]:
+    """Box2D, where its extra is there."""
+    if _missing("box2d"):
+        return
+    problem = _step("LunarLander-v3")
+    if problem:
+        yield Finding("broken", "box2d", f"LunarLander-v3 fails: {problem}; pip install 'rl-training[box2d]'")
+    else:
+        yield Finding("ok", "box2d", "LunarLander-v3 steps")
+
+
 def rendering() -> Finding:
     """The rendering backend, which only videos need."""
     backend = os.environ.get("MUJOCO_GL")
@@ -190,11 +208,17 @@ def extras() -> Iterator[Finding]:
             text = f"missing {', '.join(missing)}; pip install 'rl-training[{extra}]'"
             yield Finding("note", f"extra {extra}", text)
         else:
-            yield Finding("ok", f"extra {extra}", ", ".join(f"{p} {_version(p)}" for p in packages))
+            yield Finding("ok", f"extra {extra}", ", ".join(str(_installed(p)) for p in packages))
 
 
 def _missing(extra: str) -> list[str]:
-    return [package for package in _EXTRAS[extra] if _version(package) is None]
+    return [packages.split("|")[0] for packages in _EXTRAS[extra] if _installed(packages) is None]
+
+
+def _installed(packages: str) -> str | None:
+    """Name and version of the first of `packages` that is there."""
+    found = ((package, _version(package)) for package in packages.split("|"))
+    return next((f"{package} {version}" for package, version in found if version is not None), None)
 
 
 def _version(package: str) -> str | None:

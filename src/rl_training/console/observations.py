@@ -1,4 +1,7 @@
-"""Observations as they are typed: numbers with commas, JSON, or a file of either JSON or NumPy."""
+"""Observations as they are typed: numbers with commas, JSON, or a file of either JSON or NumPy.
+
+JSON may have the environment's own form: a mapping for a dictionary, a list for a tuple.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,53 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.errors import ConfigError
+from rl_training.spaces import SpaceSpec
+from rl_training.structured import Misfit
 
 
-def parse_observations(text: str) -> NDArray[np.float64]:
-    """`1.0,0.0,0.1`, `[[…], […]]`, `@file.json` or `@file.npy`; one observation or a batch."""
+def parse_observations(text: str, spaces: SpaceSpec) -> Any:
+    """`1.0,0.0,0.1`, `[[…], […]]`, `{"position": […]}`, `@file.json` or `@file.npy`; one observation or a batch.
+
+    What comes back is for `predict` of a policy with these `spaces`.
+    """
     try:
-        if text.startswith("@"):
-            return _numbers(_read(Path(text[1:])))
-        if text.lstrip().startswith("["):
-            return _numbers(json.loads(text))
-        return _numbers([float(part) for part in text.split(",")])
+        return _in_form(_written(text), spaces)
     except OSError as error:
         raise ConfigError(f"--obs {text}: {error.strerror or error}") from None
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         shown = text if len(text) <= 60 else f"{text[:57]}..."
-        raise ConfigError(
-            f'--obs {shown}: {error}; write "1.0,0.0,0.1", a JSON list, @file.json or @file.npy'
-        ) from None
+        raise ConfigError(f'--obs {shown}: {error}; write "1.0,0.0,0.1", JSON, @file.json or @file.npy') from None
+
+
+def _written(text: str) -> Any:
+    """The value that was typed, or that the file holds."""
+    if text.startswith("@"):
+        return _read(Path(text[1:]))
+    if text.lstrip().startswith(("[", "{")):
+        return json.loads(text)
+    parts = [int(part) if part.strip().lstrip("-").isdecimal() else float(part) for part in text.split(",")]
+    return parts if len(parts) > 1 else parts[0]
+
+
+def _in_form(value: Any, spaces: SpaceSpec) -> Any:
+    """`value` in the environment's own form where it fits, or is a list of such; otherwise as flat numbers."""
+    if spaces.flattening is None or isinstance(value, np.ndarray):
+        if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict)):
+            raise ValueError(f"the policy's observations are {spaces.obs_dim} numbers, not a mapping")
+        return _numbers(value)
+    try:
+        return spaces.flattening.restored(value)
+    except Misfit as misfit:
+        reason = misfit
+    if isinstance(value, list) and spaces.flattening.description["kind"] in ("Dict", "Tuple"):
+        try:
+            return [spaces.flattening.restored(one) for one in value]
+        except Misfit as misfit:
+            reason = misfit if all(isinstance(one, dict) for one in value) else reason
+    try:
+        return _numbers(value)
+    except (ValueError, TypeError):
+        raise ValueError(f"does not fit the policy: {reason}") from None
 
 
 def _read(path: Path) -> Any:
@@ -37,7 +70,7 @@ def _read(path: Path) -> Any:
 
 
 def _numbers(values: Any) -> NDArray[np.float64]:
-    array = np.asarray(values)
+    array = np.atleast_1d(np.asarray(values))
     if array.dtype.kind not in "fiub":
         raise ValueError(f"not numbers ({array.dtype})")
     return array.astype(np.float64)

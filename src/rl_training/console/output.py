@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import math
 import os
@@ -61,6 +62,36 @@ def _prepared(stream: TextIO | None) -> TextIO:
     if reconfigure is not None:
         reconfigure(errors="rl_training.plain")
     return stream
+
+
+class Unbreakable:
+    """A stream that takes whatever is written: what cannot be written any more (a closed pipe, a full disk) is
+    dropped, and letters it does not have are replaced."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                codecs.register_error("rl_training.plain", _in_plain_letters)
+                self._stream.write(text.encode(self.encoding, "rl_training.plain").decode(self.encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            return self._stream.isatty()
+        return False
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
 
 
 def open_nothing() -> TextIO:

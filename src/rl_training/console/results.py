@@ -13,6 +13,7 @@ from rl_training.experiment.files import decode_json
 from rl_training.experiment.manifest import read_manifest, read_verified
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import read_run_record
+from rl_training.experiment.vocabulary import words_of
 from rl_training.runtime.session import TrainResult
 
 _MOST_TYPED_NUMBERS = 12
@@ -28,8 +29,8 @@ def show_result(result: TrainResult) -> None:
         ("seed", str(record["seed"])),
     ]
     if spec.regime != "offline":
-        rows.append(("environment steps", f"{metrics['global_step']:,.0f}"))
-    rows.append(("updates", f"{metrics['update_count']:,.0f}"))
+        rows.append((words_of("global_step"), f"{metrics['global_step']:,.0f}"))
+    rows.append((words_of("update_count"), f"{metrics['update_count']:,.0f}"))
     if "pretrain_updates_done" in metrics:
         rows.append(("of them on prior data", f"{metrics['pretrain_updates_done']:,.0f}"))
     if "dataset_size" in metrics:
@@ -37,7 +38,7 @@ def show_result(result: TrainResult) -> None:
         rows.append(("data set", f"{metrics['dataset_size']:,.0f} transitions{epochs}"))
     rows += evaluation_rows(metrics)
     if "eval_return_best" in metrics and (result.run_dir / "best").is_dir():
-        rows.append(("best mean return", f"{metrics['eval_return_best']:.2f} (in best/)"))
+        rows.append((words_of("eval_return_best"), f"{metrics['eval_return_best']:.2f} (in best/)"))
     if record.get("stop_reason"):
         rows.append(("stopped early", record["stop_reason"]))
     rows += [("run folder", str(result.run_dir)), ("checkpoint", str(result.checkpoint_path))]
@@ -54,12 +55,14 @@ def evaluation_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
         return []
     mean, std = metrics["eval_return_mean"], metrics["eval_return_std"]
     rows = [
-        ("mean return", f"{mean:.2f} ± {std:.2f} ({metrics['eval_episodes']:.0f} episodes)"),
+        (words_of("eval_return_mean"), f"{mean:.2f} ± {std:.2f} ({metrics['eval_episodes']:.0f} episodes)"),
         ("range of returns", f"{metrics['eval_return_min']:.2f} to {metrics['eval_return_max']:.2f}"),
-        ("mean length", f"{metrics['eval_length_mean']:.1f}"),
+        (words_of("eval_length_mean"), f"{metrics['eval_length_mean']:.1f}"),
     ]
     if "eval_normalized_score" in metrics:
-        rows.append(("normalized score", f"{metrics['eval_normalized_score']:.1f} ({NOT_COMPARABLE})"))
+        rows.append(
+            (words_of("eval_normalized_score"), f"{metrics['eval_normalized_score']:.1f} ({NOT_COMPARABLE})")
+        )
     return rows
 
 

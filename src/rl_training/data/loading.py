@@ -103,7 +103,7 @@ class DatasetConfig(DatasetChoice):
     datasets: Annotated[tuple[WeightedChoice, ...], BeforeValidator(list_as_tuple)] = ()
     """several of such, mixed; each with the keys above and a `weight`"""
     normalize_observations: bool = False
-    """by the mean and deviation of the data as drawn; stored with the policy"""
+    """by the mean and deviation of the data as drawn; stored with the policy, and fixed while RLPD collects"""
     reward_scale: PositiveFloat = 1.0
     """factor on rewards; RLPD applies it to new experience too"""
     reward_shift: float = 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -16,7 +16,9 @@ from gymnasium.envs.registration import EnvSpec
 from rl_training.environments.importing import is_importable
 from rl_training.environments.wrapping import Wrapping
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
 
 Env = gym.Env[Any, Any]
 
@@ -85,10 +87,10 @@ class Given:
     def check(self, config: TrainConfig, *, evaluated: bool) -> None:
         """Refuse what cannot be made as often, or where, the configuration asks for it."""
         for maker in (self.env, self.eval_env):
-            if maker is not None and config.env_processes:
+            if maker is not None and config.environments != "local":
                 _require_importable(maker.name, maker.importable)
         for name, wrapper in self.wrappers.items():
-            if config.env_processes:
+            if config.environments != "local":
                 _require_importable(name, is_importable(wrapper))
         if self.env is not None and (config.num_envs > 1 or (evaluated and config.eval_env is None)):
             self.env.look(config.env_kwargs)
@@ -190,7 +192,7 @@ def _limit_of(env: Env) -> int | None:
 def _require_importable(name: str, importable: bool) -> None:
     if not importable:
         raise ConfigError(
-            f"env_processes: {name} cannot be made in another process; give a class or function of a module, "
-            "or set env_processes to false",
-            key="env_processes",
+            f"environments: {name} cannot be made in another process; give a class or function of a module, "
+            "or set environments to local",
+            key="environments",
         )

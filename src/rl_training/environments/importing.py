@@ -1,6 +1,6 @@
-"""Modules that an `env_id` of the form `module:Id` names: Gymnasium imports them, once that is permitted.
+"""Modules that an `env_id` (`module:Id`) or a wrapper (`module:Class`) names: Gymnasium imports them, if permitted.
 
-Nothing else is imported by a name from a file. A wrapper `module:Class` is looked up among what is imported.
+Nothing else is imported by a name from a file.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from gymnasium.envs.registration import load_env_creator
 
 from rl_training.errors import ConfigError, MissingDependencyError
 
@@ -28,15 +30,17 @@ def current_folder() -> Iterator[None]:
             sys.path.remove(here)
 
 
-def find_imported(place: str, key: str) -> Any:
-    """What `module:Name` names in a module that is imported already; a failure is one line that blames `key`."""
+def find_named(place: str, key: str) -> Any:
+    """What `module:Name` names, once importing is permitted; a failure is one line that blames `key`."""
     module, _, name = place.partition(":")
-    if module not in sys.modules:
-        raise ConfigError(
-            f"{key}: the module {module!r} is not imported; name it in env_id as well, as in env_id: "
-            f"{module}:Pendulum-v1",
-            key=key,
-        )
+    try:
+        with current_folder():
+            load_env_creator(f"{module}:__name__")
+    except ImportError as error:
+        raise not_importable(module, error, key) from error
+    except Exception as error:
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{key}: the module {module} cannot be imported: {cause}", key=key) from error
     found: Any = sys.modules[module]
     for part in name.split("."):
         if not hasattr(found, part):

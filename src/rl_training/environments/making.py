@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,15 +12,14 @@ import numpy as np
 
 from rl_training.environments.given import Given
 from rl_training.environments.importing import current_folder, not_importable
+from rl_training.environments.recipe import EnvSettings
 from rl_training.environments.wrapping import time_limit_of, wrap
-from rl_training.errors import ConfigError, MissingDependencyError
-from rl_training.experiment.config import TrainConfig
-from rl_training.settings import nearest
+from rl_training.errors import ConfigError, MissingDependencyError, nearest
 from rl_training.spaces import SpaceSpec
 from rl_training.structured import Flattening, Image, Misfit, describe
 
 
-def make_env(config: TrainConfig, given: Given | None = None) -> gym.Env[Any, Any]:
+def make_env(config: EnvSettings, given: Given | None = None) -> gym.Env[Any, Any]:
     """`config.env_id` with its keyword arguments, or what the caller gave, wrapped; every failure is one line."""
     env = _bare(config, given)
     try:
@@ -28,7 +29,7 @@ def make_env(config: TrainConfig, given: Given | None = None) -> gym.Env[Any, An
         raise
 
 
-def _bare(config: TrainConfig, given: Given | None) -> gym.Env[Any, Any]:
+def _bare(config: EnvSettings, given: Given | None) -> gym.Env[Any, Any]:
     env_id = config.env_id
     if given is not None and given.env is not None:
         try:
@@ -85,7 +86,7 @@ def _missing(env_id: str, error: Exception) -> MissingDependencyError:
     )
 
 
-def _not_made(config: TrainConfig, error: Exception) -> ConfigError:
+def _not_made(config: EnvSettings, error: Exception) -> ConfigError:
     return ConfigError(
         f"env_id: {config.env_id} could not be made with env_kwargs {config.env_kwargs}: "
         f"{type(error).__name__}: {error}",
@@ -104,6 +105,8 @@ def close_env(env: gym.Env[Any, Any], given: Given | None = None) -> None:
 def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> SpaceSpec:
     """The spaces of `env`, refusing what no network here can take; `discrete` is what the algorithm needs."""
     name = env.spec.id if env.spec is not None else type(env).__name__
+    if not discrete:
+        _require_bounds(name, env)
     return SpaceSpec(**_observations(name, env.observation_space), **_actions(name, env.action_space, discrete))
 
 
@@ -111,14 +114,17 @@ def _observations(name: str, space: gym.Space[Any]) -> dict[str, Any]:
     """How many numbers an observation has, and its original form where that is no flat vector."""
     try:
         flattening = flattening_of(space)
-    except Image as image:
-        raise _no_images(name, space, str(image)) from None
+    except Image:
+        raise _no_images(name, space) from None
     except Misfit:
         kind = f"{type(space).__name__} of shape {space.shape}" if space.shape else type(space).__name__
+        remedy = (
+            "use FlattenObservation: wrappers: [FlattenObservation]"
+            if space.is_np_flattenable
+            else "their length varies, so that only a wrapper of your own can make them: wrappers: [module:Class]"
+        )
         raise ConfigError(
-            f"env_id: {name} has observations of type {kind}; flat vectors are needed: use FlattenObservation: "
-            "wrappers: [FlattenObservation]",
-            key="env_id",
+            f"env_id: {name} has observations of type {kind}; flat vectors are needed: {remedy}", key="env_id"
         ) from None
     if flattening is not None:
         return {"obs_dim": flattening.size, "observation": flattening.description}
@@ -141,18 +147,43 @@ def _actions(name: str, space: gym.Space[Any], discrete: bool | None) -> dict[st
         raise ConfigError(
             f"env_id: {name} has continuous actions and dqn needs discrete ones; use sac or td3", key="env_id"
         )
-    if not np.all(np.isfinite(space.low)) or not np.all(np.isfinite(space.high)):
-        raise ConfigError(
-            f"env_id: {name} has unbounded actions; wrap it in RescaleAction or give it finite bounds: "
-            "wrappers: [{RescaleAction: {min_action: -1, max_action: 1}}]",
-            key="env_id",
-        )
     if not np.issubdtype(space.dtype, np.floating):
         raise ConfigError(
             f"env_id: {name} has actions of type {space.dtype}; a floating-point Box is needed", key="env_id"
         )
     low, high = (tuple(float(x) for x in bound) for bound in (space.low, space.high))
     return {"low": low, "high": high, "action_dtype": str(space.dtype)}
+
+
+def _require_bounds(name: str, env: gym.Env[Any, Any]) -> None:
+    """Refuse continuous actions without bounds, saying what to type so that they have some."""
+    space = env.action_space
+    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1 or _is_bounded(space):
+        return
+    layer: Any = env
+    while isinstance(layer, gym.Wrapper):
+        if isinstance(layer, gym.wrappers.ClipAction) and _is_bounded(layer.env.action_space):
+            raise ConfigError(
+                f"env_id: {name} has unbounded actions because ClipAction takes their bounds away; leave it out, "
+                "or write wrappers: [ClipAction], which keeps them: no action here is beyond its bounds",
+                key="env_id",
+            )
+        layer = layer.env
+    low, high = np.nan_to_num(space.low, neginf=-1.0), np.nan_to_num(space.high, posinf=1.0)
+    arguments = "min_action: -1, max_action: 1"
+    if np.any(low >= high):  # a bound on one side, beyond ±1
+        low = np.where(np.isfinite(space.low), low, high - 2.0)
+        high = np.where(np.isfinite(space.high), high, low + 2.0)
+        arguments = f"min_action: {low.tolist()}, max_action: {high.tolist()}"
+    raise ConfigError(
+        f"env_id: {name} has unbounded actions; wrap it in RescaleAction or give it finite bounds: "
+        f"wrappers: [{{RescaleAction: {{{arguments}}}}}]",
+        key="env_id",
+    )
+
+
+def _is_bounded(space: gym.Space[Any]) -> bool:
+    return isinstance(space, gym.spaces.Box) and bool(np.all(np.isfinite(space.low) & np.isfinite(space.high)))
 
 
 def flattening_of(space: gym.Space[Any]) -> Flattening | None:
@@ -168,11 +199,16 @@ def flattening_of(space: gym.Space[Any]) -> Flattening | None:
     return None
 
 
-def _no_images(name: str, obs: gym.Space[Any], place: str) -> ConfigError:
-    """Networks here take vectors; says what to type to do without the image, or to use its pixels as numbers."""
-    if isinstance(obs, gym.spaces.Dict) and place in obs.spaces and len(obs.spaces) > 1:
-        others = ", ".join(key for key in obs.spaces if key != place)
-        remedy = f"leave {place} out: wrappers: [{{FilterObservation: {{filter_keys: [{others}]}}}}]"
+def _no_images(name: str, obs: gym.Space[Any]) -> ConfigError:
+    """Networks here take vectors; says what to type to do without the images, or to use their pixels as numbers."""
+    parts = obs.spaces if isinstance(obs, gym.spaces.Dict) else {}
+    images = [key for key, part in parts.items() if _is_image(part)]
+    others = [_in_yaml(key) for key in parts if key not in images]
+    if images and others:
+        remedy = (
+            f"leave {' and '.join(images)} out: wrappers: "
+            f"[{{FilterObservation: {{filter_keys: [{', '.join(others)}]}}}}]"
+        )
     else:
         remedy = "take its pixels as numbers: wrappers: [FlattenObservation]"
     return ConfigError(
@@ -181,7 +217,23 @@ def _no_images(name: str, obs: gym.Space[Any], place: str) -> ConfigError:
     )
 
 
-def spaces_of(config: TrainConfig, *, discrete: bool | None = None, given: Given | None = None) -> SpaceSpec:
+def _is_image(space: gym.Space[Any]) -> bool:
+    try:
+        describe(space)
+    except Image:
+        return isinstance(space, gym.spaces.Box)
+    except Misfit:
+        pass
+    return False
+
+
+def _in_yaml(key: str) -> str:
+    """A key as YAML reads it back: quoted where it would be something else than a string, or several."""
+    plain = re.fullmatch(r"[A-Za-z_][\w.-]*", key) and key.lower() not in ("true", "false", "null", "nan", "inf")
+    return key if plain else json.dumps(key)
+
+
+def spaces_of(config: EnvSettings, *, discrete: bool | None = None, given: Given | None = None) -> SpaceSpec:
     """The spaces of the configured environment."""
     env = make_env(config, given)
     try:
@@ -190,7 +242,7 @@ def spaces_of(config: TrainConfig, *, discrete: bool | None = None, given: Given
         close_env(env, given)
 
 
-def time_limit(config: TrainConfig, given: Given | None = None) -> int | None:
+def time_limit(config: EnvSettings, given: Given | None = None) -> int | None:
     """The steps after which the configured environment ends an episode by itself; None where none is declared."""
     if (limit := time_limit_of(config.wrappers)) is not None:
         return limit

@@ -73,7 +73,7 @@ class Evaluator:
 
     def start(self) -> None:
         """Start environments that are processes: they take seconds, which training can use."""
-        if self.config.env_processes and self.config.eval_episodes:
+        if self.config.environments != "local" and self.config.eval_episodes:
             self.open(self.config.eval_episodes)
 
     def open(self, episodes: int) -> EnvPool:

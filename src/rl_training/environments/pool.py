@@ -7,19 +7,22 @@ actions, and a resumed run can replay it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.environments.given import Given
 from rl_training.environments.making import close_env, flattening_of, make_env
+from rl_training.environments.recipe import EnvSettings
 from rl_training.errors import EnvironmentFailure, RLTrainingError
-from rl_training.experiment.config import TrainConfig
 from rl_training.seeding import TRAINING, episode_seed
 from rl_training.structured import Misfit
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
 
 _STEP = "(observation, reward, terminated, truncated, info)"
 
@@ -38,10 +41,23 @@ class Transition:
     truncated: bool
 
 
+class SteppedEnv(Protocol):
+    """One environment of a pool, wherever it lives.
+
+    Each action that is sent is answered once, so that several environments can work side by side. What goes wrong
+    is raised; the pool says in which environment.
+    """
+
+    def reset(self, seed: int) -> NDArray[np.float32]: ...
+    def send(self, action: Any) -> None: ...
+    def receive(self) -> Transition: ...
+    def close(self) -> None: ...
+
+
 class LocalEnv:
     """An environment in this process."""
 
-    def __init__(self, config: TrainConfig, given: Given | None = None) -> None:
+    def __init__(self, config: EnvSettings, given: Given | None = None) -> None:
         self.env = make_env(config, given)
         self._given = given
         self._shape = self.env.observation_space.shape
@@ -111,6 +127,28 @@ class Episode:
     total: float = 0.0
 
 
+def _kind(config: TrainConfig) -> Callable[[TrainConfig, Given | None], SteppedEnv]:
+    """What makes environments where `environments` says they live."""
+    if config.environments == "local":
+        return LocalEnv
+    from rl_training.environments.processes import ProcessEnv
+
+    return ProcessEnv
+
+
+def _made(config: TrainConfig, given: Given | None) -> list[SteppedEnv]:
+    make = _kind(config)
+    envs: list[SteppedEnv] = []
+    try:
+        for _ in range(config.num_envs):
+            envs.append(make(config, given))
+    except BaseException:
+        for env in envs:
+            env.close()
+        raise
+    return envs
+
+
 class EnvPool:
     """`num_envs` environments stepped together, each with its running episode."""
 
@@ -118,12 +156,7 @@ class EnvPool:
         assert config.seed is not None
         self.seed = config.seed
         self.purpose = purpose
-        if config.env_processes:
-            from rl_training.environments.processes import ProcessEnv
-
-            self.envs: Sequence[Any] = [ProcessEnv(config, given) for _ in range(config.num_envs)]
-        else:
-            self.envs = [LocalEnv(config, given) for _ in range(config.num_envs)]
+        self.envs = _made(config, given)
         self._before: list[tuple[int, float]] = []
         self.episodes = [Episode(-1, 0, []) for _ in self.envs]
 
@@ -134,8 +167,7 @@ class EnvPool:
         seed = episode_seed(self.seed, self.purpose, column, number)
         self.episodes[index] = Episode(number, seed, [])
         with _blame(index, self.episodes[index]):
-            obs: NDArray[np.float32] = self.envs[index].reset(seed)
-        return obs
+            return self.envs[index].reset(seed)
 
     def step(self, actions: NDArray[Any], indices: Sequence[int] | None = None) -> list[Transition]:
         """Step every environment, or those in `indices`; `actions` has a row for each, in the environment's units.
@@ -166,7 +198,7 @@ class EnvPool:
         self.episodes[index] = episode
         env = self.envs[index]
         with _blame(index, episode):
-            obs: NDArray[np.float32] = env.reset(episode.seed)
+            obs = env.reset(episode.seed)
             for action in episode.actions:
                 env.send(action)
                 obs = env.receive().obs

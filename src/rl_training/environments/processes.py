@@ -1,30 +1,43 @@
 """An environment in a process of its own: it may raise, die or hang, and the run learns which and why.
 
 Messages over the pipe are plain tuples of arrays and numbers made by this package's own child; nothing read from a
-file passes through it.
+file passes through it. The child is a program of its own (`child.py`): multiprocessing would import the caller's
+main script, and with it torch, into each of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import fcntl
+import os
 import signal
-import traceback
+import subprocess
+import sys
+import weakref
 from collections.abc import Iterator
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing import spawn
+from multiprocessing.connection import Connection, Pipe
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.environments.child import MARK, is_env_process
 from rl_training.environments.given import Given
-from rl_training.environments.pool import LocalEnv, Transition
-from rl_training.experiment.config import TrainConfig
+from rl_training.environments.pool import Transition
+from rl_training.environments.recipe import EnvOrder
 
-# A fresh interpreter takes seconds to import its libraries before it can answer for the first time.
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
+
+# A fresh interpreter may take long to import its libraries before it can answer for the first time.
 _START_SECONDS = 120.0
-_GUARD = 'with env_processes a script needs `if __name__ == "__main__":` around its training call'
+_GUARD = (
+    "with environments: processes a script that defines its environment needs "
+    '`if __name__ == "__main__":` around its training call'
+)
+# Environments stand side by side already; a user's own values win.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class EnvProcessDied(Exception):
@@ -43,7 +56,6 @@ class ChildError(Exception):
 def _signals_held() -> Iterator[None]:
     """Children started meanwhile never get these: Ctrl-C goes to the whole group, but the run decides what ends."""
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1}
-    resource_tracker.ensure_running()  # otherwise started with the child; its start unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         yield
@@ -51,43 +63,58 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(connection: Connection, config: TrainConfig, given: Given | None) -> None:
-    """The child's loop: answer each request with ("ok", value) or ("error", traceback)."""
-    env: LocalEnv | None = None
-    while True:
-        try:
-            command, argument = connection.recv()
-        except EOFError:
-            return
-        if command == "close":
-            if env is not None:
-                env.close()
-            return
-        try:
-            if env is None:
-                env = LocalEnv(config, given)
-            if command == "reset":
-                connection.send(("ok", env.reset(argument)))
-            else:
-                env.send(argument)
-                result = env.receive()
-                connection.send(("ok", (result.obs, result.reward, result.terminated, result.truncated)))
-        except (Exception, SystemExit) as error:
-            connection.send(("error", (f"{type(error).__name__}: {error}", traceback.format_exc())))
+def _start(handle: int) -> subprocess.Popen[bytes]:
+    """Start a child that serves this file descriptor, with the interpreter, flags and path of this process."""
+    path = [os.getcwd() if place == "" else str(place) for place in sys.path]  # noqa: PTH109
+    program = f"import sys; sys.path[:] = {path!a}; from rl_training.environments.child import main; main({handle})"
+    interpreter = spawn.get_command_line()[:-3]  # without multiprocessing's own program
+    with _signals_held():
+        return subprocess.Popen(  # noqa: S603
+            [*interpreter, "-c", program, MARK],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(handle,),
+            env={**_ONE_THREAD, **os.environ},
+        )
+
+
+def _preparation(main: bool) -> dict[str, Any]:
+    """What `spawn.prepare` does first in the child: `sys.argv` and, if need be, importing the main script."""
+    known = spawn.get_preparation_data("environment")
+    wanted = ("name", "sys_argv", "init_main_from_name", "init_main_from_path")
+    return {key: known[key] for key in (wanted if main else wanted[:2]) if key in known}
+
+
+def _end(owner: int, process: subprocess.Popen[bytes], connection: Connection[Any, Any]) -> None:
+    if os.getpid() != owner:  # a fork of this process ends
+        return
+    connection.close()
+    if process.poll() is None:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
 
 
 class ProcessEnv:
     """`LocalEnv` across a pipe; a child that does not answer within `env_timeout` is killed."""
 
     def __init__(self, config: TrainConfig, given: Given | None = None) -> None:
-        context = multiprocessing.get_context("spawn")
+        if is_env_process():
+            raise RuntimeError(_GUARD)
+        order, self._imports_main = EnvOrder.of(config, given).packed()
         self._timeout = config.env_timeout
-        self._connection, child = context.Pipe()
-        self._process = context.Process(target=_serve, args=(child, config, given), daemon=True)
-        with _signals_held():
-            self._process.start()
-        child.close()
         self._started = False
+        self._connection, child = Pipe()
+        # Not one of the standard streams, which may be closed here and are the child's own there.
+        handle = fcntl.fcntl(child.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+        try:
+            self._process = _start(handle)
+        finally:
+            os.close(handle)
+            child.close()
+        self._finalizer = weakref.finalize(self, _end, os.getpid(), self._process, self._connection)
+        with contextlib.suppress(OSError):  # one that is dead already is reported when it is asked
+            self._connection.send(_preparation(self._imports_main))
+            self._connection.send_bytes(order)
 
     def reset(self, seed: int) -> NDArray[np.float32]:
         self._request("reset", seed)
@@ -124,20 +151,20 @@ class ProcessEnv:
         return value
 
     def _how_it_ended(self) -> str:
-        self._process.join(1.0)
-        code = self._process.exitcode
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        code = self._process.returncode
         if code is not None and code < 0:
             return f"its process was killed by signal {-code}"
-        # The child imports the main script again; one that trains while being imported ends it right there.
-        hint = "" if self._started else f" before its first answer; {_GUARD}"
-        return f"its process ended with exit code {code}{hint}"
+        hint = "" if self._started else " before its first answer"
+        # A main script that trains while it is imported again ends the child right there.
+        guard = f"; {_GUARD}" if hint and self._imports_main else ""
+        return f"its process ended with exit code {code}{hint}{guard}"
 
     def close(self) -> None:
-        if self._started:  # one that never answered has made no environment to close
+        if self._started:  # one that never answered may be making its environment still
             with contextlib.suppress(BrokenPipeError, OSError):
                 self._connection.send(("close", None))
-            self._process.join(1.0)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join(1.0)
-        self._connection.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+        self._finalizer()

@@ -6,16 +6,17 @@ run can replay one, and none writes files.
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from rl_training.environments.importing import find_imported
-from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig
-from rl_training.settings import nearest
+from rl_training.environments.importing import find_named
+from rl_training.environments.recipe import EnvSettings
+from rl_training.errors import ConfigError, nearest
 
 Env = gym.Env[Any, Any]
 Wrapping = Callable[..., Any]
@@ -43,7 +44,7 @@ _BY_NAME = (
     "TimeLimit",
 )
 _WHY_NOT = {
-    "NormalizeObservation": "it keeps statistics that no checkpoint holds",
+    "NormalizeObservation": "it keeps statistics that no checkpoint holds; set normalize_observations: true",
     "NormalizeReward": "it keeps statistics that no checkpoint holds",
     "RecordVideo": "it writes files of its own",
     "Autoreset": "episodes are reset by the run",
@@ -75,7 +76,13 @@ def _rescale_action(env: Env, min_action: Any, max_action: Any) -> Env:
     return gym.wrappers.RescaleAction(env, min_action, max_action)
 
 
-def wrap(env: Env, config: TrainConfig, given: Mapping[str, Wrapping]) -> Env:
+def _clip_action(env: Env) -> Env:
+    """Gymnasium's ClipAction, which declares actions without bounds, with those of `env`."""
+    box, clipped = env.action_space, gym.wrappers.ClipAction(env)
+    return _Bounded(clipped, box.low, box.high) if isinstance(box, gym.spaces.Box) else clipped
+
+
+def wrap(env: Env, config: EnvSettings, given: Mapping[str, Wrapping]) -> Env:
     """`env` in the configured wrappers, the first one innermost; `given` are those brought in Python, by name."""
     for entry in config.wrappers:
         name, arguments = parts_of(entry)
@@ -92,6 +99,9 @@ def wrap(env: Env, config: TrainConfig, given: Mapping[str, Wrapping]) -> Env:
     return env
 
 
+_OWN_FORM: dict[str, Wrapping] = {"ClipAction": _clip_action, "RescaleAction": _rescale_action}
+
+
 def parts_of(entry: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Name and arguments of one entry of `wrappers`."""
     if isinstance(entry, str):
@@ -100,7 +110,7 @@ def parts_of(entry: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return name, arguments or {}
 
 
-def _find(name: str, config: TrainConfig) -> Wrapping:
+def _find(name: str, config: EnvSettings) -> Wrapping:
     if ":" in name:
         if "<" in name:
             raise ConfigError(
@@ -114,10 +124,10 @@ def _find(name: str, config: TrainConfig) -> Wrapping:
                 "--allow-import",
                 key="wrappers",
             )
-        found: Wrapping = find_imported(name, "wrappers")
+        found: Wrapping = find_named(name, "wrappers")
         return found
-    if name == "RescaleAction":
-        return _rescale_action
+    if name in _OWN_FORM:
+        return _OWN_FORM[name]
     if name in _BY_NAME:
         return getattr(gym.wrappers, name)  # type: ignore[no-any-return]
     if name in _WHY_NOT:
@@ -155,9 +165,8 @@ def name_wrappers(wrappers: Any) -> tuple[list[Any], dict[str, Wrapping]]:
         if isinstance(wrapper, str | Mapping) or not callable(wrapper):
             entries.append(wrapper)  # the configuration checks it
             continue
-        own = getattr(wrapper, "__name__", "")
-        if own in _BY_NAME and getattr(gym.wrappers, own) is wrapper:
-            entries.append(own)
+        if (entry := _by_name(wrapper)) is not None:
+            entries.append(entry)
             continue
         name = _place_of(wrapper)
         while name in given and given[name] is not wrapper:
@@ -165,6 +174,22 @@ def name_wrappers(wrappers: Any) -> tuple[list[Any], dict[str, Wrapping]]:
         given[name] = wrapper
         entries.append(name)
     return entries, given
+
+
+def _by_name(wrapper: Any) -> str | dict[str, Any] | None:
+    """The entry a configuration can keep in place of one of Gymnasium's classes, or a `partial` of it."""
+    kind, arguments = wrapper, {}
+    if isinstance(wrapper, functools.partial) and not wrapper.args:
+        kind, arguments = wrapper.func, wrapper.keywords
+    name = getattr(kind, "__name__", "")
+    if name not in _BY_NAME or getattr(gym.wrappers, name) is not kind:
+        return None
+    if not arguments:
+        return str(name)
+    try:
+        return {name: json.loads(json.dumps(arguments))}
+    except TypeError:  # no plain data: it stays the object it is
+        return None
 
 
 def _place_of(wrapper: Any) -> str:

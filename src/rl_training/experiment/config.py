@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, nearest
+from rl_training.experiment.loggers import known_loggers
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
 from rl_training.settings import (
     NonNegativeInt,
@@ -30,7 +31,6 @@ from rl_training.settings import (
     describe,
     distinct,
     list_as_tuple,
-    nearest,
     seed_list,
 )
 
@@ -38,6 +38,8 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 # A packaged config by the path it has in a checkout of this package.
 _CHECKOUT = re.compile(r"(?:.*/)?configs/([^/]+/[^/]+)\.yaml")
 _STARTERS = ("pendulum", "cartpole")
+_OLDER = "env_processes"
+_SAME = {_OLDER: "environments", "environments": _OLDER}
 _FLAGS = {"env_id": "--env", "total_timesteps": "--steps"}
 
 Owners = Callable[[str], Collection[str]]
@@ -88,6 +90,23 @@ def _known_device(value: str) -> str:
     return value
 
 
+def _current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with `environments` in the place of `env_processes`, the name that it had in 0.1."""
+    values = dict(values)
+    if _OLDER not in values:
+        return values
+    wanted = values.pop(_OLDER)
+    if not isinstance(wanted, bool):
+        raise ConfigError(f"{_OLDER} must be true or false, got {wanted!r}", key=_OLDER)
+    meant = "processes" if wanted else "local"
+    if values.setdefault("environments", meant) != meant:
+        raise ConfigError(
+            f"{_OLDER}: {str(wanted).lower()} contradicts environments: {values['environments']}; leave one out",
+            key=_OLDER,
+        )
+    return values
+
+
 Text = Annotated[str, Field(min_length=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32), WholeNumber]
 PlainMapping = Annotated[dict[str, Any], BeforeValidator(_plain)]
@@ -124,6 +143,8 @@ class TrainConfig(Settings):
     """ticks of the clock between checkpoints"""
     keep_checkpoints: PositiveInt = 3
     """how many of the newest stay on disk (`best/` is kept besides)"""
+    loggers: Annotated[tuple[str, ...], BeforeValidator(known_loggers), BeforeValidator(list_as_tuple)] = ()
+    """where else rows of metrics go: `wandb` (Weights & Biases)"""
     tags: Annotated[tuple[str, ...], BeforeValidator(list_as_tuple)] = ()
     """free words, recorded with the run"""
     algo_kwargs: PlainMapping = Field(default_factory=dict)
@@ -132,18 +153,18 @@ class TrainConfig(Settings):
     """passed to `gymnasium.make`"""
     wrappers: Annotated[tuple[Any, ...], BeforeValidator(_wrapper_list)] = ()
     """around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or `RescaleAction:
-    {min_action: -1, max_action: 1}`; one's own as `module:Class` of the module in `env_id`, with
-    --allow-import"""
+    {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import"""
     given_envs: Annotated[tuple[Literal["env_id", "eval_env"], ...], BeforeValidator(list_as_tuple)] = ()
     """which of these were brought as objects in Python: their names alone do not make them again"""
     init_from: Annotated[PathText, Field(min_length=1)] | None = None
     """checkpoint whose networks the run starts from"""
     allow_import: bool = False
-    """permit an `env_id` of the form `module:Env`, which imports that module, and wrappers `module:Class`"""
-    env_processes: bool = False
-    """each environment in a process of its own, which may die or hang without harm"""
+    """permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import that module"""
+    environments: Literal["local", "processes"] = "local"
+    """where environments live: `local` is this process; with `processes` each has one of its own, which may die or
+    hang without harm (`env_processes: true` means the same)"""
     env_timeout: PositiveFloat = 60.0
-    """seconds after which such an environment counts as hung"""
+    """seconds after which an environment in a process of its own counts as hung"""
     acceleration: Literal["auto", "eager", "compile", "graph"] = "auto"
     """how updates run; `auto` is `compile` on a GPU and `eager` on a CPU"""
     tf32: bool = False
@@ -155,7 +176,7 @@ class TrainConfig(Settings):
 
         def __init__(self, /, **values: Any) -> None:
             try:
-                super().__init__(**values)
+                super().__init__(**_current_names(values))
             except ValidationError as error:
                 path = ".".join(str(part) for part in error.errors()[0]["loc"])
                 raise ConfigError(describe(error, type(self).model_fields), key=path) from None
@@ -169,13 +190,18 @@ class TrainConfig(Settings):
                 raise
             raise ConfigError(f"{place}: {error}", key=f"{place}.{error.key}") from None
 
+    @classmethod
+    def has(cls, name: str) -> bool:
+        """Whether this is a field, or the older name of one."""
+        return name in cls.model_fields or name == _OLDER
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `TrainConfig(**data)` and YAML accept."""
         return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
 
     def replace(self, **changes: Any) -> Self:
         """A checked copy with some fields changed."""
-        return type(self)(**{**self.to_dict(), **changes})
+        return type(self)(**{**self.to_dict(), **_current_names(changes)})
 
     def with_overrides(self, overrides: Sequence[str], owners: Owners | None = None) -> Self:
         """A checked copy with some settings changed by `key=value`; `owners` finds the keys of `algo_kwargs`."""
@@ -186,6 +212,11 @@ class TrainConfig(Settings):
             return type(self)(**values)
         except ConfigError as error:
             raise ConfigError(f"--set: {error}", key=error.key) from None
+
+    @property
+    def env_processes(self) -> bool:
+        """The older name of `environments: processes`."""
+        return self.environments == "processes"
 
     def with_seed(self) -> Self:
         """This config, with a seed drawn from the operating system where it was None."""
@@ -302,13 +333,14 @@ def _apply_override(override: str, values: dict[str, Any], owners: Owners | None
             above = ".".join(parts[:depth])
             raise ConfigError(f"--set {dotted}: {above} is not a mapping; set {above} as a whole", key=dotted)
     target[parts[-1]] = value
+    values.pop(_SAME.get(dotted, ""), None)
     return dotted
 
 
 def _place_of(dotted: str, algo: Any, owners: Owners | None) -> str:
     """A key with `algo_kwargs.` in front where it is the algorithm's; one that nobody has is refused."""
     head, fields = dotted.partition(".")[0], TrainConfig.model_fields
-    if head in fields or owners is None or not isinstance(algo, str):
+    if TrainConfig.has(head) or owners is None or not isinstance(algo, str):
         return dotted
     owned = owners(algo)
     if head not in owned:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig, normalise_algo
-from rl_training.settings import nearest
 
 if TYPE_CHECKING:
     from rl_training.runtime.sections import Resolved

@@ -31,10 +31,14 @@ class ActionSample(NamedTuple):
 
 
 class Normalizer(nn.Module):
-    """The frozen affine map in front of every network; absent (`enabled=False`) it costs nothing."""
+    """The affine map in front of every network, which no gradient moves; absent (`enabled=False`) it costs nothing.
+
+    Its tensors are changed in place only, so that a captured update sees the new map.
+    """
 
     shift: Tensor
     scale: Tensor
+    limit: Tensor | None
 
     def __init__(self, obs_dim: int, *, enabled: bool) -> None:
         super().__init__()
@@ -42,14 +46,22 @@ class Normalizer(nn.Module):
         if enabled:
             self.register_buffer("shift", torch.zeros(obs_dim))
             self.register_buffer("scale", torch.ones(obs_dim))
+        self.register_buffer("limit", None)
+
+    def clip(self, limit: float = 10.0) -> None:
+        """Keep what networks see within ±`limit`: moments of a short past may not know what comes."""
+        self.limit = torch.full((), limit, device=self.shift.device)
 
     def set_moments(self, mean: Tensor, std: Tensor, eps: float = 1e-3) -> None:
-        """Fix the map to `(obs - mean) / (std + eps)`."""
-        self.shift.copy_(mean)
-        self.scale.copy_(1.0 / (std + eps))
+        """Set the map to `(obs - mean) / (std + eps)`; waits for no device."""
+        self.shift.copy_(mean, non_blocking=True)
+        self.scale.copy_(1.0 / (std + eps), non_blocking=True)
 
     def forward(self, obs: Tensor) -> Tensor:
-        return (obs - self.shift) * self.scale if self.enabled else obs
+        if not self.enabled:
+            return obs
+        normal = (obs - self.shift) * self.scale
+        return normal if self.limit is None else normal.clamp(-self.limit, self.limit)
 
 
 class TanhGaussianActor(nn.Module):

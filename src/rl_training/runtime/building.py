@@ -48,12 +48,13 @@ def choose_device(name: str) -> torch.device:
 
 def require_room_for_environments(config: TrainConfig) -> None:
     """Refuse more environments than memory or the limit on processes can hold, before the first is made."""
-    each = _PROCESS_BYTES if config.env_processes else _ENV_BYTES
+    processes = config.environments == "processes"
+    each = _PROCESS_BYTES if processes else _ENV_BYTES
     free = available_memory()
     most = free // each
     reason = f"they need at least {human_bytes(config.num_envs * each)} and {human_bytes(free)} are available"
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]  # -1: none
-    if config.env_processes and 0 <= limit < most:
+    if processes and 0 <= limit < most:
         most, reason = limit, f"this user may have {limit} processes"
     if config.num_envs > most:
         raise MemoryLimitError(f"num_envs {config.num_envs} is too many: {reason}; at most {most}", key="num_envs")
@@ -78,6 +79,7 @@ def build_learner(
     spaces: SpaceSpec,
     *,
     normalize_observations: bool = False,
+    clip_observations: bool = False,
     updates_per_step: int = 1,
 ) -> Learner:
     """Model and learner, initialised from the run's seed without touching torch's global generator."""
@@ -88,9 +90,12 @@ def build_learner(
     settings: Any = sections.learner.configure(resolved[LearnerConfig], updates_per_step)
 
     def build() -> Model:
-        return sections.learner.build_model(
+        model = sections.learner.build_model(
             spaces, resolved[NetworkShape], settings, normalize_observations=normalize_observations
         )
+        if clip_observations:
+            model.normalizer.clip()
+        return model
 
     initial, updates = learner_seeds(config.seed or 0)
     with torch.random.fork_rng(devices=[]):

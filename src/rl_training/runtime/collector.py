@@ -26,6 +26,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, human_bytes
 from rl_training.runtime.acting import ActingPolicy
 from rl_training.runtime.finite import check_finite
+from rl_training.runtime.normalization import RunningMoments
 from rl_training.spaces import SpaceSpec
 
 _WINDOW = 100
@@ -51,8 +52,12 @@ class Collector:
         random_steps: int,
         total_steps: int,
         reward_map: tuple[float, float] = (1.0, 0.0),
+        moments: RunningMoments | None = None,
     ) -> None:
-        """`reward_map`: the (scale, shift) of the prior data's rewards; reported returns stay the environment's."""
+        """`reward_map`: the (scale, shift) of the prior data's rewards; reported returns stay the environment's.
+
+        `moments` count every observation that is acted on, the learner sees by them; without, its map is fixed.
+        """
         self.envs = envs
         self.spaces = spaces
         self.learner = learner
@@ -61,6 +66,7 @@ class Collector:
         self.random_steps = random_steps
         self.total_steps = total_steps
         self.reward_map = reward_map
+        self.moments = moments
         self.acting = ActingPolicy(learner)
         self.rng = seeding.exploration(envs.seed)
         self.steps = 0
@@ -70,7 +76,7 @@ class Collector:
 
     def start(self) -> None:
         """Reset every environment."""
-        self.obs = np.stack([self._checked(i, self.envs.reset(i)) for i in range(len(self.envs.envs))])
+        self._face(np.stack([self._checked(i, self.envs.reset(i)) for i in range(len(self.envs.envs))]))
 
     def step(self) -> None:
         """One step of every environment."""
@@ -99,7 +105,18 @@ class Collector:
                 self.returns.append(episode.total)
                 self.lengths.append(len(episode.actions))
                 next_obs[i] = self._checked(i, self.envs.reset(i))
-        self.obs = next_obs
+        self._face(next_obs)
+
+    def _face(self, obs: NDArray[np.float32]) -> None:
+        """Take up the observations to act on next; the last of an episode is not among them and does not count."""
+        self.obs = obs
+        self._count(obs)
+
+    def _count(self, obs: NDArray[np.float32]) -> None:
+        if self.moments is not None:
+            self.moments.add(obs)
+            mean, std = (torch.from_numpy(m.astype(np.float32)) for m in (self.moments.mean, self.moments.std))
+            self.learner.normalize_by(mean, std)
 
     def _actions(self) -> NDArray[Any]:
         """Internal actions: uniform for `random_steps`, the learner's exploration after."""
@@ -127,12 +144,12 @@ class Collector:
         return obs
 
     def statistics(self) -> dict[str, float]:
-        """Means over the last episodes, by the names of the TensorBoard tags."""
+        """Means over the last episodes."""
         if not self.returns:
             return {}
         return {
-            "rollout/ep_rew_mean": float(np.mean(self.returns)),
-            "rollout/ep_len_mean": float(np.mean(self.lengths)),
+            "rollout_return_mean": float(np.mean(self.returns)),
+            "rollout_length_mean": float(np.mean(self.lengths)),
         }
 
     def take_up(self, obs: NDArray[np.float32], episodes: Sequence[Episode]) -> list[str]:
@@ -145,6 +162,7 @@ class Collector:
             if not np.array_equal(self.envs.replay(i, episode), obs[i]):
                 problems.append(f"environment {i} did not replay its episode exactly and was reset")
                 obs[i] = self._checked(i, self.envs.reset(i))
+                self._count(obs[i : i + 1])
         return problems
 
 

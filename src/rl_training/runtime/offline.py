@@ -24,7 +24,7 @@ from rl_training.runtime.init_from import initialise_from
 from rl_training.runtime.run import Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
-from rl_training.runtime.state import has_normalizer
+from rl_training.runtime.state import clips_observations, has_normalizer
 from rl_training.settings import PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
 
@@ -113,8 +113,8 @@ class Prepared:
             job.resolved,
             job.config,
             data.spaces,
-            normalize_observations=section.normalize_observations
-            or (job.origin is not None and has_normalizer(job.origin)),
+            normalize_observations=section.normalize_observations or has_normalizer(job.origin),
+            clip_observations=clips_observations(job.origin),
             updates_per_step=updates_per_step,
         )
         if section.normalize_observations:

@@ -75,7 +75,8 @@ class OfflineToOnline(Regime):
         if session.clock.ticks == 0 and self.learner.variety:
             session.say(self.learner.variety)
         if session.clock.phase == "pretrain":
-            yield from fit_offline(session, self.prior_updates, updates=self.pretraining)
+            with session.doing("pretraining", "updates"):
+                yield from fit_offline(session, self.prior_updates, updates=self.pretraining)
         if session.running:
             session.enter_phase("online")
             self.learner.rhythm_start = session.clock.pretrain_updates  # each environment step is a whole period

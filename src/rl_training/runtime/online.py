@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import torch
@@ -19,12 +20,15 @@ from rl_training.runtime.building import build_learner, require_room_for_environ
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.init_from import initialise_from
+from rl_training.runtime.normalization import ObservationConfig, RunningMoments
 from rl_training.runtime.run import Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
-from rl_training.runtime.state import has_normalizer
+from rl_training.runtime.state import clips_observations, has_normalizer, moments_of, understood
 from rl_training.settings import NonNegativeInt, PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
+
+_log = logging.getLogger(__name__)
 
 
 class OnlineConfig(Settings):
@@ -113,6 +117,7 @@ def make_collector(
     buffer: ReplayBuffer,
     *,
     reward_map: tuple[float, float] = (1.0, 0.0),
+    moments: RunningMoments | None = None,
 ) -> Collector:
     """The configured environments, stepped with the learner's exploring policy into `buffer`."""
     require_room_for_environments(job.config)
@@ -124,14 +129,31 @@ def make_collector(
         random_steps=job.resolved[OnlineConfig].acts_randomly_until(job.config),
         total_steps=job.config.total_timesteps,
         reward_map=reward_map,
+        moments=moments,
     )
+
+
+def running_moments(job: Job, spaces: SpaceSpec) -> RunningMoments | None:
+    """Statistics to go on counting with; None where observations are not normalised, or by a map that is fixed."""
+    if not job.resolved[ObservationConfig].normalize_observations:
+        return None
+    moments = RunningMoments(spaces.obs_dim)
+    if job.origin is None:
+        return moments
+    with understood(job.origin):
+        found = moments_of(job.origin)
+        if found is not None and job.checkpoint is None:
+            moments.load(found)
+    if found is None and job.checkpoint is None:
+        _log.warning("init_from: %s normalises by the moments of its data; they stay fixed", job.origin.path)
+    return None if found is None else moments
 
 
 class Online(Regime):
     """An environment alone: experience fills a replay buffer, updates draw from it."""
 
     name = "online"
-    sections = (OptimizationConfig, OnlineConfig, ControlConfig)
+    sections = (OptimizationConfig, ObservationConfig, OnlineConfig, ControlConfig)
     first_phase = "online"
     collector: Collector
 
@@ -145,18 +167,21 @@ class Online(Regime):
         self.total_ticks = job.config.total_timesteps
         self.total_updates = self.online.earned(job.config.total_timesteps)
         require_updates(job, self.total_updates)
+        normalize, origin = job.resolved[ObservationConfig].normalize_observations, job.origin
         self.learner = build_learner(
             job.sections,
             job.resolved,
             job.config,
             self.spaces,
-            normalize_observations=job.origin is not None and has_normalizer(job.origin),
+            normalize_observations=normalize or has_normalizer(origin),
+            clip_observations=normalize if origin is None else clips_observations(origin),
             updates_per_step=self.online.gradient_updates_per_step,
         )
         buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner)
-        if job.origin is not None and job.checkpoint is None:
-            initialise_from(self.learner, job.origin, self.spaces)
-        self.collector = make_collector(job, self.spaces, self.learner, buffer)
+        if origin is not None and job.checkpoint is None:
+            initialise_from(self.learner, origin, self.spaces)
+        moments = running_moments(job, self.spaces)
+        self.collector = make_collector(job, self.spaces, self.learner, buffer, moments=moments)
 
     def start(self) -> None:
         self.collector.start()

@@ -34,6 +34,7 @@ from rl_training.errors import ConfigError, DivergedError, EnvironmentFailure
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.loggers import Logger, RunFacts, make_loggers, require_installed
 from rl_training.experiment.logging import CsvSink, MetricsLog, Sink, TensorBoardSink
 from rl_training.experiment.retention import sweep
 from rl_training.experiment.runs import RunDirectory
@@ -63,6 +64,7 @@ class Launch:
     home: Path | None = None  # the folder of a run that ended before its first checkpoint, to start again in
     guard: SignalGuard | None = None  # who catches signals for all runs of this process
     progress: Progress | None = None  # a console that several runs share
+    loggers: tuple[Logger, ...] = ()  # beside those the configuration names
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Job:
                 "algo_kwargs.early_stopping needs evaluations: set env_id and an eval_episodes of at least 1",
                 key="algo_kwargs.early_stopping",
             )
+        require_installed(config.loggers)
         given = given or Given()
         given.check(config, evaluated=config.eval_episodes > 0)
         settings = config.to_dict() | {"algo_kwargs": resolved.to_dict()}
@@ -293,8 +296,11 @@ def _open_session(
     with _run_directory(job, launch, suffix) as folder, caught as guard:
         unit = "updates" if regime.first_phase == "offline" else "steps"
         start = 0 if checkpoint is None else checkpoint.step
-        progress = launch.progress or Progress(regime.total_ticks, start=start, quiet=launch.quiet, unit=unit)
-        log = _open_log(folder, checkpoint, progress)
+        opening = [_what_trains(job, regime), _where(folder, checkpoint)]
+        progress = launch.progress or Progress(
+            regime.total_ticks, start=start, quiet=launch.quiet, unit=unit, opening=opening
+        )
+        log = _open_log(folder, job, progress, launch.loggers)
         try:
             yield Session(
                 config,
@@ -313,9 +319,34 @@ def _open_session(
                 extra_metrics=regime.extra_metrics,
             )
         finally:
-            log.close()
+            log.close(folder.record["status"])
+            progress.close()  # also where the log had to drop it
             if evaluator is not None:
                 evaluator.close()
+
+
+def _what_trains(job: Job, regime: Regime) -> str:
+    """Algorithm, environment or data, budget, seed and device, in one line."""
+    config, data = job.config, regime.dataset_record
+    env = f"{config.num_envs} x {config.env_id}" if config.num_envs > 1 else str(config.env_id)
+    sources = [] if regime.collector is None else [env]
+    if data is not None:
+        sources.append(f"{data['name']} ({data['rows']:,} rows)")
+    budget = f"{config.total_timesteps:,} steps"
+    if regime.collector is None:
+        budget = f"{regime.total_ticks:,} updates"
+    elif pretraining := regime.total_ticks - config.total_timesteps:
+        budget = f"{pretraining:,} updates, then {budget}"
+    return f"{config.algo} on {' and '.join(sources)}, {budget}, {regime.learner.device}, seed {config.seed}"
+
+
+def _where(folder: RunDirectory, checkpoint: Checkpoint | None) -> str:
+    """The run's folder, and what is taken up in it."""
+    if checkpoint is None:
+        return f"run folder: {folder.path}"
+    if checkpoint.path.parent == folder.checkpoints:
+        return f"resuming {folder.path} at step {checkpoint.step:,}"
+    return f"resuming {checkpoint.path} at step {checkpoint.step:,} in a new run folder: {folder.path}"
 
 
 def _is_busy(job: Job, regime: Regime) -> bool:
@@ -348,24 +379,30 @@ def _evaluator(job: Job, regime: Regime) -> Evaluator | None:
     return evaluator
 
 
-def _open_log(folder: RunDirectory, checkpoint: Checkpoint | None, progress: Progress) -> MetricsLog:
-    """The log of a run, without the rows that were written after the checkpoint it continues from."""
+def _open_log(folder: RunDirectory, job: Job, progress: Progress, loggers: Sequence[Logger]) -> MetricsLog:
+    """The log of a run, without what was written after the checkpoint it continues from."""
 
     def warn(text: str) -> None:
         progress.say(f"warning: {text}")
 
-    csv = CsvSink(folder.metrics_csv)
-    step, rows = 0, 0
+    checkpoint, csv = job.checkpoint, CsvSink(folder.metrics_csv)
+    resumed_from = None if checkpoint is None else checkpoint.step
+    rows: int = 0
+    columns: list[str] | None = None
     if checkpoint is not None and checkpoint.path.parent == folder.checkpoints:
-        step, rows = checkpoint.step, state.log_rows(checkpoint)
-    csv.truncate_after(step, rows)
+        rows, columns = state.covered_log(checkpoint)
+    kept = csv.truncate_after(resumed_from or 0, rows, columns)
+    last = kept[-1] if kept else None
     sinks: list[Sink] = [csv]
     try:
-        resumed_from = None if checkpoint is None else checkpoint.step
-        sinks.append(TensorBoardSink(folder.tensorboard, resumed_from=resumed_from))
+        sinks.append(TensorBoardSink(folder.tensorboard, resumed_from=resumed_from, last=last))
     except Exception as error:  # it brings its own dependencies, any of which may be broken
         warn(f"TensorBoard is switched off for the rest of the run: {type(error).__name__}: {error}")
-    return MetricsLog([*sinks, progress], warn=warn, rows=rows)
+    log = MetricsLog([*sinks, progress], warn=warn, rows=rows, last=last)
+    facts = RunFacts(folder.path, folder.path.name, job.settings, resumed_from)
+    for logger in [*make_loggers(job.config.loggers), *loggers]:
+        log.add(logger, facts, kept)
+    return log
 
 
 @contextmanager

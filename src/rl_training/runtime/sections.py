@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rl_training.algorithms.base import Learner
-from rl_training.errors import ConfigError
-from rl_training.settings import Settings, nearest
+from rl_training.errors import ConfigError, nearest
+from rl_training.settings import Settings
 
 Section = TypeVar("Section", bound=Settings)
 

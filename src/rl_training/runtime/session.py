@@ -15,7 +15,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricsLog
 from rl_training.experiment.retention import discard, list_checkpoints, prune
 from rl_training.experiment.runs import RunDirectory
+from rl_training.experiment.vocabulary import log_row, term_tag
 from rl_training.runtime import state
 from rl_training.runtime.acting import ActingPolicy
 from rl_training.runtime.callbacks import Callback
@@ -105,6 +106,7 @@ class Session:
         self.keep = config.keep_checkpoints
         self._extra_metrics = extra_metrics
         self._progress = progress
+        progress.follow(self._position)
         self._evaluator = evaluator
         self._guard = guard
         self._acting = ActingPolicy(learner)
@@ -150,12 +152,14 @@ class Session:
             for index in range(self.broken_off or 0, len(self.callbacks)):
                 self.broken_off = index
                 self.callbacks[index].on_step(self)
+            self.broken_off = len(self.callbacks)
+            reported = self.log_cadence.due(now)
+            if reported:
+                self.report()
         except PlayInterrupted:
             return  # a signal: the run ends here, and evaluates first when it goes on
-        self.broken_off = len(self.callbacks)
-        reported = self.log_cadence.due(now)
-        if reported:
-            self.report()
+        finally:
+            self.metrics_log.settle()
         self.broken_off = None
         retry = self._save_failed and reported
         if self.save_cadence.due(now) or retry or self._guard.save_requested:
@@ -195,6 +199,15 @@ class Session:
     def say(self, text: str) -> None:
         self._progress.say(text)
 
+    def doing(self, what: str, unit: str | None = None) -> AbstractContextManager[None]:
+        """Have the progress bar say what the run is at, and in which unit it counts meanwhile."""
+        return self._progress.doing(what, unit)
+
+    def _position(self) -> int:
+        """Ticks, also inside a block of updates, where the clock stands still; asked from another thread."""
+        learns_only = self.clock.phase != "online"
+        return max(self.clock.ticks, self.learner.updates) if learns_only else self.clock.ticks
+
     def evaluate(self) -> dict[str, float]:
         """Evaluate the present policy, once per tick; keeps the best one in `best/`."""
         if self._evaluator is None or self.config.eval_episodes == 0:
@@ -203,13 +216,7 @@ class Session:
             check_finite(self.learner, f"by step {self.clock.ticks}")
             metrics = self._play(self._evaluator)
             self.last_evaluation, self.evaluated_at = metrics, self.clock.ticks
-            row = {
-                "eval/mean_reward": metrics["eval_return_mean"],
-                "eval/mean_ep_length": metrics["eval_length_mean"],
-            }
-            if "eval_normalized_score" in metrics:
-                row["eval/normalized_score"] = metrics["eval_normalized_score"]
-            self.metrics_log.log(self.clock.ticks, row)
+            self.metrics_log.log(self.clock.ticks, log_row(metrics))
             if self.best_return is None or metrics["eval_return_mean"] > self.best_return:
                 self.best_return = metrics["eval_return_mean"]
                 self._save_best()
@@ -219,9 +226,10 @@ class Session:
 
     def _play(self, evaluator: Evaluator) -> dict[str, float]:
         said = evaluator.notice
-        metrics = evaluator.run(
-            self._acting.current(), self.config.eval_episodes, lambda: self._guard.received is not None
-        )
+        with self.doing("evaluating"):
+            metrics = evaluator.run(
+                self._acting.current(), self.config.eval_episodes, lambda: self._guard.received is not None
+            )
         if evaluator.notice and not said:
             self.say(f"warning: {evaluator.notice}")
         return metrics
@@ -229,18 +237,23 @@ class Session:
     # Reports and state.
 
     def report(self) -> None:
-        """Write one row of metrics: the only host read of the terms."""
+        """Log what is known of this step: the only host read of the terms."""
         check_finite(self.learner, f"by step {self.clock.ticks}")
         seconds, ticks = self.mark
         now = time.monotonic()
         rate = (self.clock.ticks - ticks) / max(now - seconds, 1e-9)
         self.mark = (now, self.clock.ticks)
-        row = {} if self.collector is None else self.collector.statistics()
-        row |= {f"train/{_tag(name)}": float(term) for name, term in self.learner.terms.items()}
+        row = {} if self.collector is None else log_row(self.collector.statistics())
+        row |= {term_tag(name): float(term) for name, term in self.learner.terms.items()}
         rates = {name: float(o.learning_rate) for name, o in self.learner.optimizers.items()}
-        row["train/learning_rate"] = rates.get("actor", next(iter(rates.values())))
-        row["train/n_updates"] = self.learner.updates
-        row |= {"time/fps": rate, "time/total_timesteps": self.clock.global_step}
+        row |= log_row(
+            {
+                "learning_rate": rates.get("actor", next(iter(rates.values()))),
+                "update_count": self.learner.updates,
+                "steps_per_second": rate,
+                "global_step": self.clock.global_step,
+            }
+        )
         self.metrics_log.log(self.clock.ticks, row | self.logged)
         self.logged = {}
 
@@ -268,6 +281,7 @@ class Session:
         self._save_failed = False
         if not self.run.record.get("saved"):
             self.note_in_run(saved=True)
+        self.metrics_log.cover(self.clock.ticks)
         self.checkpoint_path, self._saved = info.path, self._standing()
         self._checkpoint_cost = [info.num_bytes, self._checkpoint_cost[1] + info.seconds]
         with self._deleting(self.run.checkpoints):
@@ -386,8 +400,3 @@ class Session:
             f"interrupted at step {self.clock.ticks}; go on with: rl-training resume {self.run.path}{permission}",
             signum,
         )
-
-
-def _tag(name: str) -> str:
-    """Terms by the names TensorBoard users know."""
-    return {"alpha": "ent_coef"}.get(name, name)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rl_training.errors import RLTrainingError
 
+_ERASE_LINE = "\r\x1b[K"
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -60,6 +61,11 @@ class SignalGuard:
 
 
 def _tell(text: str) -> None:
-    """A line on standard error without Python's buffers: the handler may run while one of them is being written."""
+    """A line on standard error without Python's buffers: the handler may run while one of them is being written.
+
+    On a terminal it takes the place of the progress bar, which is drawn again below it.
+    """
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        os.write(sys.stderr.fileno(), text.encode())
+        stream = sys.stderr.fileno()
+        has_bar = os.isatty(stream) and os.environ.get("TERM", "dumb") != "dumb"
+        os.write(stream, f"{_ERASE_LINE if has_bar else ''}{text}".encode())

@@ -124,6 +124,7 @@ def _trainer_record(session: Session) -> dict[str, Any]:
         "evaluated_at": session.evaluated_at,
         "broken_off": session.broken_off,
         "log_rows": session.metrics_log.rows,
+        "log_columns": session.metrics_log.columns(session.clock.ticks),
         "logged": session.logged,
         "cadence": {"log": session.log_cadence.last, "save": session.save_cadence.last},
         "callbacks": {name: callback.state_dict() for name, callback in named(session.callbacks)},
@@ -154,13 +155,19 @@ def _callback_number(value: Any) -> int | None:
     return value
 
 
-def log_rows(checkpoint: Checkpoint) -> int:
-    """How many rows of metrics.csv a checkpoint covers."""
+def covered_log(checkpoint: Checkpoint) -> tuple[int, list[str] | None]:
+    """How many rows of metrics.csv a checkpoint covers, and which metrics of the row of its own step.
+
+    Where a step had several rows it did not tell: None.
+    """
     with understood(checkpoint):
         rows = checkpoint.records["trainer"]["log_rows"]
+        columns = checkpoint.records["trainer"].get("log_columns")
         if type(rows) is not int or rows < 0:
             raise ValueError(f"log_rows is {rows!r}")
-    return rows
+        if columns is not None and not (isinstance(columns, list) and all(isinstance(c, str) for c in columns)):
+            raise ValueError(f"log_columns is {columns!r}")
+    return rows, columns
 
 
 def named(callbacks: list[Callback]) -> Iterator[tuple[str, Callback]]:
@@ -189,6 +196,8 @@ def save_collector(collector: Collector) -> Saved:
             {"number": e.number, "seed": e.seed, "total": e.total, "steps": len(e.actions)} for e in episodes
         ],
     }
+    if collector.moments is not None:
+        record["moments"] = collector.moments.record()
     random = {} if buffer.generator is collector.learner.generator else {"host": buffer.generator.get_state()}
     return Saved(
         tensors={"collector": tensors} | ({"replay_random": random} if random else {}),
@@ -219,6 +228,8 @@ def restore_collector(collector: Collector, checkpoint: Checkpoint) -> list[str]
         collector.rng.bit_generator.state = record["rng"]
         collector.returns.extend(record["returns"])
         collector.lengths.extend(record["lengths"])
+        if collector.moments is not None:
+            collector.moments.load(record["moments"])
         return collector.take_up(
             tensors["obs"].numpy().copy(),
             [
@@ -267,9 +278,22 @@ def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return [f"the data have changed: {before.get('rows')} rows of {before.get('name')} -> {now.get('rows')} rows"]
 
 
-def has_normalizer(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint's networks look at normalised observations."""
-    return "model.normalizer.shift" in checkpoint.tensors["networks"]
+def has_normalizer(checkpoint: Checkpoint | None) -> bool:
+    """Whether there is a checkpoint whose networks look at normalised observations."""
+    return checkpoint is not None and "model.normalizer.shift" in checkpoint.tensors["networks"]
+
+
+def clips_observations(checkpoint: Checkpoint | None) -> bool:
+    """Whether there is a checkpoint whose normalised observations are clipped."""
+    if checkpoint is None or not has_normalizer(checkpoint):
+        return False
+    return "model.normalizer.limit" in checkpoint.tensors["networks"]
+
+
+def moments_of(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
+    """The running statistics behind the checkpoint's normaliser; None where it has none, or a fixed one."""
+    found: Mapping[str, Any] | None = checkpoint.records.get("collector", {}).get("moments")
+    return found
 
 
 # Checkpoints as a whole.

@@ -22,6 +22,7 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, list_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.history import with_defaults_of
+from rl_training.experiment.loggers import Logger
 from rl_training.experiment.logging import set_log_aside
 from rl_training.experiment.registry import get_algorithm_spec, resolve, setting_names
 from rl_training.experiment.runs import RECORD, RESOLVED, read_run_record, results_of
@@ -32,7 +33,14 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.offline import require_data
 from rl_training.runtime.run import Launch
 from rl_training.runtime.session import TrainResult
-from rl_training.runtime.state import config_of, has_normalizer, read_run_checkpoint, spaces_from, understood
+from rl_training.runtime.state import (
+    clips_observations,
+    config_of,
+    has_normalizer,
+    read_run_checkpoint,
+    spaces_from,
+    understood,
+)
 from rl_training.spaces import SpaceSpec
 
 # Settings of which one value makes, or leaves out, something that is learned.
@@ -80,6 +88,8 @@ def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
             resolved[LearnerConfig],
             normalize_observations=has_normalizer(checkpoint),
         )
+        if clips_observations(checkpoint):
+            model.normalizer.clip()
     with understood(checkpoint, "networks"):
         model.load_state_dict({k.removeprefix("model."): v for k, v in names.items() if k.startswith("model.")})
     policy = copy.deepcopy(model.policy).requires_grad_(False)
@@ -199,13 +209,14 @@ def resume_training(
     callbacks: Sequence[Callback] | None = None,
     dataset: TransitionDataset | None = None,
     given: Given | None = None,
+    loggers: Sequence[Logger] = (),
     quiet: bool = False,
     warn: Callable[[str], None] = warnings.warn,
 ) -> TrainResult:
     """Go on where a run folder or checkpoint stopped; a run that ended before its first checkpoint starts again.
 
     `changes` replace fields of the configuration, `overrides` do the same as `key=value`; `given` are
-    environments that have no id.
+    environments that have no id, `loggers` those beside the configured ones.
     """
     found = take_up(path, changes=changes, overrides=overrides, dataset=dataset, given=given, warn=warn)
     return get_algorithm_spec(found.config.algo).train(
@@ -214,7 +225,7 @@ def resume_training(
         callbacks=callbacks,
         dataset=dataset,
         given=given,
-        launch=Launch(quiet=quiet, home=found.home),
+        launch=Launch(quiet=quiet, home=found.home, loggers=tuple(loggers)),
     )
 
 

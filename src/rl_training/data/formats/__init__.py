@@ -12,8 +12,7 @@ from rl_training.data.formats.hdf5 import read_hdf5, write_hdf5
 from rl_training.data.formats.minari import read_minari, write_minari
 from rl_training.data.formats.npz import read_npz, write_npz
 from rl_training.data.validation import declared_spaces, resolve_spaces
-from rl_training.errors import ConfigError
-from rl_training.settings import nearest
+from rl_training.errors import ConfigError, nearest
 from rl_training.spaces import SpaceSpec
 
 __all__ = [

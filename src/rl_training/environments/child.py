@@ -1,0 +1,82 @@
+"""The program of an environment's own process: make the environment, and answer for it until told to end.
+
+It imports Gymnasium and what makes an environment. torch and pydantic are not among it: they would cost every
+process seconds and two hundred megabytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import traceback
+from multiprocessing import spawn
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rl_training.environments.pool import LocalEnv
+from rl_training.environments.recipe import EnvOrder
+
+# The last word of such a process's command line.
+MARK = "rl-training-environment"
+
+
+def is_env_process() -> bool:
+    """Whether this process is an environment's, in which the main script may be running for the second time."""
+    return sys.orig_argv[-1:] == [MARK]
+
+
+def main(handle: int) -> None:
+    """Serve the connection with this file descriptor; its other end closed means that nobody is there any more."""
+    connection: Connection[Any, Any] = Connection(handle)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        spawn.prepare(connection.recv())
+        _serve(connection, _Served(connection.recv_bytes()))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # as multiprocessing ends its processes: threads that an environment left behind do not matter
+
+
+class _Served:
+    """An environment made before it is asked for, so that several are made side by side; a failure waits too."""
+
+    def __init__(self, order: bytes) -> None:
+        self.env: LocalEnv | None = None
+        self._failure: tuple[str, str] | None = None
+        try:
+            self.env = _made(pickle.loads(order))  # noqa: S301 - from the process that started this one
+        except (Exception, SystemExit) as error:
+            self._failure = _told(error)
+
+    def answer(self, command: str, argument: Any) -> tuple[str, Any]:
+        """("ok", value) or ("error", its line and its traceback)."""
+        if self.env is None:
+            return "error", self._failure
+        try:
+            if command == "reset":
+                return "ok", self.env.reset(argument)
+            self.env.send(argument)
+            result = self.env.receive()
+        except (Exception, SystemExit) as error:
+            return "error", _told(error)
+        return "ok", (result.obs, result.reward, result.terminated, result.truncated)
+
+
+def _made(order: EnvOrder) -> LocalEnv:
+    order.prepare()
+    return LocalEnv(order.recipe, order.given)
+
+
+def _told(error: BaseException) -> tuple[str, str]:
+    return f"{type(error).__name__}: {error}", traceback.format_exc()
+
+
+def _serve(connection: Connection[Any, Any], served: _Served) -> None:
+    while True:
+        command, argument = connection.recv()
+        if command == "close":
+            if served.env is not None:
+                served.env.close()
+            return
+        connection.send(served.answer(command, argument))

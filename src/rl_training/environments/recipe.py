@@ -1,0 +1,122 @@
+"""What making an environment takes, apart from the rest of a configuration, and what another process must be sent.
+
+A fresh process has Gymnasium's own registrations and no module of the caller's, so an order carries both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec, parse_env_id
+
+from rl_training.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_training.environments.given import Given
+
+
+class EnvSettings(Protocol):
+    """The settings that making an environment reads; a `TrainConfig` has them."""
+
+    @property
+    def env_id(self) -> str | None: ...
+    @property
+    def env_kwargs(self) -> Mapping[str, Any]: ...
+    @property
+    def wrappers(self) -> tuple[Any, ...]: ...
+    @property
+    def given_envs(self) -> tuple[str, ...]: ...
+    @property
+    def allow_import(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class EnvRecipe:
+    """Those settings alone: plain data, which no process needs pydantic to read."""
+
+    env_id: str | None
+    env_kwargs: Mapping[str, Any]
+    wrappers: tuple[Any, ...]
+    given_envs: tuple[str, ...]
+    allow_import: bool
+
+    @classmethod
+    def of(cls, config: EnvSettings) -> EnvRecipe:
+        return cls(config.env_id, config.env_kwargs, config.wrappers, config.given_envs, config.allow_import)
+
+
+@dataclass(frozen=True)
+class EnvOrder:
+    """An environment to be made in another process, as it would be made in this one."""
+
+    recipe: EnvRecipe
+    given: Given | None = None
+    specs: tuple[EnvSpec, ...] = ()  # how the environment is registered here, whoever did that
+    modules: tuple[str, ...] = ()  # imported here, in which wrappers are looked up by name
+
+    @classmethod
+    def of(cls, config: EnvSettings, given: Given | None) -> EnvOrder:
+        brought = given is not None and given.env is not None
+        specs = () if brought else _registered(config.env_id or "")
+        return cls(EnvRecipe.of(config), given, specs, _modules_of(config, given))
+
+    def packed(self) -> tuple[bytes, bool]:
+        """The order as bytes, and whether the main script must be imported before they are read.
+
+        What is registered with a function that has no name elsewhere is registered by that import.
+        """
+        try:
+            data = pickle.dumps(self)
+            main = b"__main__" in data
+        except Exception:
+            data, main = pickle.dumps(replace(self, specs=())), True
+        if main and not _main_is_a_file():
+            raise ConfigError(
+                f"environments: {self.recipe.env_id} is defined in an interactive session, which another process "
+                "cannot import; put it into a module, or set environments to local",
+                key="environments",
+            )
+        return data, main
+
+    def prepare(self) -> None:
+        """In the other process: import and register what the environment is made of."""
+        for module in self.modules:
+            importlib.import_module(module)
+        for spec in self.specs:
+            if gym.registry.get(spec.id) == spec:
+                continue
+            if isinstance(spec.entry_point, str):
+                with suppress(Exception):  # it may register the environment; making it tells what is wrong
+                    importlib.import_module(spec.entry_point.partition(":")[0])
+            gym.registry[spec.id] = spec
+
+
+def _registered(env_id: str) -> tuple[EnvSpec, ...]:
+    """All versions of an id; an id with a module is registered by importing that."""
+    if ":" in env_id:
+        return ()
+    try:
+        namespace, name, _ = parse_env_id(env_id)
+    except gym.error.Error:
+        return ()
+    return tuple(spec for spec in gym.registry.values() if (spec.namespace, spec.name) == (namespace, name))
+
+
+def _modules_of(config: EnvSettings, given: Given | None) -> tuple[str, ...]:
+    brought = {} if given is None else given.wrappers
+    names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in config.wrappers]
+    named = dict.fromkeys(name.partition(":")[0] for name in names if ":" in name and name not in brought)
+    return tuple(module for module in named if config.allow_import and module in sys.modules)
+
+
+def _main_is_a_file() -> bool:
+    main = sys.modules["__main__"]
+    return main.__spec__ is not None or Path(getattr(main, "__file__", None) or "").is_file()

@@ -1,0 +1,106 @@
+"""What an editor or type checker of a user knows of the classes, although they are imported only when used."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+import rl_training
+from rl_training import api
+from rl_training.errors import ConfigError
+from tools import describe_classes
+
+SOURCE = Path(__file__).parents[1] / "src"
+
+# A line with `# error: CODE` is refused with that code; every other one is fine.
+PROGRAM = """
+from pathlib import Path
+
+import gymnasium
+from rl_training import IQL, RLPD, SAC, TD3BC, Callback, ManagedAlgorithm, TrainConfig, TransitionDataset, load
+from rl_training.api import SAC as Same
+
+model: SAC = SAC("Pendulum-v1", learning_rate=1e-3, learning_starts=1e3, alpha="auto", hidden_sizes=[64, 64])
+SAC(lambda: gymnasium.make("Pendulum-v1"), seed=None, wrappers=["ClipAction"], output_dir=Path("here"))
+SAC(TrainConfig(algo="sac", env_id="Pendulum-v1", total_timesteps=1_000))
+SAC("Pendulum-v1", learning_rate_schedule="cosine", eval_interval=100, early_stopping={"patience": 3})
+RLPD("Pendulum-v1", num_critics=1e1, layer_norm=True)
+IQL(None, datasets=({"dataset_kind": "npz", "dataset_path": "a.npz"},), action_low=[-1.0], action_high=(1.0,))
+again: SAC = SAC.load("runs/one")
+any_of_them: ManagedAlgorithm = load("runs/one")
+same: Same = again
+SAC("Pendulum-v1", learning_rat=1e-3)  # error: call-arg
+SAC("Pendulum-v1", learning_rate="fast")  # error: arg-type
+SAC("Pendulum-v1", alpha="fixed")  # error: arg-type
+SAC("Pendulum-v1", acceleration="warp")  # error: arg-type
+SAC("Pendulum-v1", expectile=0.9)  # error: call-arg
+SAC("Pendulum-v1", 1e-3)  # error: call-arg
+TD3BC("Pendulum-v1", normalize_observations=None)  # error: arg-type
+model.lern(100)  # error: attr-defined
+"""
+
+
+@pytest.mark.parametrize("path", describe_classes.STUBS, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_the_stubs_are_current(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == describe_classes.STUBS[path](), (
+        "run: python -m tools.describe_classes"
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in api.__all__ if describe_classes.is_managed(name)])
+def test_a_stub_has_the_parameters_of_the_class(name: str) -> None:
+    """Read back from the file, name by name and default by default."""
+    tree = ast.parse((SOURCE / "rl_training" / "api" / "__init__.pyi").read_text(encoding="utf-8"))
+    stub = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    init = next(node for node in stub.body if isinstance(node, ast.FunctionDef))
+    told = {
+        argument.arg: ast.literal_eval(default)
+        for argument, default in zip(init.args.kwonlyargs, init.args.kw_defaults)
+        if default is not None
+    }
+    known = inspect.signature(getattr(rl_training, name)).parameters
+    assert list(known) == ["env", *told]
+    for key, default in told.items():
+        kept = known[key].default
+        assert default == getattr(kept, "type", kept), key
+    assert inspect.getdoc(getattr(rl_training, name)) == inspect.cleandoc(ast.get_docstring(stub) or "")
+
+
+@pytest.mark.parametrize("line", [line for line in PROGRAM.splitlines() if re.match(r"[A-Z]\w+\(", line)])
+def test_the_classes_take_and_refuse_the_same(line: str) -> None:
+    scope = {name: getattr(rl_training, name) for name in rl_training.__all__} | {
+        "Path": Path,
+        "gymnasium": gymnasium,
+    }
+    if "# error: " not in line:
+        exec(line, scope)
+        return
+    with pytest.raises((ConfigError, TypeError)):
+        exec(line, scope)
+
+
+def test_a_type_checker_knows_the_settings(tmp_path: Path) -> None:
+    """mypy on a user's program; torch and its kin are not followed, which changes nothing here but the time."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "mypy.ini").write_text(
+        "[mypy]\nstrict = true\n[mypy-torch.*,numpy.*,pydantic.*,tensorboard.*]\nfollow_imports = skip\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--no-incremental", "program.py"]
+    found = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "MYPYPATH": str(SOURCE)}
+    )
+    errors = dict(re.findall(r"^program\.py:(\d+): error: .*\[(\S+)\]$", found.stdout, re.M))
+    wanted = {
+        str(number): line.partition("# error: ")[2]
+        for number, line in enumerate(PROGRAM.splitlines(), 1)
+        if "# error: " in line
+    }
+    assert errors == wanted, found.stdout + found.stderr
