@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.algorithms.base import LearnerConfig
+from rl_training.console.progress import Progress
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.given import Given
 from rl_training.errors import CheckpointError, ConfigError
@@ -20,6 +21,7 @@ from rl_training.experiment.manifest import verify_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec, resolve
 from rl_training.experiment.retention import checkpoint_step, discard, list_checkpoints
 from rl_training.experiment.runs import amend_record, read_run_record
+from rl_training.population.display import Display, MemberProgress
 from rl_training.population.run import Member, results_of, run_together
 from rl_training.population.size import members_that_fit
 from rl_training.runtime.callbacks import Callback
@@ -90,18 +92,24 @@ def _train(
 ) -> list[TrainResult]:
     most = jobs[0].config.population
     regime = get_algorithm_spec(jobs[0].config.algo).trained_by
+    shown: list[Display] = []
+
+    def console(seed: int, *arguments: Any, **options: Any) -> MemberProgress:
+        return MemberProgress(shown[-1], seed, *arguments, **options)
+
     with SignalGuard() as guard:
         members = []
         for job, launch in zip(jobs, launches, strict=True):
+            seed = job.config.seed or 0
             watching = None if callbacks is None else [copy.deepcopy(callback) for callback in callbacks]
-            launch = replace(launch, guard=guard)
-            going = course(regime, job, callbacks=watching, launch=launch, suffix=suffix)
-            members.append(Member(job.config.seed or 0, going))
+            start = replace(launch, guard=guard, progress=partial(console, seed) if most != "off" else Progress)
+            members.append(Member(seed, course(regime, job, callbacks=watching, launch=start, suffix=suffix)))
         try:
             first = 0
             while first < len(members):
                 left = members[first:]
-                first += run_together(left, partial(members_that_fit, wanted=len(left), population=most))
+                fit = partial(members_that_fit, wanted=len(left), population=most)
+                first += run_together(left, fit, lambda count: shown.append(Display(count)))
         finally:
             for member in members:
                 member.going.close()

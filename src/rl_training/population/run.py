@@ -72,10 +72,13 @@ class MembersFailed(RLTrainingError):
         self.exit_code = codes[0] if codes else RLTrainingError.exit_code
 
 
-def run_together(members: Sequence[Member], how_many: Callable[[Regime], int]) -> int:
+def run_together(
+    members: Sequence[Member], how_many: Callable[[Regime], int], begin: Callable[[int], None] = lambda count: None
+) -> int:
     """Bring the first of `members` to their end together, as many as `how_many` says of one that is built.
 
-    Returns their number. Raises what keeps one from being built, before any of them has a folder.
+    Returns their number, which `begin` is told before they open their folders. Raises what keeps one from being
+    built, before any of them has a folder.
     """
     chosen = list(members[:1])
     for member in chosen:
@@ -84,6 +87,7 @@ def run_together(members: Sequence[Member], how_many: Callable[[Regime], int]) -
             raise member.error
         if member is members[0] and member.regime is not None:
             chosen += members[1 : how_many(member.regime)]
+    begin(len(chosen))
     for member in chosen:
         member.go_on()
     _write_down([member.session for member in chosen if member.session is not None])

@@ -63,7 +63,7 @@ class Launch:
     text: str | None = None  # the configuration as its author wrote it, kept as config.yaml
     home: Path | None = None  # the folder of a run that ended before its first checkpoint, to start again in
     guard: SignalGuard | None = None  # who catches signals for all runs of this process
-    progress: Progress | None = None  # a console that several runs share
+    progress: Callable[..., Progress] = Progress  # makes the run's console; several runs may share one
     loggers: tuple[Logger, ...] = ()  # beside those the configuration names
 
 
@@ -297,9 +297,7 @@ def _open_session(
         unit = "updates" if regime.first_phase == "offline" else "steps"
         start = 0 if checkpoint is None else checkpoint.step
         opening = [_what_trains(job, regime), _where(folder, checkpoint)]
-        progress = launch.progress or Progress(
-            regime.total_ticks, start=start, quiet=launch.quiet, unit=unit, opening=opening
-        )
+        progress = launch.progress(regime.total_ticks, start=start, quiet=launch.quiet, unit=unit, opening=opening)
         log = _open_log(folder, job, progress, launch.loggers)
         try:
             yield Session(
