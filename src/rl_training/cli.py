@@ -92,6 +92,9 @@ def train(
         str | None, typer.Option(metavar="N", help="Environment steps, 1e5 for example; offline, updates.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0)] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="0..9|0,3,7", help="Several runs at once, one for each seed.")
+    ] = None,
     device: Device = None,
     output_dir: Annotated[str | None, typer.Option(help="Folder that receives the run folder.")] = None,
     overrides: Overrides = None,
@@ -101,6 +104,8 @@ def train(
     """Train in a new run folder, from a configuration or from --algo, --env and --steps, which also change one."""
     if config is None and algo is None:
         raise typer.BadParameter("give --config, or --algo, --env and --steps")
+    if seed is not None and seeds is not None:
+        raise typer.BadParameter("give --seed or --seeds")
     from rl_training.experiment.registry import algorithm_name
 
     given = {
@@ -108,6 +113,7 @@ def train(
         "env_id": env,
         "total_timesteps": None if steps is None else _number(steps),
         "seed": seed,
+        "seeds": seeds,
         "device": device,
         "output_dir": output_dir,
         "init_from": init_from,
@@ -118,13 +124,13 @@ def train(
     loaded = _loaded(config, overrides or (), {name: value for name, value in given.items() if value is not None})
     with _explained(loaded):
         algorithm_name(loaded.config.algo)
-        from rl_training.console.results import show_result
+        from rl_training.console.results import show_results
         from rl_training.experiment.manager import ExperimentManager
         from rl_training.runtime.run import Launch
 
         launch = Launch(quiet=flags.quiet, text=loaded.text)
-        result = ExperimentManager().train(loaded.config, launch=launch)
-    show_result(result)
+        results = ExperimentManager().train_all(loaded.config, launch=launch)
+    show_results(results)
 
 
 def _number(text: str) -> Any:
@@ -161,17 +167,20 @@ def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN_DIR|CHECKPOINT")],
     overrides: Overrides = None,
     device: Device = None,
+    alone: Annotated[bool, typer.Option("--alone", help="This member without its population.")] = False,
     allow_import: AllowImport = False,
 ) -> None:
-    """Go on with a run where its newest valid checkpoint stands."""
-    from rl_training.console.results import show_result
-    from rl_training.runtime.workflows import resume_training
+    """Go on with a run where its newest valid checkpoint stands; a member of a population with all the others."""
+    from rl_training.console.results import show_results
+    from rl_training.experiment.manager import ExperimentManager
 
     changes: dict[str, Any] = {} if device is None else {"device": device}
     if allow_import:
         changes["allow_import"] = True
-    result = resume_training(path, changes=changes, overrides=overrides or (), quiet=flags.quiet, warn=warn)
-    show_result(result)
+    results = ExperimentManager().resume_all(
+        path, alone=alone, changes=changes, overrides=overrides or (), quiet=flags.quiet, warn=warn
+    )
+    show_results(results)
 
 
 def evaluate(

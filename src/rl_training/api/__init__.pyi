@@ -53,6 +53,7 @@ class AWAC(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -79,6 +80,8 @@ class AWAC(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class AWAC(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -140,6 +144,7 @@ class AWAC(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
 class BC(ManagedAlgorithm):
@@ -183,6 +188,7 @@ class BC(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -209,6 +215,8 @@ class BC(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -246,6 +254,7 @@ class BC(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -267,6 +276,7 @@ class BC(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
 class CQL(ManagedAlgorithm):
@@ -319,6 +329,7 @@ class CQL(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -345,6 +356,8 @@ class CQL(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -391,6 +404,7 @@ class CQL(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -412,6 +426,7 @@ class CQL(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
 class CRR(ManagedAlgorithm):
@@ -460,6 +475,7 @@ class CRR(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -486,6 +502,8 @@ class CRR(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -528,6 +546,7 @@ class CRR(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -549,6 +568,7 @@ class CRR(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
 class DDPG(ManagedAlgorithm):
@@ -588,6 +608,7 @@ class DDPG(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -614,6 +635,8 @@ class DDPG(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -645,6 +668,7 @@ class DDPG(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -666,6 +690,7 @@ class DDPG(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
 class DQN(ManagedAlgorithm):
@@ -706,6 +731,7 @@ class DQN(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -732,6 +758,8 @@ class DQN(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -764,6 +792,7 @@ class DQN(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -785,6 +814,7 @@ class DQN(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
 class EDAC(ManagedAlgorithm):
@@ -834,6 +864,7 @@ class EDAC(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -860,6 +891,8 @@ class EDAC(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -903,6 +936,7 @@ class EDAC(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -924,6 +958,7 @@ class EDAC(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
 class IQL(ManagedAlgorithm):
@@ -969,6 +1004,7 @@ class IQL(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -995,6 +1031,8 @@ class IQL(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -1035,6 +1073,7 @@ class IQL(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -1056,6 +1095,7 @@ class IQL(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
 class REDQ(ManagedAlgorithm):
@@ -1098,6 +1138,7 @@ class REDQ(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -1124,6 +1165,8 @@ class REDQ(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -1158,6 +1201,7 @@ class REDQ(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -1179,6 +1223,7 @@ class REDQ(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
 class RLPD(ManagedAlgorithm):
@@ -1239,6 +1284,7 @@ class RLPD(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -1265,6 +1311,8 @@ class RLPD(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -1316,6 +1364,7 @@ class RLPD(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -1337,6 +1386,7 @@ class RLPD(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
 class SAC(ManagedAlgorithm):
@@ -1376,6 +1426,7 @@ class SAC(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -1402,6 +1453,8 @@ class SAC(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -1433,6 +1486,7 @@ class SAC(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -1454,6 +1508,7 @@ class SAC(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
 class TD3(ManagedAlgorithm):
@@ -1493,6 +1548,7 @@ class TD3(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -1519,6 +1575,8 @@ class TD3(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -1550,6 +1608,7 @@ class TD3(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -1571,6 +1630,7 @@ class TD3(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
 class TD3BC(ManagedAlgorithm):
@@ -1619,6 +1679,7 @@ class TD3BC(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -1645,6 +1706,8 @@ class TD3BC(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -1687,6 +1750,7 @@ class TD3BC(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -1708,6 +1772,7 @@ class TD3BC(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
 class TQC(ManagedAlgorithm):
@@ -1750,6 +1815,7 @@ class TQC(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -1776,6 +1842,8 @@ class TQC(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -1810,6 +1878,7 @@ class TQC(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -1831,6 +1900,7 @@ class TQC(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
 class ReBRAC(ManagedAlgorithm):
@@ -1880,6 +1950,7 @@ class ReBRAC(ManagedAlgorithm):
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
     seed = 0: null draws one and records it
+    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
     total_timesteps = 10000: environment steps; offline, gradient updates
     output_dir = 'runs': folder that receives the run folder
     device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
@@ -1906,6 +1977,8 @@ class ReBRAC(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
+        at most
     """
 
     def __init__(
@@ -1948,6 +2021,7 @@ class ReBRAC(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
+        seeds: Sequence[int | float] | None = None,
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -1969,4 +2043,5 @@ class ReBRAC(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...

@@ -31,7 +31,6 @@ from rl_training.runtime.workflows import (
     load_policy,
     open_checkpoint,
     play_checkpoint,
-    resume_training,
 )
 
 # An environment as people have it: a Gymnasium id, an object, its class, or a callable that makes one.
@@ -106,6 +105,8 @@ class ManagedAlgorithm:
         self._steps, self._budget = 0, self.config.total_timesteps
         self._dataset: TransitionDataset | None = None
         self._loaded: LoadedPolicy | None = None
+        # One model per seed, of a population that is trained.
+        self.members: list[ManagedAlgorithm] = []
 
     @classmethod
     def _configure(cls, env: Environment | None, settings: dict[str, Any]) -> tuple[TrainConfig, Given]:
@@ -134,6 +135,8 @@ class ManagedAlgorithm:
             raise ConfigError(
                 f"env_id: given twice, {env_id!r} and {settings['env_id']!r}; leave one out", key="env_id"
             )
+        if settings.get("seed") is not None and settings.get("seeds") is not None:
+            raise ConfigError("seeds: give seed or seeds", key="seeds")
         owned = get_algorithm_spec(cls.algo).sections.owners()
         fields = {key: value for key, value in settings.items() if TrainConfig.has(key)}
         extra = {key: value for key, value in settings.items() if key not in fields}
@@ -163,6 +166,8 @@ class ManagedAlgorithm:
         `callbacks`: a `Callback`, a function that is called with the session after each step, or a list of such.
         `dataset`: a `TransitionDataset`, a file or Minari id, or a mapping of the arrays `from_arrays` takes.
         `loggers`: a `Logger` or a list of such, which get the rows of metrics too.
+
+        With `seeds` the result is a list of `TrainResult`, one per seed in order, and `members` are the models.
         """
         steps = self._budget if total_timesteps is None else total_timesteps
         if self.checkpoint_path is not None:
@@ -174,7 +179,7 @@ class ManagedAlgorithm:
         watching, config = as_callbacks(callbacks), self.config.replace(total_timesteps=steps)
         launch = Launch(quiet=not progress_bar, loggers=as_loggers(loggers))
         self.config, self._dataset = self._with_data(config.with_seed(), dataset)
-        result = ExperimentManager().train(
+        results = ExperimentManager().train_all(
             self.config,
             run_suffix=run_suffix,
             callbacks=watching,
@@ -182,7 +187,8 @@ class ManagedAlgorithm:
             given=self._given,
             launch=launch,
         )
-        return self._trained(result)
+        result: TrainResult = self._trained(results)
+        return result
 
     def resume(
         self,
@@ -197,6 +203,8 @@ class ManagedAlgorithm:
     ) -> TrainResult:
         """Go on from the last checkpoint, to a larger `total_timesteps` if given; data in memory are remembered.
 
+        A member of a population goes on with all the others, from the newest step that they have in common.
+
         `env` and `eval_env` bring back environments that were given as objects.
         """
         path, watching = self._checkpoint(), as_callbacks(callbacks)
@@ -207,7 +215,7 @@ class ManagedAlgorithm:
         changes["allow_import"] = self.config.allow_import
         if dataset is not None and data is None:
             changes["algo_kwargs"] = self.config.algo_kwargs
-        result = resume_training(
+        results = ExperimentManager().resume_all(
             path,
             changes=changes,
             callbacks=watching,
@@ -216,7 +224,8 @@ class ManagedAlgorithm:
             loggers=as_loggers(loggers),
             quiet=not progress_bar,
         )
-        return self._trained(result)
+        result: TrainResult = self._trained(results)
+        return result
 
     def _with_data(self, config: TrainConfig, given: Data) -> tuple[TrainConfig, TransitionDataset | None]:
         """The settings that name a file of data, or the data in memory, of whatever a user gives as `dataset`."""
@@ -243,6 +252,7 @@ class ManagedAlgorithm:
 
         Without `deterministic` a stochastic policy is sampled, with noise that is fixed too.
         """
+        self._require_one("evaluate")
         changes = self._environments() | {"allow_import": self.config.allow_import}
         metrics, played = play_checkpoint(
             self._checkpoint(), num_episodes, deterministic=deterministic, changes=changes, given=self._given
@@ -251,6 +261,7 @@ class ManagedAlgorithm:
 
     def predict(self, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
         """The action in the environment's units, for one observation or a batch."""
+        self._require_one("predict")
         if self._loaded is None:
             self._loaded = load_policy(open_checkpoint(self._checkpoint()))
         return self._loaded.predict(obs, deterministic=deterministic)
@@ -306,10 +317,28 @@ class ManagedAlgorithm:
         keys = ("env_id", "env_kwargs", "eval_env", "given_envs", "wrappers")
         return {key: value for key, value in self.config.to_dict().items() if key in keys}
 
-    def _trained(self, result: TrainResult) -> TrainResult:
+    def _trained(self, results: Sequence[TrainResult]) -> Any:
+        """Remember where the run lies, or those of a population; returns its result, or theirs."""
+        if self.config.seeds is not None:
+            self.members = [self._member(seed, result) for seed, result in zip(self.config.seeds, results)]
+            self._steps, self.checkpoint_path = self.members[0]._steps, self.members[0].checkpoint_path
+            return list(results)
+        own = None if self.checkpoint_path is None else self.checkpoint_path.parent.parent
+        result = next((one for one in results if one.run_dir == own), results[0])
         self.checkpoint_path, self._loaded = result.checkpoint_path, None
         self._steps = int(result.metrics["global_step"])
         return result
+
+    def _member(self, seed: int, result: TrainResult) -> ManagedAlgorithm:
+        member = type(self)(self.config.replace(seed=seed, seeds=None))
+        member._given, member._dataset = self._given, self._dataset
+        member._trained([result])
+        return member
+
+    def _require_one(self, what: str) -> None:
+        if self.config.seeds is not None:
+            count = len(self.config.seeds)
+            raise ConfigError(f"{type(self).__name__} has {count} members; {what} one: model.members[0].{what}(…)")
 
     def _checkpoint(self) -> Path:
         if self.checkpoint_path is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from rl_training.console.output import flags, program_name, show_table
@@ -17,6 +18,27 @@ from rl_training.experiment.vocabulary import words_of
 from rl_training.runtime.session import TrainResult
 
 _MOST_TYPED_NUMBERS = 12
+
+
+def show_results(results: Sequence[TrainResult]) -> None:
+    """One run in full; of several a line each, and their mean."""
+    if len(results) == 1:
+        show_result(results[0])
+        return
+    rows = []
+    for result in results:
+        metrics = result.metrics
+        scored = f"{metrics['eval_return_mean']:.2f} ± {metrics['eval_return_std']:.2f}" if _scored(result) else "–"
+        best = f"{metrics['eval_return_best']:.2f}" if "eval_return_best" in metrics else "–"
+        rows.append([str(read_run_record(result.run_dir)["seed"]), scored, best, str(result.run_dir)])
+    show_table(rows, header=("seed", words_of("eval_return_mean"), words_of("eval_return_best"), "run folder"))
+    returns = [result.metrics["eval_return_mean"] for result in results if _scored(result)]
+    if len(returns) > 1:
+        print(f"mean of {len(returns)} seeds: {mean(returns):.2f} ± {stdev(returns):.2f}")
+
+
+def _scored(result: TrainResult) -> bool:
+    return "eval_return_mean" in result.metrics
 
 
 def show_result(result: TrainResult) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.given import Given
+from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import (
     AlgorithmSpec,
@@ -17,6 +18,7 @@ from rl_training.experiment.registry import (
     resolve,
     setting_names,
 )
+from rl_training.population.members import members_of, resume, train_population
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import Launch
 from rl_training.runtime.session import TrainResult
@@ -45,22 +47,42 @@ class ExperimentManager:
         `overrides` are `key=value`; `dataset` stands in for the configured data, `given` for
         environments that have no id.
         """
+        chosen = self._chosen(config, overrides)
+        if chosen.seeds is not None:
+            raise ConfigError("seeds: several runs have several results; use train_all", key="seeds")
+        return get_algorithm_spec(chosen.algo).train(
+            chosen, run_suffix=run_suffix, callbacks=callbacks, dataset=dataset, given=given, launch=launch
+        )
+
+    def train_all(
+        self, config: TrainConfig | str | Path, *, overrides: Sequence[str] = (), **options: Any
+    ) -> list[TrainResult]:
+        """The same for one run or, with `seeds`, for several at once: their results in the order of the seeds."""
+        chosen = self._chosen(config, overrides)
+        if chosen.seeds is None:
+            return [self.train(chosen, **options)]
+        return train_population(members_of(chosen), **options)
+
+    def _chosen(self, config: TrainConfig | str | Path, overrides: Sequence[str]) -> TrainConfig:
+        """The configuration that is meant, all of it checked."""
         if isinstance(config, TrainConfig):
-            config = config.with_overrides(overrides, setting_names)
+            chosen = config.with_overrides(overrides, setting_names)
         else:
             loaded = load_config(config, overrides, owners=setting_names)
             if loaded.note is not None:
-                warnings.warn(loaded.note, stacklevel=2)
-            config = loaded.config
-        spec = get_algorithm_spec(config.algo)
-        resolve(config)
-        return spec.train(
-            config, run_suffix=run_suffix, callbacks=callbacks, dataset=dataset, given=given, launch=launch
-        )
+                warnings.warn(loaded.note, stacklevel=3)
+            chosen = loaded.config
+        get_algorithm_spec(chosen.algo)
+        resolve(chosen)
+        return chosen
 
     def resume(self, path: str | Path, **options: Any) -> TrainResult:
-        """Go on with a run; see `resume_training`."""
+        """Go on with a run, alone; see `resume_training`."""
         return resume_training(path, **options)
+
+    def resume_all(self, path: str | Path, **options: Any) -> list[TrainResult]:
+        """Go on with a run and, if it is a member of a population, with the others; see `population.resume`."""
+        return resume(path, **options)
 
     def evaluate(self, path: str | Path, num_episodes: int | None = None, **options: Any) -> dict[str, float]:
         """Evaluate a checkpoint; see `evaluate_checkpoint`."""

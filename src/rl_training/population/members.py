@@ -17,6 +17,7 @@ from rl_training.environments.given import Given
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.loggers import Logger
 from rl_training.experiment.manifest import verify_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec, resolve
 from rl_training.experiment.retention import checkpoint_step, discard, list_checkpoints
@@ -128,6 +129,7 @@ def resume(
     callbacks: Sequence[Callback] | None = None,
     dataset: TransitionDataset | None = None,
     given: Given | None = None,
+    loggers: Sequence[Logger] = (),
     quiet: bool = False,
     warn: Callable[[str], None] = warnings.warn,
 ) -> list[TrainResult]:
@@ -140,12 +142,13 @@ def resume(
     if len(homes) < 2:
         if alone:
             _leave(Path(path), warn)
-        return [resume_training(path, callbacks=callbacks, quiet=quiet, warn=warn, **options)]
+        return [resume_training(path, callbacks=callbacks, loggers=loggers, quiet=quiet, warn=warn, **options)]
     _back_to_common_step(homes)
     found: list[Resumption] = [take_up(home, warn=warn, **options) for home in homes]
     spec, shared = get_algorithm_spec(found[0].config.algo), dict[str, Any]()
     jobs = [Job.of(spec.sections, one.config, one.checkpoint, dataset, given, shared) for one in found]
-    return _train(jobs, [Launch(quiet=quiet, home=one.home) for one in found], callbacks)
+    launches = [Launch(quiet=quiet, home=one.home, loggers=tuple(loggers)) for one in found]
+    return _train(jobs, launches, callbacks)
 
 
 def _companions(path: Path) -> list[Path]:
