@@ -59,5 +59,9 @@ class DivergedError(RLTrainingError):
         self.first_bad = first_bad
 
 
+class ClaimLost(RLTrainingError):
+    """Another worker has taken this run over: whoever meets this writes nothing more to it."""
+
+
 class MissingDependencyError(ConfigError):
     """A feature needs an optional package; the message has the install line."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from rl_training.experiment.files import SCHEMA, replace_atomically
+from rl_training.experiment.files import SCHEMA, Fence, replace_atomically, unfenced
 
 
 class Sink(Protocol):
@@ -33,13 +33,14 @@ class CsvSink:
     """`metrics.csv`: columns `step`, `time` (Unix seconds), `schema`, then metrics as they first appeared.
 
     A metric seen for the first time widens the whole file, in one atomic step. Numbers are written with
-    `repr`, so that reading them back gives the same floats.
+    `repr`, so that reading them back gives the same floats. Whoever opens the file replaces it, so that rows
+    appended by a process that was taken over from reach nobody; `fence` keeps it from replacing the file itself.
     """
 
     name = "metrics.csv"
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, fence: Fence = unfenced) -> None:
+        self.path, self._fence = path, fence
         self._columns = ["step", "time", "schema"]
         if path.exists():
             rows = _complete_rows(path)
@@ -83,7 +84,7 @@ class CsvSink:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self._columns)
         writer.writerows([*row, *[""] * (len(self._columns) - len(row))] for row in rows)
-        replace_atomically(self.path, text.getvalue().encode())
+        replace_atomically(self.path, text.getvalue().encode(), self._fence)
 
 
 def _complete_rows(path: Path) -> list[list[str]]:

@@ -229,6 +229,7 @@ class Session:
 
     def report(self) -> None:
         """Write one row of metrics: the only host read of the terms."""
+        self.run.fence()
         check_finite(self.learner, f"by step {self.clock.ticks}")
         seconds, ticks = self.mark
         now = time.monotonic()
@@ -256,6 +257,7 @@ class Session:
                 records=saved.records,
                 rows=saved.rows,
                 previous=self.checkpoint_path,
+                fence=self.run.fence,
             )
         except NotPlainDataError:
             raise
@@ -298,6 +300,7 @@ class Session:
                 self.clock.ticks,
                 tensors={"networks": saved.tensors["networks"]},
                 records=saved.records,
+                fence=self.run.fence,
             )
         except CheckpointError as error:
             self.say(f"warning: {error}; the best policy was not saved")

@@ -19,6 +19,7 @@ from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator, Played
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, list_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.history import with_defaults_of
@@ -157,12 +158,13 @@ def resume_training(
     dataset: TransitionDataset | None = None,
     given: Given | None = None,
     quiet: bool = False,
+    fence: files.Fence = files.unfenced,
     warn: Callable[[str], None] = warnings.warn,
 ) -> TrainResult:
     """Go on where a run folder or checkpoint stopped; a run that ended before its first checkpoint starts again.
 
     `changes` replace fields of the configuration, `overrides` do the same as `key=value`; `given` are
-    environments that have no id.
+    environments that have no id; `fence` is asked before each write, where another process may take the run over.
     """
     if _has_no_checkpoint(home := Path(path)):
         record = read_run_record(home)
@@ -171,7 +173,7 @@ def resume_training(
         require_data(record.get("dataset", {}), dataset, home)
         warn(f"{home}: ended before its first checkpoint; it starts again")
         set_log_aside(home / "metrics.csv")
-        launch = Launch(quiet=quiet, home=home)
+        launch = Launch(quiet=quiet, home=home, fence=fence)
         return get_algorithm_spec(config.algo).train(
             config, callbacks=callbacks, dataset=dataset, given=given, launch=launch
         )
@@ -194,7 +196,7 @@ def resume_training(
         callbacks=callbacks,
         dataset=dataset,
         given=given,
-        launch=Launch(quiet=quiet),
+        launch=Launch(quiet=quiet, fence=fence),
     )
 
 
