@@ -25,6 +25,7 @@ __all__ = [
     "Callback",
     "ManagedAlgorithm",
     "ReBRAC",
+    "Study",
     "TrainConfig",
     "TrainResult",
     "TransitionDataset",
@@ -55,9 +56,11 @@ if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
     from rl_training.runtime.callbacks import Callback
     from rl_training.runtime.session import TrainResult
+    from rl_training.study import Study
 else:
     _HOMES = {
         "Callback": "rl_training.runtime.callbacks",
+        "Study": "rl_training.study",
         "TrainConfig": "rl_training.experiment.config",
         "TrainResult": "rl_training.runtime.session",
         "TransitionDataset": "rl_training.data.datasets",

@@ -33,6 +33,10 @@ class MemoryLimitError(ConfigError):
     """What the configuration asks for does not fit into this machine's memory."""
 
 
+class RunInUse(ConfigError):
+    """Another process holds the lock of the run folder."""
+
+
 class CheckpointError(RLTrainingError):
     """A checkpoint is missing, damaged, foreign or of a newer format."""
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Protocol, Self
 
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import CheckpointError, ConfigError, RunInUse
 from rl_training.experiment import files
 from rl_training.experiment.retention import list_checkpoints
 from rl_training.experiment.strict_yaml import dump_yaml
@@ -348,7 +348,7 @@ def _acquire(path: Path) -> int:
     except BlockingIOError:
         holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(handle)
-        raise ConfigError(
+        raise RunInUse(
             f"{path}: in use by process {holder}; wait for it to end, or start a run of your own"
         ) from None
     except OSError:
