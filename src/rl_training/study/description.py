@@ -80,8 +80,8 @@ def _columns(value: Any) -> Any:
 
 def _grid(value: Any) -> Any:
     for key, values in _columns(value).items():
-        if twice := next((one for i, one in enumerate(values) if one in values[:i]), None):
-            raise ValueError(f"{key} has the value {twice!r} twice")
+        if twice := [one for i, one in enumerate(values) if one in values[:i]]:
+            raise ValueError(f"{key} has the value {twice[0]!r} twice")
     return _columns(value)
 
 
@@ -195,6 +195,7 @@ def read_description(source: str | Path | Mapping[str, Any]) -> Description:
     """Read a study's file, or take its contents as a mapping; every configuration is checked."""
     text, place, stem = _text_of(source)
     document = parse_yaml(text, place)
+    lines = {} if isinstance(source, Mapping) else document.lines
     if not isinstance(document.value, dict):
         raise ConfigError(f"{place}: a study is a mapping with `base` or `tasks`, and seeds or settings to vary")
     try:
@@ -202,7 +203,7 @@ def read_description(source: str | Path | Mapping[str, Any]) -> Description:
         name = file.name or _plain_name(stem)
         expanded = [_expand(i, task, file) for i, task in enumerate(_tasks(file))]
     except ConfigError as error:
-        raise explain(error, place, document.lines, {}) from None
+        raise explain(error, place, lines, {}) from None
     except ValueError as error:
         raise ConfigError(f"{place}: name {error}", key="name") from None
     return Description(
@@ -213,7 +214,7 @@ def read_description(source: str | Path | Mapping[str, Any]) -> Description:
         tuple(task.config for task in _tasks(file)),
         tuple(base for base, _ in expanded),
         tuple(wanted for _, found in expanded for wanted in found),
-        document.lines,
+        lines,
     )
 
 
