@@ -20,7 +20,7 @@ LONG = 3600.0
 
 
 def claim(study: Path, timeout: float = LONG, progress: int = 0) -> Claim | None:
-    return take(study, GROUP, Owner.me(), timeout, progress)
+    return take(study, GROUP, Owner.me(), timeout, progress=progress)
 
 
 def claimed(study: Path, timeout: float = LONG, progress: int = 0) -> Claim:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_training.errors import DivergedError, EnvironmentFailure
+from rl_training.errors import ConfigError, DivergedError, EnvironmentFailure
 from rl_training.experiment.runs import hold
 from rl_training.runtime.run import Launch
 from rl_training.study import Study, worker
@@ -283,3 +283,22 @@ def test_a_failure_that_cannot_be_read_is_still_a_failure(tmp_path: Path) -> Non
     failure = read_failure(folder, trial)
     assert failure is not None
     assert "cannot be read" in failure.message
+
+
+def test_failures_of_every_trial_are_kept_while_the_study_is_the_same(tmp_path: Path) -> None:
+    """None of them has left a run folder, and trying again would give the same."""
+    study = study_in(tmp_path, seeds=[0], set={"env_id": "NoSuchEnvironment-v0"})
+    (failed,) = study.run().failed
+    assert failed.failure is not None
+    assert failed.failure.code == 2
+    before = contents(study.folder)
+    assert len(study.run(retry_failed=True).failed) == 1
+    assert contents(study.folder) == before
+    assert study_in(tmp_path, seeds=[0]).run().counts["done"] == 1
+
+
+def test_a_disk_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
+    folder = planned(tmp_path)
+    (folder / "claims").touch()
+    with pytest.raises(ConfigError, match="the study cannot go on: Not a directory"):
+        work(folder)

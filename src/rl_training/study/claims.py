@@ -19,6 +19,7 @@ the new owner has replaced.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import secrets
@@ -33,6 +34,8 @@ from rl_training.experiment import files
 
 CLAIMS = "claims"
 _BEATS_PER_TIMEOUT = 6
+# Seconds after which the disk is asked for its time again.
+_CLOCK_HOLDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,29 @@ class Claim:
         self.release()
 
 
-def take(study: Path, group: str, me: Owner, timeout: float, progress: int) -> Claim | None:
+class DiskClock:
+    """What time the disk thinks it is: machines that share one need not agree on the time of day.
+
+    Looked up by touching a file, and again after a while.
+    """
+
+    def __init__(self, study: Path) -> None:
+        self._probe = study / CLAIMS / f".clock-{secrets.token_hex(8)}"
+        self._ahead, self._until = 0.0, -math.inf
+
+    def now(self) -> float:
+        if time.monotonic() > self._until:
+            with contextlib.suppress(OSError):
+                self._probe.touch()
+                self._ahead = self._probe.stat().st_mtime - time.time()
+                self._probe.unlink()
+            self._until = time.monotonic() + _CLOCK_HOLDS
+        return time.time() + self._ahead
+
+
+def take(
+    study: Path, group: str, me: Owner, timeout: float, *, progress: int = 0, clock: DiskClock | None = None
+) -> Claim | None:
     """Claim a group that is free; None where somebody has it, or was quicker.
 
     `progress` is any number that grows while the group gets on: by it a claim knows how many owners in a row died
@@ -179,7 +204,7 @@ def take(study: Path, group: str, me: Owner, timeout: float, progress: int) -> C
     old = read_claim(study, group)
     deaths = 0
     if old is not None:
-        if not old.is_free(_now_of_disk(study, me), timeout):
+        if not old.is_free((clock or DiskClock(study)).now(), timeout):
             return None
         deaths = old.deaths + 1 if not old.released and progress <= old.progress else 0
     generation = 1 if old is None else old.generation + 1
@@ -193,9 +218,8 @@ def take(study: Path, group: str, me: Owner, timeout: float, progress: int) -> C
     try:
         _write(handle, record)
         os.fsync(handle)
-    except OSError:
+    except OSError:  # a full disk: the empty claim counts until it is old
         os.close(handle)
-        path.unlink(missing_ok=True)  # a full disk: nobody has relied on it yet
         raise
     return Claim(path, generation, handle, record, timeout)
 
@@ -204,20 +228,6 @@ def _write(handle: int, record: ClaimRecord) -> None:
     fields = {"owner": asdict(record.owner) if record.owner else None, "released": record.released}
     data = files.encode_json({**fields, "deaths": record.deaths, "progress": record.progress})
     os.pwrite(handle, data.ljust(os.fstat(handle).st_size), 0)  # padded: a reader never sees two records mixed
-
-
-def _now_of_disk(study: Path, me: Owner) -> float:
-    """What time the disk thinks it is: machines that share one need not agree on the time of day."""
-    probe = study / CLAIMS / f".clock-{me.token}"
-    try:
-        probe.touch()
-        os.utime(probe)
-        return probe.stat().st_mtime
-    except OSError:
-        return time.time()
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
 
 
 def previous_owner(study: Path, group: str, generation: int) -> Owner | None:

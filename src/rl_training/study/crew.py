@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -112,7 +113,8 @@ class Crew:
             self._stopped = self._stopped or signum
             self._send(signum)
 
-        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        main = threading.current_thread() is threading.main_thread()  # Python allows handlers there only
+        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
         previous = {
             signum: signal.signal(signum, forward)
             for signum in wanted

@@ -1,7 +1,7 @@
 """A study as its author writes it: one base or several tasks, seeds, and the settings that vary.
 
     base: iql/hopper-medium-expert      # or tasks: [{config: …, set: {…}}, …]
-    set: {total_timesteps: 100_000}     # for every trial
+    set: {total_timesteps: 100000}     # for every trial
     seeds: 0..9                         # or [0, 3, 7]
     grid: {beta: [1, 3, 10]}            # every combination
     zip: {gamma: [0.9, 0.99], tau: [0.01, 0.005]}      # the first of each, the second of each, …

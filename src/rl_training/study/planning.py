@@ -76,14 +76,14 @@ def prepare(description: Description, folder: Path, workers: int) -> Plan:
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
         with hold(folder):
             old = read_plan(folder) if (folder / PLAN).exists() else None
-            if old is not None and not _has_begun(folder, old):
-                old = None
-                shutil.rmtree(folder / FAILURES, ignore_errors=True)
+            begun = old is not None and _has_begun(folder, old)
             try:
-                plan = _first(description, workers) if old is None else _extended(old, description)
+                plan = _extended(old, description) if old is not None and begun else _first(description, workers)
             except ConfigError as error:
                 raise description.explain(error) from None
             if plan != old:
+                if not begun:
+                    shutil.rmtree(folder / FAILURES, ignore_errors=True)
                 write_plan(folder, plan)
             files.replace_atomically(folder / STUDY, description.text.encode())
     except OSError as error:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from rl_training.console.output import one_line
-from rl_training.errors import ClaimLost, RLTrainingError, RunInUse
+from rl_training.errors import ClaimLost, ConfigError, RLTrainingError, RunInUse
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
@@ -30,7 +30,7 @@ from rl_training.experiment.runs import RECORD, read_run_record
 from rl_training.runtime.run import Launch
 from rl_training.runtime.signals import TrainingInterrupted
 from rl_training.runtime.workflows import resume_training
-from rl_training.study.claims import Claim, Owner, previous_owner, take
+from rl_training.study.claims import Claim, DiskClock, Owner, previous_owner, take
 from rl_training.study.plan import RUNS, Group, Plan, Trial, read_plan
 from rl_training.study.trials import (
     Failure,
@@ -133,9 +133,14 @@ def work(
     `parent` is a process without which this one is to stop. `say` is told of each group that ends.
     """
     worker = _Worker(folder, train_group, quiet, allow_import, say)
-    with _stopping_on_signals(), _no_orphan(parent), _threads(read_plan(folder).threads):
-        while (found := worker.next_claim()) is not None:
-            worker.run(*found)
+    try:
+        with _stopping_on_signals(), _no_orphan(parent), _threads(read_plan(folder).threads):
+            while (found := worker.next_claim()) is not None:
+                worker.run(*found)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or folder}: the study cannot go on: {error.strerror or error}"
+        ) from None
     return Worked(worker.others_hold, worker.failed)
 
 
@@ -151,6 +156,7 @@ class _Worker:
         self.folder, self.me = folder, Owner.me()
         self.others_hold, self.failed = False, 0
         self._train_group, self._quiet, self._allow_import, self._say = train_group, quiet, allow_import, say
+        self._clock = DiskClock(folder)
         self._over: set[str] = set()
 
     def next_claim(self) -> tuple[Plan, Group, Claim] | None:
@@ -161,7 +167,7 @@ class _Worker:
                 self._over.add(group.name)
                 continue
             progress = _progress(self.folder, group)
-            claim = take(self.folder, group.name, self.me, plan.claim_timeout, progress)
+            claim = take(self.folder, group.name, self.me, plan.claim_timeout, progress=progress, clock=self._clock)
             if claim is None:
                 self.others_hold = True
             elif not self._open_trials(group):  # its last owner ended between the two looks
