@@ -105,7 +105,7 @@ def disturb(file: Path, output: Path, workers: int, kills: int, generator: rando
 def _share_done(folder: Path) -> float:
     """How much of a study is done, a little more than the truth, so that the last blow falls before its end."""
     status = read_status(folder)
-    return (1 + status.counts["done"]) / (0.9 * len(status.trials))
+    return min(1.0, (1 + status.counts["done"]) / (0.9 * len(status.trials)))
 
 
 def _send(pid: int, signum: int) -> None:

@@ -136,3 +136,11 @@ def test_other_algorithms_own_other_keys() -> None:
     study["set"] = {"device": "cpu", "alpha": 0.1}
     with pytest.raises(ConfigError, match="algo=td3"):
         read_description(study)
+
+
+def test_a_configuration_may_lie_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 20000\nseed: 7\n")
+    (tmp_path / "study.yaml").write_text("base: own.yaml\ngrid: {gamma: [0.9, 0.99]}\n")
+    described = read_description(tmp_path / "study.yaml")
+    assert described.sources == (str(tmp_path / "own.yaml"),)
+    assert [wanted.seeds for wanted in described.wanted] == [(7,), (7,)]

@@ -25,7 +25,9 @@ class Retry(StrEnum):
 
 def sweep(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The study's YAML file.")],
-    workers: Annotated[int, typer.Option(min=1, help="Processes that train at the same time.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that train at the same time; by default 1, or one per GPU.")
+    ] = None,
     output_dir: Annotated[Path, typer.Option(help="Folder that receives the study's folder.")] = Path("studies"),
     gpus: Annotated[
         str | None, typer.Option(metavar="0,1", help="GPUs to share out among the workers, one each.")

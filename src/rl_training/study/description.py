@@ -200,8 +200,9 @@ def read_description(source: str | Path | Mapping[str, Any]) -> Description:
         raise ConfigError(f"{place}: a study is a mapping with `base` or `tasks`, and seeds or settings to vary")
     try:
         file = StudyFile.parse(document.value)
+        tasks = _tasks(file, None if isinstance(source, Mapping) else Path(source).expanduser().parent)
         name = file.name or _plain_name(stem)
-        expanded = [_expand(i, task, file) for i, task in enumerate(_tasks(file))]
+        expanded = [_expand(i, task, file) for i, task in enumerate(tasks)]
     except ConfigError as error:
         raise explain(error, place, lines, {}) from None
     except ValueError as error:
@@ -211,7 +212,7 @@ def read_description(source: str | Path | Mapping[str, Any]) -> Description:
         text,
         place,
         file,
-        tuple(task.config for task in _tasks(file)),
+        tuple(task.config for task in tasks),
         tuple(base for base, _ in expanded),
         tuple(wanted for _, found in expanded for wanted in found),
         lines,
@@ -231,8 +232,14 @@ def _text_of(source: str | Path | Mapping[str, Any]) -> tuple[str, str, str]:
         raise ConfigError(f"{source}: cannot be read: {error.strerror}") from None
 
 
-def _tasks(file: StudyFile) -> tuple[Task, ...]:
-    return file.tasks or (Task(config=str(file.base)),)
+def _tasks(file: StudyFile, folder: Path | None) -> list[Task]:
+    """The tasks; a configuration that is not here, nor packaged, may lie beside the study's file."""
+    return [
+        Task(config=str(folder / task.config), set=task.set)
+        if folder is not None and not Path(task.config).is_file() and (folder / task.config).is_file()
+        else task
+        for task in file.tasks or (Task(config=str(file.base)),)
+    ]
 
 
 def _expand(index: int, task: Task, file: StudyFile) -> tuple[TrainConfig, list[Wanted]]:

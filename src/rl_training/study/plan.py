@@ -182,10 +182,14 @@ def parse_plan(data: bytes, place: str) -> Plan:
 def _plan_of(record: dict[str, Any]) -> Plan:
     configurations = [Configuration(**entry) for entry in record.pop("configurations")]
     members = [[(int(index), int(seed)) for index, seed in group] for group in record.pop("members")]
+    for configuration in configurations:
+        TrainConfig(**configuration.settings)
     plan = Plan(**record, configurations=configurations, members=members)
     names = [trial.name for trial in plan.trials]
-    if len(set(names)) < len(names) or not isinstance(plan.name, str):
+    if len(set(names)) < len(names):
         raise ValueError("a trial is in it twice")
+    if type(plan.threads) is not int or plan.threads < 1 or not float(plan.claim_timeout) > 0:
+        raise ValueError("threads or claim_timeout is no number above 0")
     if any("/" in name or name.startswith(".") for name in (plan.name, *names)):
         raise ValueError("its names are not plain")
     return plan

@@ -13,6 +13,7 @@ from rl_training.study.claims import ClaimRecord, read_claim
 from rl_training.study.plan import Group, Plan, Trial, described, read_plan, short
 from rl_training.study.trials import (
     Failure,
+    Progress,
     home_of,
     is_done,
     progress_of,
@@ -142,7 +143,6 @@ def _status_of(folder: Path, plan: Plan, trial: Trial, claim: ClaimRecord | None
     home, configuration = home_of(folder, trial), plan.configurations[trial.configuration]
     record, failure = record_of(home), read_failure(folder, trial)
     metrics = record.get("metrics") if is_done(record) else None
-    progress = progress_of(home)
     state: State = "waiting"
     if is_done(record):
         state = "done"
@@ -152,6 +152,7 @@ def _status_of(folder: Path, plan: Plan, trial: Trial, claim: ClaimRecord | None
         state = "running"
     at_work = claim if state == "running" else None
     numbers: dict[str, float] = metrics if isinstance(metrics, dict) else {}
+    progress = Progress() if numbers else progress_of(home)
     seconds = record.get("seconds")
     return TrialStatus(
         trial,

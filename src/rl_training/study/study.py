@@ -80,7 +80,7 @@ class Study:
 
     def run(
         self,
-        workers: int = 1,
+        workers: int | None = None,
         *,
         gpus: Sequence[str | int] = (),
         retry_failed: bool = False,
@@ -90,10 +90,11 @@ class Study:
     ) -> StudyStatus:
         """Run what is missing and wait until all is done or failed, also what workers elsewhere hold.
 
-        One worker is this process; several are processes of their own, on `gpus` in turn. A trial that fails does
-        not stop the others: look at `failed` of what is returned. `retry_failed` tries those again that failed for
-        a reason which may have gone.
+        One worker is this process; several are processes of their own, on `gpus` in turn (by default one each). A
+        trial that fails does not stop the others: look at `failed` of what is returned. `retry_failed` tries those
+        again that failed for a reason which may have gone.
         """
+        workers = max(1, len(gpus)) if workers is None else workers
         if workers < 1:
             raise ConfigError(f"workers must be >= 1, got {workers}")
         plan = self.plan(workers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import threading
@@ -105,9 +106,8 @@ def _has_begun(home: Path) -> bool:
 def _clear(home: Path) -> None:
     """Remove what a run left that was killed before its first checkpoint."""
     if home.is_dir():
-        trash = home.with_name(f".tmp-{home.name}-{os.getpid()}")
-        shutil.rmtree(trash, ignore_errors=True)
-        files.rename(home, trash)
+        files.rename(home, home.with_name(f".tmp-{home.name}-{secrets.token_hex(4)}"))
+    for trash in home.parent.glob(f".tmp-{home.name}-*"):
         shutil.rmtree(trash, ignore_errors=True)
 
 
@@ -190,6 +190,9 @@ class _Worker:
         with claim:
             try:
                 failed = self._failures(plan, group, claim, list(trials.values()))
+                for name, failure in failed.items():
+                    claim.check()
+                    note_failure(self.folder, trials[name], failure)
             except ClaimLost as error:
                 self._say(f"lost: {error}")
                 return
@@ -197,9 +200,6 @@ class _Worker:
                 self._say(f"left: {error}")
                 self._over.add(group.name)
                 return
-            for name, failure in failed.items():
-                claim.check()
-                note_failure(self.folder, trials[name], failure)
         self.failed += len(failed)
         for name in trials:
             self._say(f"failed: {name}: {failed[name].message}" if name in failed else f"done: {name}")
