@@ -106,6 +106,7 @@ def test_seeds(value: Any, seeds: tuple[int, ...]) -> None:
         ({"population": 0}, "population must be auto, off or the most trials"),
         ({"name": "../x"}, "name must be a plain folder name"),
         ({"claim_timeout": 0}, "claim_timeout must be > 0"),
+        ({"grid": {"gamma": list(range(400)), "tau": list(range(400))}}, "160,000 configurations, at most 100,000"),
     ],
 )
 def test_what_is_wrong_is_one_line(fields: dict[str, Any], words: str) -> None:
@@ -144,3 +145,12 @@ def test_a_configuration_may_lie_beside_the_file(tmp_path: Path) -> None:
     described = read_description(tmp_path / "study.yaml")
     assert described.sources == (str(tmp_path / "own.yaml"),)
     assert [wanted.seeds for wanted in described.wanted] == [(7,), (7,)]
+
+
+def test_a_base_may_be_complete_only_with_what_varies(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("algo: iql\nenv_id: Pendulum-v1\ntotal_timesteps: 20\n")
+    (tmp_path / "study.yaml").write_text("base: own.yaml\ngrid: {dataset_kind: [random], dataset_size: [50, 60]}\n")
+    sizes = [
+        wanted.config.algo_kwargs["dataset_size"] for wanted in read_description(tmp_path / "study.yaml").wanted
+    ]
+    assert sizes == [50, 60]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ from rl_training.study.plan import described
 
 _RANGE = re.compile(r"\s*([0-9]+)\s*\.\.\s*([0-9]+)\s*")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-_MOST_SEEDS = 100_000
+_MOST_SEEDS = _MOST_CONFIGURATIONS = 100_000
 # The study decides these itself, or they may only be said on the command line.
 _NOT_TO_SET = {
     "seed": "give the seeds as `seeds: 0..9`",
@@ -250,14 +251,17 @@ def _expand(index: int, task: Task, file: StudyFile) -> tuple[TrainConfig, list[
     where = f"tasks.{index}.set" if file.tasks else "set"
     for section, settings in (("set", file.common), (where, task.set)):
         _put(settings, section, values, places)
-    base = _checked(values, f"{task.config}")
-    seeds = file.seeds or (() if base.seed is None else (base.seed,))
+    seeds = file.seeds or (() if loaded.config.seed is None else (loaded.config.seed,))
     if not seeds:
         raise ConfigError(f"{task.config} has `seed: null`; give the study's `seeds`", key="seeds")
-    return base, [
-        Wanted(index, changes, _checked(point, described(changes)), seeds)
+    wanted = [
+        Wanted(index, changes, _checked(point, described(changes) or task.config), seeds)
         for point, changes in _points(values, places, file)
     ]
+    try:
+        return _checked(values, task.config), wanted
+    except ConfigError:  # it is complete only with what varies, which nobody compares
+        return wanted[0].config, wanted
 
 
 def _points(
@@ -265,6 +269,9 @@ def _points(
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The values of every configuration of a task, and what was changed in them."""
     rows = [dict(zip(file.zipped, row)) for row in zip(*file.zipped.values())] or [{}]
+    number = math.prod(len(column) for column in file.grid.values()) * len(rows) * max(1, len(file.entries))
+    if number > _MOST_CONFIGURATIONS:
+        raise ConfigError(f"{number:,} configurations, at most {_MOST_CONFIGURATIONS:,} are planned", key="grid")
     grid = [dict(zip(file.grid, point)) for point in itertools.product(*file.grid.values())]
     for entry, row, point in itertools.product(file.entries or ({},), rows, grid):
         changed, taken = copy.deepcopy(values), dict(places)

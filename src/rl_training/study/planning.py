@@ -16,6 +16,7 @@ from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve
 from rl_training.experiment.runs import hold
+from rl_training.runtime.building import MOST_THREADS
 from rl_training.study.claims import read_claim
 from rl_training.study.description import Description, Wanted
 from rl_training.study.plan import (
@@ -60,8 +61,6 @@ _SCALARS = frozenset(
 )
 # The most trials of a group where the population is `auto` and they train on a GPU; on a CPU each is a group.
 _TOGETHER = 16
-# Networks of this package gain nothing from more threads than this.
-_MOST_THREADS = 4
 _MOST_DIFFERENCES = 6
 
 
@@ -122,7 +121,7 @@ def _threads(description: Description, workers: int) -> int:
         return int(given)
     if any(_on_gpu(base) for base in description.bases):
         return 1
-    return max(1, min(_MOST_THREADS, available_cores() // workers))
+    return max(1, min(MOST_THREADS, available_cores() // workers))
 
 
 def available_cores() -> int:
