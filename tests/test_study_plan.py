@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.study import planning
 from rl_training.study.description import read_description
@@ -185,6 +186,24 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exists and is not a study's folder"):
         plan_of(tmp_path)
     assert [path.name for path in (tmp_path / "tiny").iterdir()] == ["thesis.tex"]
+
+
+def test_a_sweep_that_was_killed_before_it_had_a_plan_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(Exception):
+        """Stands for the end of the process."""
+
+    def kill(name: str) -> None:
+        if name == "before rename plan.json":
+            raise Killed
+
+    monkeypatch.setattr(files, "failpoint", kill)
+    with pytest.raises(Killed):
+        plan_of(tmp_path)
+    assert not (tmp_path / "tiny" / "plan.json").exists()
+    monkeypatch.undo()
+    assert len(plan_of(tmp_path).trials) == 2
 
 
 def test_a_folder_of_another_study_is_refused(tmp_path: Path) -> None:

@@ -302,3 +302,34 @@ def test_a_disk_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
     (folder / "claims").touch()
     with pytest.raises(ConfigError, match="the study cannot go on: Not a directory"):
         work(folder)
+
+
+def test_a_group_that_was_killed_half_way_repeats_nothing_that_is_done(tmp_path: Path) -> None:
+    folder = planned(tmp_path / "a", set=LONGER, population=2)
+    first, second = homes(folder)
+    child = Child(lambda: work(folder), tmp_path / "output")
+    wait_for(lambda: checkpoint_names(second))
+    child.kill()
+    before = contents(first)
+    assert run_record(first)["status"] == "finished"
+    assert Study(folder).run().counts["done"] == 2
+    assert contents(first) == before
+    study_in(tmp_path / "b", set=LONGER, population="off").run()
+    assert differing(folder, tmp_path / "b" / "tiny") == []
+
+
+def test_tasks_of_different_algorithms_and_data(tmp_path: Path) -> None:
+    data = {"dataset_kind": "random", "dataset_size": 60}
+    small = {"device": "cpu", "eval_episodes": 1, "total_timesteps": 40, "batch_size": 8, "hidden_sizes": [8]}
+    tasks = [
+        {"config": "bc/pendulum", "set": data},
+        {"config": "iql/pendulum", "set": data | {"expectile": 0.8}},
+        {"config": "sac/pendulum", "set": {"learning_starts": 10, "buffer_capacity": 100, "train_frequency": 1}},
+    ]
+    study = Study(
+        {"name": "three", "tasks": tasks, "set": small, "seeds": [0, 1], "threads": 1}, output_dir=tmp_path
+    )
+    status = study.run()
+    assert status.counts["done"] == 6, [one.failure for one in status.failed]
+    assert {record["algo"] for record in study.frame()} == {"bc", "iql", "sac"}
+    assert study.best(task="iql/pendulum").trials[0]["algo"] == "iql"

@@ -67,6 +67,8 @@ def work(
     from rl_training.study.worker import work as work_on
 
     worked = work_on(folder, quiet=flags.quiet, allow_import=allow_import, parent=parent, say=note)
+    if worked.others_hold:
+        note("what is left is held by other workers")
     if worked.failed and parent is None:  # the sweep that started it tells of all failures itself
         raise typer.Exit(1)
 

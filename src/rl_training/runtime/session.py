@@ -201,6 +201,7 @@ class Session:
         if self.evaluated_at != self.clock.ticks:
             check_finite(self.learner, f"by step {self.clock.ticks}")
             metrics = self._play(self._evaluator)
+            self.run.fence()
             self.last_evaluation, self.evaluated_at = metrics, self.clock.ticks
             row = {
                 "eval/mean_reward": metrics["eval_return_mean"],

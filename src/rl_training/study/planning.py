@@ -69,9 +69,8 @@ def prepare(description: Description, folder: Path, workers: int) -> Plan:
 
     A plan of which no trial has begun, or all failed before their first step, is made anew.
     """
-    if not (folder / PLAN).exists() and folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"{folder}: exists and is not a study's folder; choose another with --output-dir")
     try:
+        _require_own(folder)
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
         with hold(folder):
             old = read_plan(folder) if (folder / PLAN).exists() else None
@@ -88,6 +87,15 @@ def prepare(description: Description, folder: Path, workers: int) -> Plan:
     except OSError as error:
         raise ConfigError(f"{folder}: cannot hold a study: {error.strerror or error}") from None
     return plan
+
+
+def _require_own(folder: Path) -> None:
+    """Refuse a folder of something else. What a sweep left that was killed before it had a plan is no obstacle."""
+    if folder.is_dir() and not (folder / PLAN).exists():
+        left = {RUNS, "lock", f".tmp-{PLAN}"}
+        strange = [path.name for path in folder.iterdir() if path.name not in left]
+        if strange or ((folder / RUNS).is_dir() and any((folder / RUNS).iterdir())):
+            raise ConfigError(f"{folder}: exists and is not a study's folder; choose another with --output-dir")
 
 
 def _has_begun(folder: Path, plan: Plan) -> bool:
@@ -203,6 +211,10 @@ def _with_wanted(plan: Plan, description: Description) -> Plan:
         if index in places:
             raise ConfigError(f"{_label(places[index])} and {_label(wanted)} are the same trial")
         places[index] = wanted
+    if len({one.name for one in configurations}) < len(configurations):
+        raise ConfigError(
+            "two configurations have the same short hash, by chance; add a tiny change to one setting"
+        )
     plan = plan.changed(configurations=configurations)
     _require_nothing_gone(plan, places)
     present = {member for group in plan.members for member in group}
