@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.study import Study
 from rl_training.study.claims import read_claim
-from rl_training.study.crew import parse_gpus
+from rl_training.study.crew import Crew, parse_gpus
 from rl_training.study.plan import read_plan
 from tests.reliability.processes import Child, command, wait_for
 from tests.studies import differing, study_in, tiny_study
@@ -89,3 +91,37 @@ def test_gpus(text: str | None, gpus: list[str]) -> None:
 def test_odd_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match="--gpus: write 0,1"):
         parse_gpus("0,,1")
+
+
+def test_workers_get_the_threads_of_the_plan_and_gpus_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[list[str], dict[str, str]]] = []
+
+    def spawn(program: str, command: list[str], environment: dict[str, str], **options: object) -> int:
+        started.append((command, environment))
+        return 1
+
+    monkeypatch.setattr(os, "posix_spawn", spawn)
+    study = study_in(tmp_path, threads=3)
+    crew = Crew(study.folder, study.plan(), 3, ["0", "5"], allow_import=True)
+    for place in range(3):
+        crew._start(place)
+    assert [environment["CUDA_VISIBLE_DEVICES"] for _, environment in started] == ["0", "5", "0"]
+    assert {environment["OMP_NUM_THREADS"] for _, environment in started} == {"3"}
+    words = ["-m", "rl_training", "work", str(study.folder), "--parent", str(os.getpid()), "--allow-import"]
+    assert started[0][0][1:] == words
+
+
+def test_workers_that_cannot_work_end_the_sweep_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(RLTrainingError, match=r"workers keep dying, the last by exit code 1; see .*logs"):
+        study_in(tmp_path).run(workers=2)
+
+
+def test_a_python_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ConfigError, match="a worker cannot be started: No such file"):
+        study_in(tmp_path).run(workers=2)
