@@ -24,7 +24,7 @@ class Retry(StrEnum):
 
 
 def sweep(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The study's YAML file.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The study's YAML file, or its folder.")],
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that train at the same time; by default 1, or one per GPU.")
     ] = None,
