@@ -45,6 +45,10 @@ def python(program: str, *args: str, cwd: Path | None = None) -> subprocess.Comp
         (["train", "--config", "wrong.yaml"], 2, "did you mean 'sac'"),
         (["train", "--algo", "sacc", "--env", "Pendulum-v1", "--steps", "1e3"], 2, "did you mean 'sac'"),
         (["configs"], 0, "sac/pendulum"),
+        (["sweep", "--help"], 0, "Usage: rl-training sweep"),
+        (["study", "pack", "--help"], 0, "Usage: rl-training study pack"),
+        (["status", "nowhere"], 2, "nowhere: no such folder"),
+        (["work", "nowhere"], 2, "nowhere: no such folder"),
     ],
 )
 def test_answers_without_torch(tmp_path: Path, args: list[str], code: int, words: str) -> None:

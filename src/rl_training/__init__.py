@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Callback": "rl_training.runtime.callbacks",
     "Logger": "rl_training.experiment.loggers",
+    "Study": "rl_training.study",
     "TrainConfig": "rl_training.experiment.config",
     "TrainResult": "rl_training.runtime.session",
     "TransitionDataset": "rl_training.data.datasets",

@@ -36,6 +36,10 @@ class MemoryLimitError(ConfigError):
     """What the configuration asks for does not fit into this machine's memory."""
 
 
+class RunInUse(ConfigError):
+    """Another process holds the lock of the run folder."""
+
+
 class CheckpointError(RLTrainingError):
     """A checkpoint is missing, damaged, foreign or of a newer format."""
 
@@ -60,6 +64,10 @@ class DivergedError(RLTrainingError):
     def __init__(self, message: str, *, first_bad: str | None = None) -> None:
         super().__init__(message)
         self.first_bad = first_bad
+
+
+class ClaimLost(RLTrainingError):
+    """Another worker has taken this run over: whoever meets this writes nothing more to it."""
 
 
 class MissingDependencyError(ConfigError):

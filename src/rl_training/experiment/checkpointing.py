@@ -99,13 +99,16 @@ def write_checkpoint(
     records: Mapping[str, Any],
     rows: RowsToSave | None = None,
     previous: Path | None = None,
+    fence: files.Fence = files.unfenced,
 ) -> CheckpointInfo:
     """Write `parent/step_<step>` and return once it is on the disk; an existing one of that step is replaced.
 
     `tensors["networks"]` becomes networks.safetensors, `records["trainer"]` trainer.json. `previous` must be the
     checkpoint that `rows` has grown from, written or loaded by this run: its unchanged shards are linked.
-    Only the holder of the run's lock may write: leftovers of an interrupted write are removed.
+    Only the holder of the run's lock may write: leftovers of an interrupted write are removed. `fence` is asked
+    before anything is touched, and again before the rename that commits.
     """
+    fence()
     started = time.perf_counter()
     final = parent / f"step_{step:09d}"
     staging = parent / f".tmp-{final.name}-{os.getpid()}"
@@ -117,6 +120,7 @@ def write_checkpoint(
         manifest = Manifest(step, _write_files(staging, plan), None if rows is None else rows.info)
         files.write_durably(staging / MANIFEST, manifest.encode())
         files.sync_folder(staging)
+        fence()
         _commit(staging, final)
     except Exception as error:
         shutil.rmtree(staging, ignore_errors=True)

@@ -243,7 +243,7 @@ class LoadedConfig:
 
     def explain(self, error: ConfigError) -> ConfigError:
         """The same error with the place of the setting it blames in front."""
-        return _explain(error, self.place, self.lines, self.overridden)
+        return explain(error, self.place, self.lines, self.overridden)
 
 
 def _locate(dotted: str, place: str, lines: Mapping[str, int], overridden: Mapping[str, str]) -> str:
@@ -256,9 +256,8 @@ def _locate(dotted: str, place: str, lines: Mapping[str, int], overridden: Mappi
     return place
 
 
-def _explain(
-    error: ConfigError, place: str, lines: Mapping[str, int], overridden: Mapping[str, str]
-) -> ConfigError:
+def explain(error: ConfigError, place: str, lines: Mapping[str, int], overridden: Mapping[str, str]) -> ConfigError:
+    """The same error with the place of the key it blames in front: file and line, or the option that gave it."""
     where = _locate(error.key or "", place, lines, overridden)
     return type(error)(f"{where}: {error}" if where else str(error), key=error.key)
 
@@ -321,8 +320,17 @@ def _apply_override(override: str, values: dict[str, Any], owners: Owners | None
     dotted = dotted.strip()
     if not equals or not all(dotted.split(".")) or not text.strip():
         raise ConfigError(f"--set {override}: write key=value, for example --set batch_size=64")
-    value = parse_yaml(text, f"--set {dotted}").value
-    dotted = _place_of(dotted, values.get("algo"), owners)
+    return put_setting(dotted, parse_yaml(text, f"--set {dotted}").value, values, owners)
+
+
+def put_setting(
+    dotted: str, value: Any, values: dict[str, Any], owners: Owners | None, given_by: str = "--set"
+) -> str:
+    """Set one key of a configuration's `values`, found by its bare name if need be; returns its dotted place.
+
+    `given_by` begins the message where it cannot be set.
+    """
+    dotted = _place_of(dotted, values.get("algo"), owners, given_by)
     parts = dotted.split(".")
     target = values
     for depth, part in enumerate(parts[:-1], start=1):
@@ -331,20 +339,20 @@ def _apply_override(override: str, values: dict[str, Any], owners: Owners | None
         target = target[part]
         if not isinstance(target, dict):
             above = ".".join(parts[:depth])
-            raise ConfigError(f"--set {dotted}: {above} is not a mapping; set {above} as a whole", key=dotted)
+            raise ConfigError(f"{given_by} {dotted}: {above} is not a mapping; set {above} as a whole", key=dotted)
     target[parts[-1]] = value
     values.pop(_SAME.get(dotted, ""), None)
     return dotted
 
 
-def _place_of(dotted: str, algo: Any, owners: Owners | None) -> str:
+def _place_of(dotted: str, algo: Any, owners: Owners | None, given_by: str) -> str:
     """A key with `algo_kwargs.` in front where it is the algorithm's; one that nobody has is refused."""
     head, fields = dotted.partition(".")[0], TrainConfig.model_fields
     if TrainConfig.has(head) or owners is None or not isinstance(algo, str):
         return dotted
     owned = owners(algo)
     if head not in owned:
-        raise ConfigError(f"--set: unknown key {head!r}{nearest(head, [*fields, *owned])}", key=dotted)
+        raise ConfigError(f"{given_by}: unknown key {head!r}{nearest(head, [*fields, *owned])}", key=dotted)
     return f"algo_kwargs.{dotted}"
 
 
@@ -374,7 +382,7 @@ def load_config(
     try:
         config = TrainConfig.parse(values)
     except ConfigError as error:
-        raise _explain(error, place, lines, overridden) from None
+        raise explain(error, place, lines, overridden) from None
     text = text or dump_yaml({key: value for key, value in values.items() if key != "allow_import"})
     return LoadedConfig(config, text, place, lines, overridden, note)
 

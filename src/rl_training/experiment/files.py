@@ -6,10 +6,13 @@ import contextlib
 import json
 import math
 import os
+import secrets
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from rl_training.errors import ClaimLost
 
 MAX_JSON_BYTES = 256 * 2**20
 # Of run.json, metrics.csv and the records of a checkpoint; what earlier ones meant is in `history`.
@@ -18,6 +21,14 @@ SCHEMA = 2
 
 def _go_on(name: str) -> None:
     return None
+
+
+Fence = Callable[[], None]
+"""raises `ClaimLost` once another process has taken over what is written to"""
+
+
+def unfenced() -> None:
+    """The fence of what nobody else can take over."""
 
 
 failpoint: Callable[[str], None] = _go_on
@@ -59,17 +70,19 @@ def rename(source: Path, target: Path) -> None:
     failpoint(f"after rename {target.name}")
 
 
-def replace_atomically(path: Path, data: bytes) -> None:
+def replace_atomically(path: Path, data: bytes, fence: Fence = unfenced) -> None:
     """Write or overwrite `path`: a reader or a crash sees the old bytes or the new ones, never a mixture.
 
-    One process writes a path at a time; what a killed one left is removed by the next.
+    One process writes a path at a time; what a killed one left is removed by the next. Where a second one may take
+    over from one that only seemed dead, `fence` is asked last of all, and the two never share a temporary name.
     """
-    staging = path.with_name(f".tmp-{path.name}")
+    staging = path.with_name(f".tmp-{path.name}" + ("" if fence is unfenced else f"-{secrets.token_hex(4)}"))
     staging.unlink(missing_ok=True)
     try:
         write_durably(staging, data)
+        fence()
         rename(staging, path)
-    except OSError:
+    except (OSError, ClaimLost):
         with contextlib.suppress(OSError):
             staging.unlink(missing_ok=True)
         raise

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from rl_training.experiment.files import SCHEMA, replace_atomically
+from rl_training.experiment.files import SCHEMA, Fence, replace_atomically, unfenced
 from rl_training.experiment.loggers import Logger, Row, RunFacts
 
 _OWN_COLUMNS = ["step", "time", "schema"]
@@ -45,13 +45,14 @@ class CsvSink:
 
     A row is appended. A metric seen for the first time, or further values of the last row's step, rewrite the
     whole file in one atomic step: what a checkpoint covers is never torn. Numbers are written with `repr`, so
-    that reading them back gives the same floats.
+    that reading them back gives the same floats. Whoever opens the file replaces it, so that rows
+    appended by a process that was taken over from reach nobody; `fence` keeps it from replacing the file itself.
     """
 
     name = "metrics.csv"
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, fence: Fence = unfenced) -> None:
+        self.path, self._fence = path, fence
         rows = _complete_rows(path) if path.exists() else []
         self._columns = rows[0] if rows else list(_OWN_COLUMNS)
         self._last = rows[-1] if len(rows) > 1 else []
@@ -108,7 +109,7 @@ class CsvSink:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self._columns)
         writer.writerows([*row, *[""] * (len(self._columns) - len(row))] for row in rows)
-        replace_atomically(self.path, text.getvalue().encode())
+        replace_atomically(self.path, text.getvalue().encode(), self._fence)
 
 
 def _row_of(columns: list[str], cells: list[str]) -> Row:

@@ -26,9 +26,7 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Protocol, Self
 
-import torch
-
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import CheckpointError, ConfigError, RunInUse
 from rl_training.experiment import files
 from rl_training.experiment.retention import list_checkpoints
 from rl_training.experiment.strict_yaml import dump_yaml
@@ -82,6 +80,11 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def task_name(env_id: str | None, algo: str) -> str:
+    """Environment and algorithm as the beginning of a folder's name."""
+    return f"{_plain_name(env_id) if env_id else 'no-env'}__{_plain_name(algo)}"
+
+
 def _plain_name(text: str) -> str:
     """Text as a part of a folder name; `ALE/Pong-v5` becomes `ALE-Pong-v5`."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
@@ -89,6 +92,8 @@ def _plain_name(text: str) -> str:
 
 def machine_record() -> dict[str, Any]:
     """What the bits of a CPU run depend on: versions, instruction set, threads."""
+    import torch  # here, so that folders are read without it
+
     versions = {"python": platform.python_version(), "rl_training": files.package_version()}
     for package in ("torch", "numpy", "gymnasium", "mujoco"):
         try:
@@ -117,8 +122,9 @@ class RunDirectory:
     `machine_changes` says, for a continued run, what has changed since; bit-exact resuming needs it empty.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fence: files.Fence = files.unfenced) -> None:
         self.path = path
+        self.fence = fence
         self.machine_changes: list[str] = []
         self.status_before: str | None = None
         self._lock: int | None = None
@@ -154,18 +160,20 @@ class RunDirectory:
         suffix: str | None = None,
         command: Sequence[str] | None = None,
         text: str | None = None,
+        path: Path | None = None,
+        fence: files.Fence = files.unfenced,
     ) -> Self:
         """Make a folder that did not exist, lock it and write what the run starts from.
 
-        `text` is the config file as the user wrote it, `command` the command line (default: this process's).
+        `text` is the config file as the user wrote it, `command` the command line (default: this process's), `path`
+        the folder where it is not to be named by the clock.
         """
-        stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        env = _plain_name(config.env_id) if config.env_id else "no-env"
-        name = f"{env}__{_plain_name(config.algo)}__s{config.seed}__{stamp}"
-        name += f"__{_plain_name(suffix)}" if suffix else ""
         problem = f"output_dir {config.output_dir} cannot hold a run (choose another with --output-dir)"
         with _one_line(problem, key="output_dir"):
-            run = cls(_make_unique(Path(config.output_dir), name))
+            fence()
+            run = cls(path or _make_unique(Path(config.output_dir), _name_now(config, suffix)), fence)
+            if path is not None:
+                path.mkdir(parents=True)
         with _one_line(problem, key="output_dir"), run._locking():
             run._write(CONFIG, text if text is not None else dump_yaml(config.to_dict()))
             run._write(RESOLVED, dump_yaml(dict(resolved)))
@@ -186,10 +194,10 @@ class RunDirectory:
         return run
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, fence: files.Fence = files.unfenced) -> Self:
         """Lock an existing run to continue it; its status becomes `running` again."""
         read_run_record(path)  # before the lock, which would leave a file in a folder that is no run
-        run = cls(path)
+        run = cls(path, fence)
         with _one_line(f"{path}: the run cannot be continued"), run._locking():
             run._record = read_run_record(path)
             run.machine_changes = machine_changes(run._record)
@@ -222,11 +230,11 @@ class RunDirectory:
     def update(self, **fields: Any) -> None:
         """Merge fields into run.json, atomically."""
         merged = {**self._record, **fields, "pid": os.getpid(), "updated": _now()}
-        files.replace_atomically(self.path / RECORD, files.encode_json(merged))
+        files.replace_atomically(self.path / RECORD, files.encode_json(merged), self.fence)
         self._record = merged
 
     def _write(self, name: str, text: str) -> None:
-        files.replace_atomically(self.path / name, text.encode())
+        files.replace_atomically(self.path / name, text.encode(), self.fence)
 
     def close(self) -> None:
         """Release the lock; the folder stays."""
@@ -304,6 +312,12 @@ def _one_line(problem: str, key: str | None = None) -> Iterator[None]:
         raise ConfigError(f"{problem}: {error.strerror or error}", key=key) from None
 
 
+def _name_now(config: RunConfig, suffix: str | None) -> str:
+    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    name = f"{task_name(config.env_id, config.algo)}__s{config.seed}__{stamp}"
+    return name + (f"__{_plain_name(suffix)}" if suffix else "")
+
+
 def _make_unique(parent: Path, name: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     for attempt in range(1, _ATTEMPTS):
@@ -339,7 +353,7 @@ def _acquire(path: Path) -> int:
     except BlockingIOError:
         holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(handle)
-        raise ConfigError(
+        raise RunInUse(
             f"{path}: in use by process {holder}; wait for it to end, or start a run of your own"
         ) from None
     except OSError:

@@ -22,7 +22,7 @@ from rl_training.seeding import learner_seeds
 from rl_training.spaces import SpaceSpec
 
 # Networks of this package gain nothing from more threads than this; a user's OMP_NUM_THREADS wins.
-_MOST_THREADS = 4
+MOST_THREADS = 4
 # A parameter that is trained has a gradient and two moments beside it.
 _COPIES = 4
 # The least an environment takes: one of the smallest in this process, or an interpreter with its libraries.
@@ -66,7 +66,7 @@ def prepare_process(device: torch.device) -> None:
     """Set this process's threads and allocator for training on `device`."""
     if "OMP_NUM_THREADS" not in os.environ:
         # Beside a GPU only the acting policy runs here, one row at a time: threads would just wait for each other.
-        most = _MOST_THREADS if device.type == "cpu" else 1
+        most = MOST_THREADS if device.type == "cpu" else 1
         torch.set_num_threads(min(torch.get_num_threads(), most))
     if device.type == "cpu":
         keep_freed_memory()

@@ -30,7 +30,7 @@ from rl_training.data.sources import BatchSource
 from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
-from rl_training.errors import ConfigError, DivergedError, EnvironmentFailure
+from rl_training.errors import ClaimLost, ConfigError, DivergedError, EnvironmentFailure
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid
 from rl_training.experiment.config import TrainConfig
@@ -65,6 +65,8 @@ class Launch:
     guard: SignalGuard | None = None  # who catches signals for all runs of this process
     progress: Callable[..., Progress] = Progress  # makes the run's console; several runs may share one
     loggers: tuple[Logger, ...] = ()  # beside those the configuration names
+    folder: Path | None = None  # the folder to make for a new run; None: one named by the clock in output_dir
+    fence: files.Fence = files.unfenced  # asked before each write, where another process may take the run over
 
 
 @dataclass(frozen=True)
@@ -383,7 +385,7 @@ def _open_log(folder: RunDirectory, job: Job, progress: Progress, loggers: Seque
     def warn(text: str) -> None:
         progress.say(f"warning: {text}")
 
-    checkpoint, csv = job.checkpoint, CsvSink(folder.metrics_csv)
+    checkpoint, csv = job.checkpoint, CsvSink(folder.metrics_csv, folder.fence)
     resumed_from = None if checkpoint is None else checkpoint.step
     rows: int = 0
     columns: list[str] | None = None
@@ -420,6 +422,8 @@ def _status(session: Session) -> Iterator[None]:
     """However the run ends: write its status to run.json, after saving what it learned if it failed."""
     try:
         yield
+    except ClaimLost:
+        raise
     except TrainingInterrupted:
         session.note_in_run(status="interrupted")
         raise
@@ -462,7 +466,8 @@ def _diverged(session: Session, error: DivergedError) -> DivergedError:
         "last_checkpoint": str(last) if last else None,
     }
     with suppress(OSError):  # the error itself says the same
-        files.replace_atomically(session.run.path / "divergence.json", files.encode_json(report))
+        place = session.run.path / "divergence.json"
+        files.replace_atomically(place, files.encode_json(report), session.run.fence)
     session.note_in_run(status="diverged", cause=f"{type(error).__name__}: {error}")
     advice = f"the last finite checkpoint is {last}" if last is not None else "no checkpoint was written before"
     return DivergedError(f"{error}; {advice}", first_bad=error.first_bad)
@@ -472,18 +477,20 @@ def _run_directory(job: Job, launch: Launch, suffix: str | None) -> RunDirectory
     checkpoint = job.checkpoint
     if checkpoint is None:
         if launch.home is not None:
-            return _reopen(launch.home)
-        return RunDirectory.create(job.config, job.settings, suffix, text=launch.text)
+            return _reopen(launch.home, launch.fence)
+        return RunDirectory.create(
+            job.config, job.settings, suffix, text=launch.text, path=launch.folder, fence=launch.fence
+        )
     home = checkpoint.path.parent.parent
     is_run = checkpoint.path.parent.name == "checkpoints" and (home / "run.json").is_file()
     if is_run and latest_valid(checkpoint.path.parent)[0] == checkpoint.path:
-        return _reopen(home)
+        return _reopen(home, launch.fence)
     return RunDirectory.create(job.config, job.settings, suffix or "resumed")
 
 
-def _reopen(home: Path) -> RunDirectory:
+def _reopen(home: Path, fence: files.Fence) -> RunDirectory:
     """Continue a run's folder, after deleting what a killed process may have left half-written."""
-    folder = RunDirectory.open(home)
+    folder = RunDirectory.open(home, fence)
     for parent in (folder.checkpoints, folder.best):
         sweep(parent)
     return folder

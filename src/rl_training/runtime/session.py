@@ -215,6 +215,7 @@ class Session:
         if self.evaluated_at != self.clock.ticks:
             check_finite(self.learner, f"by step {self.clock.ticks}")
             metrics = self._play(self._evaluator)
+            self.run.fence()
             self.last_evaluation, self.evaluated_at = metrics, self.clock.ticks
             self.metrics_log.log(self.clock.ticks, log_row(metrics))
             if self.best_return is None or metrics["eval_return_mean"] > self.best_return:
@@ -238,6 +239,7 @@ class Session:
 
     def report(self) -> None:
         """Log what is known of this step: the only host read of the terms."""
+        self.run.fence()
         check_finite(self.learner, f"by step {self.clock.ticks}")
         seconds, ticks = self.mark
         now = time.monotonic()
@@ -270,6 +272,7 @@ class Session:
                 records=saved.records,
                 rows=saved.rows,
                 previous=self.checkpoint_path,
+                fence=self.run.fence,
             )
         except NotPlainDataError:
             raise
@@ -313,6 +316,7 @@ class Session:
                 self.clock.ticks,
                 tensors={"networks": saved.tensors["networks"]},
                 records=saved.records,
+                fence=self.run.fence,
             )
         except CheckpointError as error:
             self.say(f"warning: {error}; the best policy was not saved")

@@ -19,6 +19,7 @@ from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator, Played
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, list_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.history import with_defaults_of
@@ -211,12 +212,14 @@ def resume_training(
     given: Given | None = None,
     loggers: Sequence[Logger] = (),
     quiet: bool = False,
+    fence: files.Fence = files.unfenced,
     warn: Callable[[str], None] = warnings.warn,
 ) -> TrainResult:
     """Go on where a run folder or checkpoint stopped; a run that ended before its first checkpoint starts again.
 
     `changes` replace fields of the configuration, `overrides` do the same as `key=value`; `given` are
-    environments that have no id, `loggers` those beside the configured ones.
+    environments that have no id, `loggers` those beside the configured ones; `fence` is asked before each write,
+    where another process may take the run over.
     """
     found = take_up(path, changes=changes, overrides=overrides, dataset=dataset, given=given, warn=warn)
     return get_algorithm_spec(found.config.algo).train(
@@ -225,7 +228,7 @@ def resume_training(
         callbacks=callbacks,
         dataset=dataset,
         given=given,
-        launch=Launch(quiet=quiet, home=found.home, loggers=tuple(loggers)),
+        launch=Launch(quiet=quiet, home=found.home, loggers=tuple(loggers), fence=fence),
     )
 
 

@@ -1,0 +1,171 @@
+"""`rl-training sweep`, `work`, `status` and `study`: many runs of one plan."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rl_training.console.output import flags, note, one_line, show_json, show_table
+
+if TYPE_CHECKING:
+    from rl_training.study.status import StudyStatus, TrialStatus
+
+studies = typer.Typer(no_args_is_help=True, help="Pack a study into one file, and unpack it.")
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A study's folder, studies/NAME.")]
+AllowImport = Annotated[bool, typer.Option("--allow-import", help="Permit env ids of the form module:Env.")]
+
+
+class Retry(StrEnum):
+    failed = "failed"
+
+
+def sweep(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The study's YAML file, or its folder.")],
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that train at the same time; by default 1, or one per GPU.")
+    ] = None,
+    output_dir: Annotated[Path, typer.Option(help="Folder that receives the study's folder.")] = Path("studies"),
+    gpus: Annotated[
+        str | None, typer.Option(metavar="0,1", help="GPUs to share out among the workers, one each.")
+    ] = None,
+    retry: Annotated[
+        Retry | None, typer.Option(help="Try failed trials again, unless they would fail in the same way.")
+    ] = None,
+    allow_import: AllowImport = False,
+) -> None:
+    """Run what is missing of a study: all of it, what was interrupted, or what its file has gained since."""
+    from rl_training.study.crew import parse_gpus
+    from rl_training.study.study import Study
+
+    study = Study(file, output_dir=output_dir)
+    status = study.run(
+        workers,
+        gpus=parse_gpus(gpus),
+        retry_failed=retry is not None,
+        allow_import=allow_import,
+        quiet=flags.quiet,
+        say=note,
+    )
+    _show(status)
+    if status.failed:
+        raise typer.Exit(1)
+
+
+def work(
+    folder: Folder,
+    allow_import: AllowImport = False,
+    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Be a worker of a study, here or on any machine that shares its disk, until nothing is left to claim."""
+    from rl_training.study.plan import read_plan
+
+    read_plan(folder)
+    from rl_training.study.worker import work as work_on
+
+    worked = work_on(folder, quiet=flags.quiet, allow_import=allow_import, parent=parent, say=note)
+    if worked.others_hold:
+        note("what is left is held by other workers")
+    if worked.failed and parent is None:  # the sweep that started it tells of all failures itself
+        raise typer.Exit(1)
+
+
+def status(
+    folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+) -> None:
+    """Show how a study stands: done, running, waiting, failed, time left, returns so far."""
+    from rl_training.study.status import read_status
+
+    found = read_status(folder)
+    if as_json:
+        show_json(found.to_dict())
+    else:
+        _show(found)
+
+
+@studies.command()
+def pack(
+    folder: Folder, output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A .zip file.")]
+) -> None:
+    """Write everything a report needs into one file: settings, logs, results, best policies; no replay buffers."""
+    from rl_training.memory import human_bytes
+    from rl_training.study.packing import pack as pack_into
+
+    pack_into(folder, output)
+    print(f"wrote {output} ({human_bytes(output.stat().st_size)})")
+
+
+@studies.command()
+def unpack(
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="The folder to make; studies/NAME if unset."),
+    ] = None,
+) -> None:
+    """Unpack a study that was packed; nothing is overwritten, and nothing in it can run."""
+    from rl_training.study.packing import unpack as unpack_into
+
+    print(f"wrote {unpack_into(file, output)}")
+
+
+def _show(status: StudyStatus) -> None:
+    """Counts and time left, a line per configuration, and who works on what, or failed."""
+    counts = ", ".join(f"{count} {state}" for state, count in status.counts.items() if count)
+    left = status.seconds_left
+    left_text = "" if left is None or not left else f", about {_duration(left)} left"
+    print(f"{status.name}: {counts or 'no trials'}{left_text}")
+    show_table(_configuration_rows(status), ("configuration", "done", "return", "best"))
+    if running := [one for one in status.trials if one.state == "running"]:
+        print()
+        show_table([_running_row(one) for one in running], ("running", "host", "heartbeat", "step", "return"))
+    if status.failed:
+        print()
+        rows = [
+            (one.trial.name, str(one.failure.code), one_line(one.failure.message))
+            for one in status.failed
+            if one.failure
+        ]
+        show_table(rows, ("failed", "code", "message"))
+
+
+def _configuration_rows(status: StudyStatus) -> list[tuple[str, str, str, str]]:
+    """A line per configuration: the seeds that are done, and their mean returns so far."""
+    from rl_training.study.status import label
+
+    groups: dict[int, list[TrialStatus]] = {}
+    for one in status.trials:
+        groups.setdefault(one.trial.configuration, []).append(one)
+    rows = []
+    for index, trials in groups.items():
+        name = status.plan.configurations[index].name
+        varied = label(trials[0])
+        done = f"{sum(one.state == 'done' for one in trials)}/{len(trials)}"
+        rows.append(
+            (
+                f"{name} ({varied})" if varied else name,
+                done,
+                _mean([one.eval_return for one in trials]),
+                _mean([one.best for one in trials]),
+            )
+        )
+    return rows
+
+
+def _mean(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{sum(known) / len(known):.2f}" if known else "-"
+
+
+def _running_row(one: TrialStatus) -> tuple[str, str, str, str, str]:
+    heartbeat = "-" if one.heartbeat is None else f"{one.heartbeat:.0f} s ago"
+    return one.trial.name, one.host or "-", heartbeat, f"{one.step:,}/{one.total:,}", _mean([one.eval_return])
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

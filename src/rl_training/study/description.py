@@ -1,0 +1,315 @@
+"""A study as its author writes it: one base or several tasks, seeds, and the settings that vary.
+
+    base: iql/hopper-medium-expert      # or tasks: [{config: …, set: {…}}, …]
+    set: {total_timesteps: 100000}     # for every trial
+    seeds: 0..9                         # or [0, 3, 7]
+    grid: {beta: [1, 3, 10]}            # every combination
+    zip: {gamma: [0.9, 0.99], tau: [0.01, 0.005]}      # the first of each, the second of each, …
+    list: [{expectile: 0.7}, {expectile: 0.9, batch_size: 64}]
+
+`list`, `zip` and `grid` together mean every entry of one with every entry of the others. Keys are found wherever
+they live, as by `--set`. What contradicts itself is refused here, before anything is planned.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import (
+    PlainMapping,
+    TrainConfig,
+    explain,
+    load_config,
+    put_setting,
+)
+from rl_training.experiment.registry import get_algorithm_spec, setting_names
+from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
+from rl_training.runtime.online import OnlineConfig, require_updates
+from rl_training.runtime.run import Job
+from rl_training.settings import PathText, PositiveFloat, PositiveInt, Settings, describe, list_as_tuple
+from rl_training.study.plan import described
+
+_RANGE = re.compile(r"\s*([0-9]+)\s*\.\.\s*([0-9]+)\s*")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_MOST_SEEDS = _MOST_CONFIGURATIONS = 100_000
+# The study decides these itself, or they may only be said on the command line.
+_NOT_TO_SET = {
+    "seed": "give the seeds as `seeds: 0..9`",
+    "output_dir": "a study has its own folder; choose it with --output-dir",
+    "allow_import": "a file cannot permit imports; use --allow-import",
+}
+
+
+def parse_seeds(value: Any) -> tuple[int, ...]:
+    """`0..9` (both ends included) or a list of whole numbers, each once."""
+    if isinstance(value, str) and (found := _RANGE.fullmatch(value)):
+        first, last = int(found[1]), int(found[2])
+        if not first <= last < first + _MOST_SEEDS:
+            raise ValueError(f"must go upwards, over at most {_MOST_SEEDS:,} seeds, got {value!r}")
+        return tuple(range(first, last + 1))
+    if not isinstance(value, list | tuple | range) or not value:
+        raise ValueError(f"must be a range such as 0..9 or a list such as [0, 3, 7], got {value!r}")
+    for seed in value:
+        if type(seed) is not int or not 0 <= seed < 2**32:
+            raise ValueError(f"must be whole numbers from 0 to 2**32 - 1, got {seed!r}")
+    if twice := [seed for seed in value if list(value).count(seed) > 1]:
+        raise ValueError(f"{twice[0]} is given twice")
+    return tuple(value)
+
+
+def _columns(value: Any) -> Any:
+    """A mapping of keys to lists of values, none empty, no value twice."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"must be a mapping of settings to lists of values, got {value!r}")
+    for key, values in value.items():
+        if not isinstance(values, list | tuple):
+            raise ValueError(f"{key} must be a list of values, got {values!r}")
+        if not values:
+            raise ValueError(f"{key} has no values")
+    return {key: list(values) for key, values in value.items()}
+
+
+def _grid(value: Any) -> Any:
+    for key, values in _columns(value).items():
+        if twice := [one for i, one in enumerate(values) if one in values[:i]]:
+            raise ValueError(f"{key} has the value {twice[0]!r} twice")
+    return _columns(value)
+
+
+def _zipped(value: Any) -> Any:
+    columns = _columns(value)
+    if len({len(values) for values in columns.values()}) > 1:
+        lengths = ", ".join(f"{key} {len(values)}" for key, values in columns.items())
+        raise ValueError(f"needs lists of one length, got {lengths}")
+    return columns
+
+
+def _entries(value: Any) -> Any:
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"must be a list of mappings of settings, got {value!r}")
+    for entry in value:
+        if not isinstance(entry, Mapping) or not entry:
+            raise ValueError(f"each entry must be a mapping of settings, got {entry!r}")
+    return tuple(dict(entry) for entry in value)
+
+
+def _population(value: Any) -> Any:
+    if value in ("auto", "off") or (type(value) is int and value >= 1):
+        return value
+    raise ValueError(f"must be auto, off or the most trials trained together, got {value!r}")
+
+
+def _plain_name(value: Any) -> Any:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise ValueError(f"must be a plain folder name of letters, digits, '.', '_' and '-', got {value!r}")
+    return value
+
+
+class Task(Settings):
+    """One configuration to vary, with settings of its own."""
+
+    config: Annotated[PathText, Field(min_length=1)]
+    """packaged configuration or path of a YAML file"""
+    set: PlainMapping = Field(default_factory=dict)
+    """settings of this task"""
+
+
+class StudyFile(Settings):
+    """The keys of a study's YAML file."""
+
+    name: Annotated[str, BeforeValidator(_plain_name)] | None = None
+    """folder of the study below the output folder; null: the file's own name"""
+    base: Annotated[PathText, Field(min_length=1)] | None = None
+    """packaged configuration or path of a YAML file that every trial starts from"""
+    tasks: Annotated[tuple[Task, ...], BeforeValidator(list_as_tuple)] = ()
+    """several such, in place of `base`"""
+    common: PlainMapping = Field(default_factory=dict, alias="set")
+    """settings of every trial"""
+    seeds: Annotated[tuple[int, ...], BeforeValidator(parse_seeds)] | None = None
+    """`0..9` or a list; null: the one seed of each configuration"""
+    grid: Annotated[dict[str, Any], BeforeValidator(_grid)] = Field(default_factory=dict)
+    """settings and their values, in every combination"""
+    zipped: Annotated[dict[str, Any], BeforeValidator(_zipped)] = Field(default_factory=dict, alias="zip")
+    """settings and lists of one length: the first values together, the second, …"""
+    entries: Annotated[tuple[dict[str, Any], ...], BeforeValidator(_entries)] = Field(default=(), alias="list")
+    """mappings of settings, one after the other"""
+    population: Annotated[Any, BeforeValidator(_population)] = "auto"
+    """the most trials of one group, which differ in seed and numbers alone: a number, `off` (1), or `auto`"""
+    threads: PositiveInt | None = None
+    """threads of each worker; null: the cores shared among the workers of the first sweep. Fixed with the plan,
+    because bits depend on it"""
+    claim_timeout: PositiveFloat = 60.0
+    """seconds without a sign of life after which a worker's trial is given to another"""
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], place: str = "") -> Self:
+        try:
+            study = cls.model_validate(dict(values))
+        except ValidationError as error:
+            keys = {info.alias or name: info for name, info in cls.model_fields.items()}
+            path = ".".join(str(part) for part in error.errors()[0]["loc"])
+            raise ConfigError(describe(error, keys, place), key=path) from None
+        if (study.base is None) == (not study.tasks):
+            raise ConfigError("a study has either `base` or `tasks`", key="tasks" if study.tasks else None)
+        return study
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One configuration that the study asks for: its settings with every default spelt out, and its seeds."""
+
+    task: int
+    changes: Mapping[str, Any]  # what varies, by dotted place
+    config: TrainConfig
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Description:
+    """A study as it was written, read and expanded; every configuration in it has been checked."""
+
+    name: str
+    text: str
+    place: str
+    file: StudyFile
+    sources: tuple[str, ...]
+    bases: tuple[TrainConfig, ...]
+    wanted: tuple[Wanted, ...]
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def explain(self, error: ConfigError) -> ConfigError:
+        """The same error with file and line in front."""
+        return explain(error, self.place, self.lines, {})
+
+
+def read_description(source: str | Path | Mapping[str, Any]) -> Description:
+    """Read a study's file, or take its contents as a mapping; every configuration is checked."""
+    text, place, stem = _text_of(source)
+    document = parse_yaml(text, place)
+    lines = {} if isinstance(source, Mapping) else document.lines
+    if not isinstance(document.value, dict):
+        raise ConfigError(f"{place}: a study is a mapping with `base` or `tasks`, and seeds or settings to vary")
+    try:
+        file = StudyFile.parse(document.value)
+        tasks = _tasks(file, None if isinstance(source, Mapping) else Path(source).expanduser().parent)
+        name = file.name or _plain_name(stem)
+        expanded = [_expand(i, task, file) for i, task in enumerate(tasks)]
+    except ConfigError as error:
+        raise explain(error, place, lines, {}) from None
+    except ValueError as error:
+        raise ConfigError(f"{place}: name {error}", key="name") from None
+    return Description(
+        name,
+        text,
+        place,
+        file,
+        tuple(task.config for task in tasks),
+        tuple(base for base, _ in expanded),
+        tuple(wanted for _, found in expanded for wanted in found),
+        lines,
+    )
+
+
+def _text_of(source: str | Path | Mapping[str, Any]) -> tuple[str, str, str]:
+    """The text of a study, what to call it in messages, and the name it has by its file."""
+    if isinstance(source, Mapping):
+        return dump_yaml(dict(source)), "study", str(source.get("name", "study"))
+    path = Path(source).expanduser()
+    try:
+        return path.read_text(encoding="utf-8"), str(source), path.stem
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source}: not UTF-8 text (byte {error.start}); is this a study's file?") from None
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read: {error.strerror}") from None
+
+
+def _tasks(file: StudyFile, folder: Path | None) -> list[Task]:
+    """The tasks; a configuration that is not here, nor packaged, may lie beside the study's file."""
+    return [
+        Task(config=str(folder / task.config), set=task.set)
+        if folder is not None and not Path(task.config).is_file() and (folder / task.config).is_file()
+        else task
+        for task in file.tasks or (Task(config=str(file.base)),)
+    ]
+
+
+def _expand(index: int, task: Task, file: StudyFile) -> tuple[TrainConfig, list[Wanted]]:
+    """The base of one task, and everything the study asks of it."""
+    loaded = load_config(task.config, owners=setting_names)
+    values = loaded.config.to_dict()
+    places: dict[str, str] = {}
+    where = f"tasks.{index}.set" if file.tasks else "set"
+    for section, settings in (("set", file.common), (where, task.set)):
+        _put(settings, section, values, places)
+    seeds = file.seeds or (() if loaded.config.seed is None else (loaded.config.seed,))
+    if not seeds:
+        raise ConfigError(f"{task.config} has `seed: null`; give the study's `seeds`", key="seeds")
+    wanted = [
+        Wanted(index, changes, _checked(point, described(changes) or task.config), seeds)
+        for point, changes in _points(values, places, file)
+    ]
+    try:
+        return _checked(values, task.config), wanted
+    except ConfigError:  # it is complete only with what varies, which nobody compares
+        return wanted[0].config, wanted
+
+
+def _points(
+    values: dict[str, Any], places: dict[str, str], file: StudyFile
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The values of every configuration of a task, and what was changed in them."""
+    rows = [dict(zip(file.zipped, row)) for row in zip(*file.zipped.values())] or [{}]
+    number = math.prod(len(column) for column in file.grid.values()) * len(rows) * max(1, len(file.entries))
+    if number > _MOST_CONFIGURATIONS:
+        raise ConfigError(f"{number:,} configurations, at most {_MOST_CONFIGURATIONS:,} are planned", key="grid")
+    grid = [dict(zip(file.grid, point)) for point in itertools.product(*file.grid.values())]
+    for entry, row, point in itertools.product(file.entries or ({},), rows, grid):
+        changed, taken = copy.deepcopy(values), dict(places)
+        changes: dict[str, Any] = {}
+        sections = (("list", entry), ("zip", row), ("grid", point))
+        # The algorithm first: it says which bare keys there are.
+        for section, settings in sorted(sections, key=lambda part: "algo" not in part[1]):
+            changes |= _put(settings, section, changed, taken)
+        yield changed, changes
+
+
+def _put(
+    settings: Mapping[str, Any], section: str, values: dict[str, Any], places: dict[str, str]
+) -> dict[str, Any]:
+    """Set the settings of one section, refusing those that another has given already; by dotted place."""
+    done: dict[str, Any] = {}
+    for key, value in sorted(settings.items(), key=lambda item: item[0] != "algo"):
+        try:
+            place = put_setting(key, value, values, setting_names, section)
+        except ConfigError as error:
+            raise ConfigError(str(error), key=f"{section}.{key}") from None
+        if (reason := _NOT_TO_SET.get(place)) is not None:
+            raise ConfigError(f"{section}: {place} cannot be set here; {reason}", key=f"{section}.{key}")
+        for other, given_by in places.items():
+            if f"{place}.".startswith(f"{other}.") or f"{other}.".startswith(f"{place}."):
+                raise ConfigError(f"{key} is given by {section} and by {given_by}", key=f"{section}.{key}")
+        places[place], done[place] = section, value
+    return done
+
+
+def _checked(values: Mapping[str, Any], label: str) -> TrainConfig:
+    """The configuration with every default spelt out, checked as a run would check it."""
+    try:
+        config = TrainConfig(**values)
+        spec = get_algorithm_spec(config.algo)
+        job = Job.of(spec.sections, config, None, None)
+        if spec.regime == "online":
+            require_updates(job, job.resolved[OnlineConfig].earned(config.total_timesteps))
+    except ConfigError as error:
+        raise ConfigError(f"{label}: {error}" if label else str(error), key=error.key) from None
+    return config.replace(algo_kwargs=job.resolved.to_dict())

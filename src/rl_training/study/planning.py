@@ -1,0 +1,297 @@
+"""From a description to a plan: identities, groups, and what may change when a study is extended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_training.errors import ConfigError
+from rl_training.experiment import files
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import resolve
+from rl_training.experiment.runs import hold
+from rl_training.runtime.building import MOST_THREADS
+from rl_training.study.claims import read_claim
+from rl_training.study.description import Description, Wanted
+from rl_training.study.plan import (
+    PLAN,
+    RUNS,
+    STUDY,
+    Configuration,
+    Plan,
+    described,
+    hash_of,
+    identity,
+    read_plan,
+    short,
+    with_how,
+    write_plan,
+)
+from rl_training.study.trials import FAILURES, home_of
+
+# Numbers that members of a population may each have their own of: they change neither a shape nor when something is
+# updated.
+_SCALARS = frozenset(
+    {
+        "learning_rate",
+        "gamma",
+        "tau",
+        "alpha",
+        "beta",
+        "eta",
+        "expectile",
+        "awac_lambda",
+        "bc_alpha",
+        "cql_alpha",
+        "actor_bc_coef",
+        "critic_bc_coef",
+        "max_weight",
+        "max_advantage_weight",
+        "exploration_noise",
+        "target_policy_noise",
+        "target_noise_clip",
+        "target_entropy",
+    }
+)
+# The most trials of a group where the population is `auto` and they train on a GPU; on a CPU each is a group.
+_TOGETHER = 16
+_MOST_DIFFERENCES = 6
+
+
+def prepare(description: Description, folder: Path, workers: int) -> Plan:
+    """Make the plan in `folder`, or extend the one that is there; nothing is changed where it is refused.
+
+    A plan of which no trial has begun, or all failed before their first step, is made anew.
+    """
+    try:
+        _require_own(folder)
+        (folder / RUNS).mkdir(parents=True, exist_ok=True)
+        with hold(folder):
+            old = read_plan(folder) if (folder / PLAN).exists() else None
+            begun = old is not None and _has_begun(folder, old)
+            try:
+                plan = _extended(old, description) if old is not None and begun else _first(description, workers)
+            except ConfigError as error:
+                raise description.explain(error) from None
+            if plan != old:
+                if not begun:
+                    shutil.rmtree(folder / FAILURES, ignore_errors=True)
+                write_plan(folder, plan)
+            files.replace_atomically(folder / STUDY, description.text.encode())
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot hold a study: {error.strerror or error}") from None
+    return plan
+
+
+def _require_own(folder: Path) -> None:
+    """Refuse a folder of something else. What a sweep left that was killed before it had a plan is no obstacle."""
+    if folder.is_dir() and not (folder / PLAN).exists():
+        left = {RUNS, "lock", f".tmp-{PLAN}"}
+        strange = [path.name for path in folder.iterdir() if path.name not in left]
+        if strange or ((folder / RUNS).is_dir() and any((folder / RUNS).iterdir())):
+            raise ConfigError(f"{folder}: exists and is not a study's folder; choose another with --output-dir")
+
+
+def _has_begun(folder: Path, plan: Plan) -> bool:
+    """Whether a run folder exists, or somebody is about to make one."""
+    if any(home_of(folder, trial).exists() for trial in plan.trials):
+        return True
+    claims = [read_claim(folder, group.name) for group in plan.groups]
+    return any(claim is not None and not claim.is_free(time.time(), plan.claim_timeout) for claim in claims)
+
+
+def _first(description: Description, workers: int) -> Plan:
+    plan = Plan(
+        name=description.name,
+        threads=description.file.threads or _threads(description, workers),
+        claim_timeout=description.file.claim_timeout,
+        tasks=_tasks(description),
+    )
+    return _with_wanted(plan, description)
+
+
+def _tasks(description: Description) -> list[dict[str, Any]]:
+    return [
+        {"source": source, "settings": base.to_dict()}
+        for source, base in zip(description.sources, description.bases)
+    ]
+
+
+def _threads(description: Description, workers: int) -> int:
+    """The cores shared among the workers; beside a GPU one thread is enough."""
+    if (given := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and int(given) > 0:
+        return int(given)
+    if any(_on_gpu(base) for base in description.bases):
+        return 1
+    return max(1, min(MOST_THREADS, available_cores() // workers))
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _on_gpu(config: TrainConfig) -> bool:
+    return config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
+
+
+def _extended(old: Plan, description: Description) -> Plan:
+    """The old plan with what is new at its end; whatever else has changed is refused."""
+    if description.name != old.name:
+        raise ConfigError(f"the folder holds another study, {old.name!r}", key="name")
+    if description.file.threads not in (None, old.threads):
+        raise ConfigError(
+            f"threads: {description.file.threads} differs from the {old.threads} this study began with, on which "
+            "its bits depend; give the changed study another name",
+            key="threads",
+        )
+    _require_same_bases(old, description)
+    plan = old.changed(claim_timeout=description.file.claim_timeout, tasks=_tasks(description))
+    return _with_wanted(plan, description)
+
+
+def _require_same_bases(old: Plan, description: Description) -> None:
+    """Refuse a changed base, with a diff; what varies in the study is not the base's to say."""
+    if len(description.bases) < len(old.tasks):
+        gone = old.tasks[len(description.bases)]["source"]
+        raise ConfigError(f"the task {gone} was planned and is missing now; a study only grows", key="tasks")
+    changes = [*(one.changes for one in old.configurations), *(one.changes for one in description.wanted)]
+    varied = {place for each in changes for place in each}
+    for task, base in zip(old.tasks, description.bases):
+        before, now = identity(task["settings"]), identity(base.to_dict())
+        new = {name for name in now if name not in before}
+        changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in varied]
+        if at_default(base, new):
+            changed = [name for name in changed if name not in new]
+        if changed:
+            told = "; ".join(f"{short(n)} {before.get(n)} -> {now.get(n)}" for n in changed[:_MOST_DIFFERENCES])
+            more = f" and {len(changed) - _MOST_DIFFERENCES} more" if len(changed) > _MOST_DIFFERENCES else ""
+            raise ConfigError(
+                f"{task['source']} has changed since this study began ({told}{more}); undo that, or give the "
+                "changed study another name"
+            )
+
+
+def at_default(config: TrainConfig, names: Iterable[str]) -> bool:
+    """Whether a configuration has these settings as it would have them unset."""
+    names = list(names)
+    kept = {name: value for name, value in config.algo_kwargs.items() if f"algo_kwargs.{name}" not in names}
+    bare = config.replace(algo_kwargs=kept)
+    unset = identity({**config.to_dict(), "algo_kwargs": resolve(bare).to_dict()})
+    for name in names:
+        if name in TrainConfig.model_fields:
+            unset[name] = TrainConfig.model_fields[name].get_default(call_default_factory=True)
+    now = identity(config.to_dict())
+    return all(now[name] == unset[name] for name in names)
+
+
+def _with_wanted(plan: Plan, description: Description) -> Plan:
+    """The plan with every wanted trial in it: known ones where they are, new ones in groups at the end."""
+    configurations = list(plan.configurations)
+    known = {one.hash: index for index, one in enumerate(configurations)}
+    places: dict[int, Wanted] = {}
+    for wanted in description.wanted:
+        index = _find(wanted.config, configurations, known)
+        if index is None:
+            index = len(configurations)
+            settings = wanted.config.to_dict()
+            digest = hash_of(identity(settings))
+            known[digest] = index
+            configurations.append(Configuration(digest, wanted.task, dict(wanted.changes), settings))
+        else:
+            old = configurations[index]
+            configurations[index] = Configuration(
+                old.hash, wanted.task, dict(wanted.changes), _kept(old.settings, wanted.config.to_dict())
+            )
+        if index in places:
+            raise ConfigError(f"{_label(places[index])} and {_label(wanted)} are the same trial")
+        places[index] = wanted
+    if len({one.name for one in configurations}) < len(configurations):
+        raise ConfigError(
+            "two configurations have the same short hash, by chance; add a tiny change to one setting"
+        )
+    plan = plan.changed(configurations=configurations)
+    _require_nothing_gone(plan, places)
+    present = {member for group in plan.members for member in group}
+    new = [(index, seed) for index, wanted in places.items() for seed in wanted.seeds]
+    groups = _grouped([member for member in new if member not in present], configurations, description)
+    return plan.changed(members=[*plan.members, *groups])
+
+
+def _kept(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a planned configuration, asked for again: it may run elsewhere, its data too."""
+    same_keys = identity(old).keys() == identity(new).keys()
+    return dict(new) if same_keys else with_how(old, new)
+
+
+def _label(wanted: Wanted) -> str:
+    return described(wanted.changes) or f"task {wanted.task + 1}"
+
+
+def _find(config: TrainConfig, configurations: list[Configuration], known: Mapping[str, int]) -> int | None:
+    """The planned configuration that this is, also where it was planned before some settings existed."""
+    now = identity(config.to_dict())
+    if (index := known.get(hash_of(now))) is not None:
+        return index
+    for names in {frozenset(identity(one.settings)) for one in configurations}:
+        new = now.keys() - names
+        if new and now.keys() > names and at_default(config, new):
+            digest = hash_of({name: value for name, value in now.items() if name in names})
+            if digest in known:
+                return known[digest]
+    return None
+
+
+def _require_nothing_gone(plan: Plan, places: Mapping[int, Wanted]) -> None:
+    for trial in plan.trials:
+        wanted = places.get(trial.configuration)
+        if wanted is None or trial.seed not in wanted.seeds:
+            what = f"seed {trial.seed}"
+            if wanted is None:
+                what = described(plan.configurations[trial.configuration].changes) or trial.name
+            raise ConfigError(
+                f"{what} was planned and is missing now; a study only grows: put it back, or give the changed "
+                "study another name"
+            )
+
+
+def _grouped(
+    members: list[tuple[int, int]], configurations: list[Configuration], description: Description
+) -> list[list[tuple[int, int]]]:
+    """Trials in groups of those a population could train together, the first seeds of all configurations first."""
+    buckets: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    rank = {seed: i for i, seed in enumerate(dict.fromkeys(seed for _, seed in members))}
+    for index, seed in sorted(members, key=lambda member: (rank[member[1]], member[0])):
+        config = configurations[index]
+        size = _group_size(description.file.population, TrainConfig(**config.settings))
+        buckets.setdefault((_shape(config.settings), size), []).append((index, seed))
+    groups = [
+        bucket[start : start + size]
+        for (_, size), bucket in buckets.items()
+        for start in range(0, len(bucket), size)
+    ]
+    return sorted(groups, key=lambda group: (rank[group[0][1]], group[0][0]))
+
+
+def _group_size(population: Any, config: TrainConfig) -> int:
+    if population == "auto":
+        return _TOGETHER if _on_gpu(config) else 1
+    return 1 if population == "off" else int(population)
+
+
+def _shape(settings: Mapping[str, Any]) -> str:
+    """A hash of what all members of a group have in common."""
+    common = {
+        name: "a number" if short(name) in _SCALARS and _is_number(value) else value
+        for name, value in identity(settings).items()
+    }
+    return hash_of(common | {"device": settings["device"]})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,175 @@
+"""How a study stands, read from its folder while others work in it; nothing here imports torch."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rl_training.study.claims import ClaimRecord, read_claim
+from rl_training.study.plan import Group, Plan, Trial, described, read_plan, short
+from rl_training.study.trials import (
+    Failure,
+    Progress,
+    home_of,
+    is_done,
+    progress_of,
+    read_failure,
+    record_of,
+)
+
+State = Literal["done", "running", "waiting", "failed"]
+_EVAL = "eval_return_mean"
+
+
+@dataclass(frozen=True)
+class TrialStatus:
+    """One trial: where it stands and what it has reached."""
+
+    trial: Trial
+    state: State
+    settings: Mapping[str, Any]  # what varies, by short name
+    host: str | None = None  # who works on it,
+    heartbeat: float | None = None  # and how many seconds ago it gave a sign of life
+    failure: Failure | None = None
+    step: int = 0
+    total: int = 0
+    seconds: float | None = None
+    eval_return: float | None = None  # of the newest evaluation
+    best: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StudyStatus:
+    """A study as it stands."""
+
+    name: str
+    plan: Plan
+    trials: tuple[TrialStatus, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        found = Counter(one.state for one in self.trials)
+        return {state: found[state] for state in ("done", "running", "waiting", "failed")}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every trial is done or failed."""
+        return all(one.state in ("done", "failed") for one in self.trials)
+
+    @property
+    def failed(self) -> list[TrialStatus]:
+        return [one for one in self.trials if one.state == "failed"]
+
+    @property
+    def seconds_left(self) -> float | None:
+        """By how long trials took that are done, and how many are worked on at a time; None before the first."""
+        took: dict[int, list[float]] = {}
+        for one in self.trials:
+            if one.state == "done" and one.seconds is not None:
+                took.setdefault(one.trial.configuration, []).append(one.seconds)
+        if not took:
+            return None
+        means = {index: sum(each) / len(each) for index, each in took.items()}
+        usual = sum(means.values()) / len(means)
+        left = sum(
+            means.get(one.trial.configuration, usual) * (1 - min(1.0, one.step / max(1, one.total)))
+            for one in self.trials
+            if one.state in ("running", "waiting")
+        )
+        return left / max(1, self.counts["running"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole as plain data."""
+        return {
+            "name": self.name,
+            "counts": self.counts,
+            "seconds_left": self.seconds_left,
+            "trials": [as_record(one, self.plan) for one in self.trials],
+        }
+
+
+def as_record(one: TrialStatus, plan: Plan) -> dict[str, Any]:
+    """A trial as plain data."""
+    configuration = plan.configurations[one.trial.configuration]
+    return {
+        "trial": one.trial.name,
+        "task": plan.tasks[configuration.task]["source"],
+        "env_id": configuration.settings["env_id"],
+        "algo": configuration.settings["algo"],
+        "hash": configuration.hash,
+        "settings": dict(one.settings),
+        "seed": one.trial.seed,
+        "status": one.state,
+        "step": one.step,
+        "total_timesteps": one.total,
+        "seconds": one.seconds,
+        "eval_return": one.eval_return,
+        "best": one.best,
+        "metrics": dict(one.metrics),
+        "host": one.host,
+        "heartbeat_age": one.heartbeat,
+        "failure": None if one.failure is None else {"code": one.failure.code, "message": one.failure.message},
+    }
+
+
+def read_status(folder: Path, known: dict[str, TrialStatus] | None = None) -> StudyStatus:
+    """How the study in `folder` stands. `known` remembers trials that are done, for whoever looks repeatedly."""
+    plan = read_plan(folder)
+    known = {} if known is None else known
+    trials: list[TrialStatus] = []
+    for group in plan.groups:
+        if not all(trial.name in known for trial in group.trials):
+            known |= _over(folder, plan, group, trials)
+        else:
+            trials += [known[trial.name] for trial in group.trials]
+    return StudyStatus(plan.name, plan, tuple(trials))
+
+
+def _over(folder: Path, plan: Plan, group: Group, trials: list[TrialStatus]) -> dict[str, TrialStatus]:
+    """Append how the trials of a group stand; returns those that are over."""
+    claim = read_claim(folder, group.name)
+    live = claim if claim is not None and not claim.is_free(time.time(), plan.claim_timeout) else None
+    found = [_status_of(folder, plan, trial, live, alone=len(group.trials) == 1) for trial in group.trials]
+    trials += found
+    return {one.trial.name: one for one in found if one.state == "done"}
+
+
+def _status_of(folder: Path, plan: Plan, trial: Trial, claim: ClaimRecord | None, *, alone: bool) -> TrialStatus:
+    home, configuration = home_of(folder, trial), plan.configurations[trial.configuration]
+    record, failure = record_of(home), read_failure(folder, trial)
+    metrics = record.get("metrics") if is_done(record) else None
+    state: State = "waiting"
+    if is_done(record):
+        state = "done"
+    elif failure is not None:
+        state = "failed"
+    elif claim is not None and (alone or record.get("status") == "running"):
+        state = "running"
+    at_work = claim if state == "running" else None
+    numbers: dict[str, float] = metrics if isinstance(metrics, dict) else {}
+    progress = Progress() if numbers else progress_of(home)
+    seconds = record.get("seconds")
+    return TrialStatus(
+        trial,
+        state,
+        {short(place): value for place, value in configuration.changes.items()},
+        host=None if at_work is None or at_work.owner is None else at_work.owner.host,
+        heartbeat=None if at_work is None else round(max(0.0, time.time() - at_work.touched), 1),
+        failure=failure if state == "failed" else None,
+        step=int(numbers.get("update_count" if "epoch" in numbers else "global_step", progress.step)),
+        total=int(configuration.settings["total_timesteps"]),
+        seconds=float(seconds) if isinstance(seconds, int | float) else None,
+        eval_return=numbers.get(_EVAL, progress.eval_return),
+        best=numbers.get("eval_return_best"),
+        metrics=numbers,
+    )
+
+
+def label(one: TrialStatus) -> str:
+    """What varies, in words, or nothing."""
+    return described(one.settings)

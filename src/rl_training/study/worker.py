@@ -1,0 +1,328 @@
+"""A worker: claim a group, train its trials, write down what failed, take the next, until nothing is left to claim.
+
+A trial is an ordinary run in the folder the plan names. Whether it is done is what its run.json says; a failure
+that may have left no folder is kept in `failures/`. A worker that is asked to stop saves its run, releases its
+claim and ends; one that is killed leaves both to the next, who resumes the run exactly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+
+from rl_training.console.output import one_line
+from rl_training.errors import ClaimLost, ConfigError, RLTrainingError, RunInUse
+from rl_training.experiment import files
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.manager import ExperimentManager
+from rl_training.experiment.retention import list_checkpoints
+from rl_training.experiment.runs import RECORD, read_run_record
+from rl_training.runtime.run import Launch
+from rl_training.runtime.signals import TrainingInterrupted
+from rl_training.runtime.workflows import resume_training
+from rl_training.study.claims import Claim, DiskClock, Owner, previous_owner, take
+from rl_training.study.plan import RUNS, Group, Plan, Trial, read_plan
+from rl_training.study.trials import (
+    Failure,
+    forget_failure,
+    home_of,
+    is_done,
+    note_failure,
+    read_failure,
+    record_of,
+)
+
+# A trial that ended this many workers, one after the other and without getting any further, is given up.
+_MOST_DEATHS = 5
+_USAGE = 2
+
+
+@dataclass(frozen=True)
+class Member:
+    """One trial to be trained: its configuration and its folder, which may hold a run to go on with."""
+
+    config: TrainConfig
+    home: Path
+
+
+class TrainGroup(Protocol):
+    """Trains the members of a group, each to its end and in its own folder; returns what failed, by folder name.
+
+    Members that are done are not among them. `launch` has the fence that every write must ask.
+    """
+
+    def __call__(self, members: Sequence[Member], launch: Launch) -> dict[str, Exception]: ...
+
+
+def one_after_another(members: Sequence[Member], launch: Launch) -> dict[str, Exception]:
+    """Each member as an ordinary run; one that fails does not keep the next from running."""
+    failed: dict[str, Exception] = {}
+    for member in members:
+        try:
+            train_member(member, launch)
+        except (ClaimLost, RunInUse, TrainingInterrupted):
+            raise
+        except Exception as error:
+            failed[member.home.name] = error
+        except SystemExit as error:  # an environment's; it has no business ending a study
+            failed[member.home.name] = RuntimeError(f"SystemExit: {error.code}")
+    return failed
+
+
+def train_member(member: Member, launch: Launch) -> None:
+    """Train a trial from its start, or from its newest checkpoint."""
+    if _has_begun(member.home):
+        changes = {"allow_import": True} if member.config.allow_import else None
+        resume_training(member.home, changes=changes, quiet=launch.quiet, fence=launch.fence)
+        return
+    launch.fence()
+    _clear(member.home)
+    begun = Launch(quiet=launch.quiet, folder=member.home, fence=launch.fence)
+    ExperimentManager().train(member.config, launch=begun)
+
+
+def _has_begun(home: Path) -> bool:
+    """Whether there is something to resume. What was killed before its first checkpoint is not: not even its best
+    policy, which the same seed finds again."""
+    if list_checkpoints(home / "checkpoints"):
+        return True
+    if not (home / RECORD).is_file():
+        return False
+    record = read_run_record(home)
+    return is_done(record) or bool(record.get("saved") or record.get("pruned"))
+
+
+def _clear(home: Path) -> None:
+    """Remove what a run left that was killed before its first checkpoint."""
+    if home.is_dir():
+        files.rename(home, home.with_name(f".tmp-{home.name}-{secrets.token_hex(4)}"))
+    for trash in home.parent.glob(f".tmp-{home.name}-*"):
+        shutil.rmtree(trash, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Worked:
+    """What a worker leaves: whether others still hold groups, and how many trials it saw fail."""
+
+    others_hold: bool
+    failed: int
+
+
+def work(
+    folder: Path,
+    *,
+    train_group: TrainGroup = one_after_another,
+    quiet: bool = True,
+    allow_import: bool = False,
+    parent: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Worked:
+    """Work on the study in `folder` until nothing can be claimed any more.
+
+    `parent` is a process without which this one is to stop. `say` is told of each group that ends.
+    """
+    worker = _Worker(folder, train_group, quiet, allow_import, say)
+    try:
+        with _stopping_on_signals(), _no_orphan(parent), _threads(read_plan(folder).threads):
+            while (found := worker.next_claim()) is not None:
+                worker.run(*found)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or folder}: the study cannot go on: {error.strerror or error}"
+        ) from None
+    return Worked(worker.others_hold, worker.failed)
+
+
+class _Worker:
+    def __init__(
+        self,
+        folder: Path,
+        train_group: TrainGroup,
+        quiet: bool,
+        allow_import: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self.folder, self.me = folder, Owner.me()
+        self.others_hold, self.failed = False, 0
+        self._train_group, self._quiet, self._allow_import, self._say = train_group, quiet, allow_import, say
+        self._clock = DiskClock(folder)
+        self._over: set[str] = set()
+
+    def next_claim(self) -> tuple[Plan, Group, Claim] | None:
+        """The first group that is open and free, claimed. The plan is read again: it may have been extended."""
+        plan, self.others_hold = read_plan(self.folder), False
+        for group in plan.groups:
+            if group.name in self._over or not self._open_trials(group):
+                self._over.add(group.name)
+                continue
+            progress = _progress(self.folder, group)
+            claim = take(self.folder, group.name, self.me, plan.claim_timeout, progress=progress, clock=self._clock)
+            if claim is None:
+                self.others_hold = True
+            elif not self._open_trials(group):  # its last owner ended between the two looks
+                claim.release()
+            else:
+                return plan, group, claim
+        return None
+
+    def _open_trials(self, group: Group) -> list[Trial]:
+        """The trials of a group that are neither done nor failed."""
+        return [
+            trial
+            for trial in group.trials
+            if not is_done(record_of(home_of(self.folder, trial))) and read_failure(self.folder, trial) is None
+        ]
+
+    def run(self, plan: Plan, group: Group, claim: Claim) -> None:
+        """Train what is open in a claimed group, and write down what failed."""
+        trials = {trial.name: trial for trial in self._open_trials(group)}
+        with claim:
+            try:
+                failed = self._failures(plan, group, claim, list(trials.values()))
+                for name, failure in failed.items():
+                    claim.check()
+                    note_failure(self.folder, trials[name], failure)
+            except ClaimLost as error:
+                self._say(f"lost: {error}")
+                return
+            except RunInUse as error:  # somebody trains or prunes it by hand; another worker may find it free later
+                self._say(f"left: {error}")
+                self._over.add(group.name)
+                return
+        self.failed += len(failed)
+        for name in trials:
+            self._say(f"failed: {name}: {failed[name].message}" if name in failed else f"done: {name}")
+
+    def _failures(self, plan: Plan, group: Group, claim: Claim, trials: list[Trial]) -> dict[str, Failure]:
+        if claim.record.deaths >= _MOST_DEATHS:
+            message = f"it ended {claim.record.deaths} workers in a row without getting further; out of memory?"
+            return {trial.name: Failure(1, message) for trial in trials}
+        for trial in trials:
+            _take_over(
+                home_of(self.folder, trial), previous_owner(self.folder, group.name, claim.record.generation)
+            )
+        launch = Launch(quiet=self._quiet, fence=claim.check)
+        runs = self.folder / RUNS
+        members = [
+            Member(plan.config_of(trial, runs, allow_import=self._allow_import), home_of(self.folder, trial))
+            for trial in trials
+        ]
+        failed = self._train_group(members, launch)
+        return {name: failure_of(error) for name, error in failed.items()}
+
+
+def failure_of(error: Exception) -> Failure:
+    """Exit code and message of what ended a trial, as the command line would tell it."""
+    if isinstance(error, RLTrainingError):
+        return Failure(error.exit_code, one_line(error))
+    if isinstance(error, MemoryError):
+        return Failure(_USAGE, f"out of memory: {one_line(error) or 'an allocation failed'}")
+    return Failure(1, f"{type(error).__name__}: {one_line(error)}")
+
+
+def _progress(folder: Path, group: Group) -> int:
+    """A number that grows while the trials of a group get on: what they have saved, and how many are done."""
+    total = 0
+    for trial in group.trials:
+        home = home_of(folder, trial)
+        steps = [path.name for path in list_checkpoints(home / "checkpoints")]
+        total += 1 + int(steps[-1].removeprefix("step_").removesuffix(".old")) if steps else 0
+        total += is_done(record_of(home))
+    return total
+
+
+def _take_over(home: Path, before: Owner | None) -> None:
+    """Make a run's folder usable whose former owner may still be there, but stalled.
+
+    Such a process holds the lock of the run. The lock is its file's, so a new file has a new lock; nothing is
+    unlocked that belongs to anybody but the former owner. Temporary files it was writing are removed.
+    """
+    lock = home / "lock"
+    with contextlib.suppress(OSError, ValueError):
+        if before is not None and int(lock.read_text(encoding="ascii")) == before.pid:
+            lock.unlink()
+    for leftover in home.glob(".tmp-*"):
+        with contextlib.suppress(OSError):
+            leftover.unlink()
+
+
+def retry_failed(folder: Path, plan: Plan, never: Sequence[int]) -> list[Trial]:
+    """Open the failed trials again, but for those whose exit code says that they would fail in the same way."""
+    again = []
+    for trial in plan.trials:
+        failure = read_failure(folder, trial)
+        if failure is not None and failure.code not in never:
+            forget_failure(folder, trial)
+            again.append(trial)
+    return again
+
+
+@contextlib.contextmanager
+def _stopping_on_signals() -> Iterator[None]:
+    """Between runs a signal ends the worker, which releases its claim; during a run the run's own handlers save."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise TrainingInterrupted("the worker was asked to stop; sweep again to go on", signum)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous: Mapping[int, Any] = {
+        signum: signal.signal(signum, stop) for signum in wanted if signal.getsignal(signum) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+@contextlib.contextmanager
+def _no_orphan(parent: int | None) -> Iterator[None]:
+    """While active, the end of the parent process is a SIGTERM to this one: it saves, lets go and ends."""
+    if parent is None:
+        yield
+        return
+    end = threading.Event()
+
+    def watch() -> None:
+        while not end.wait(1.0):
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    thread = threading.Thread(target=watch, name="parent", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """The study's number of threads: the bits of a run depend on it."""
+    before, said = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
+    torch.set_num_threads(count)
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        if said is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = said

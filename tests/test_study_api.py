@@ -1,0 +1,184 @@
+"""`Study` in Python and the commands: results, the best configuration, status without torch, exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import rl_training
+from rl_training.cli import main
+from rl_training.errors import ConfigError
+from rl_training.experiment.strict_yaml import dump_yaml
+from rl_training.study import Study
+from rl_training.study.claims import Owner, take
+from rl_training.study.plan import read_plan
+from rl_training.study.study import iqm
+from rl_training.study.trials import Failure, note_failure
+from tests.studies import homes, study_in, tiny_study
+from tests.test_startup import COMMAND, ENVIRONMENT
+
+DOCS = (Path(__file__).parents[1] / "docs" / "studies.md").read_text(encoding="utf-8")
+
+
+def command(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """Two configurations and four seeds, done."""
+    made = study_in(tmp_path_factory.mktemp("api"), grid={"gamma": [0.5, 0.99]}, seeds=[0, 1, 2, 3])
+    made.run()
+    return made
+
+
+def with_returns(study: Study, monkeypatch: pytest.MonkeyPatch, returns: dict[float, list[float | None]]) -> None:
+    """As if the trials of each gamma had had these returns; None: not done."""
+    records = study.frame()
+    for record in records:
+        value = returns[record["settings"]["gamma"]][record["seed"]]
+        record["metrics"] = {} if value is None else {"eval_return_mean": value}
+    monkeypatch.setattr(Study, "frame", lambda self: records)
+
+
+def test_a_frame_is_one_plain_record_per_trial(study: Study) -> None:
+    frame = study.frame()
+    assert json.loads(json.dumps(frame)) == frame
+    assert [(one["settings"], one["seed"], one["status"]) for one in frame] == [
+        ({"gamma": gamma}, seed, "done") for seed in (0, 1, 2, 3) for gamma in (0.5, 0.99)
+    ]
+    for one in frame:
+        assert one["metrics"]["global_step"] == one["step"] == 60
+        assert one["best"] == one["metrics"]["eval_return_best"]
+        assert (one["algo"], one["env_id"], one["task"]) == ("dqn", "CartPole-v1", "dqn/cartpole")
+
+
+def test_the_interquartile_mean_leaves_out_the_quarters() -> None:
+    assert iqm([1.0, 2.0, 3.0]) == 2.0
+    assert iqm([-100.0, 1.0, 3.0, 100.0]) == 2.0
+    assert iqm([float(i) for i in range(10)]) == 4.5
+
+
+def test_the_best_is_that_of_all_seeds_together(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_returns(study, monkeypatch, {0.5: [1.0, 1.0, 2.0, 500.0], 0.99: [30.0, 31.0, 33.0, 34.0]})
+    best = study.best()
+    assert (best.settings, best.score, best.incomplete) == ({"gamma": 0.99}, 32.0, [])
+    assert [trial["seed"] for trial in best.trials] == [0, 1, 2, 3]
+    assert study.best(by="mean").settings == {"gamma": 0.5}
+    assert study.best(by="median").score == 32.0
+    assert study.best(lowest=True, by="min").settings == {"gamma": 0.5}
+
+
+def test_what_is_not_complete_is_not_compared(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_returns(study, monkeypatch, {0.5: [1.0, 2.0, 3.0, 4.0], 0.99: [500.0, 500.0, None, 500.0]})
+    best = study.best()
+    assert (best.settings, best.incomplete) == ({"gamma": 0.5}, [{"gamma": 0.99}])
+    with pytest.raises(ConfigError, match="no configuration has all its trials done with a x"):
+        study.best("x")
+    with pytest.raises(ConfigError, match="by must be one of iqm, mean, median, min"):
+        study.best(by="mode")  # type: ignore[arg-type]
+
+
+def test_tasks_are_not_compared_with_each_other(tmp_path: Path) -> None:
+    fields = tiny_study(tasks=[{"config": "dqn/cartpole"}, {"config": "dqn/lunarlander"}], seeds=[0])
+    del fields["base"]
+    made = Study(fields | {"set": {**fields["set"], "env_id": "CartPole-v1"}}, output_dir=tmp_path)
+    made.plan()
+    with pytest.raises(ConfigError, match="name one task of this study: dqn/cartpole, dqn/lunarlander"):
+        made.best()
+
+
+def test_a_study_is_opened_by_its_folder(study: Study) -> None:
+    assert Study(study.folder).frame() == study.frame()
+    assert rl_training.Study is Study
+
+
+def test_sweep_ends_with_1_where_a_trial_failed(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    fields = tiny_study(seeds=[0], set={"env_kwargs": {"no_such_argument": 1}})
+    del fields["name"]
+    file.write_text(dump_yaml(fields))
+    done = command("--quiet", "sweep", file, "--output-dir", tmp_path / "studies")
+    assert done.exit_code == 1
+    assert "bad: 1 failed" in done.stdout
+    assert re.search(r"CartPole-v1__dqn__[0-9a-f]{8}__s0 +[12] +.*no_such_argument", done.stdout)
+
+
+def test_sweep_refuses_with_one_line_and_2(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text("base: dqn/cartpole\nseeds: [1, 1]\n")
+    done = command("sweep", file, "--output-dir", tmp_path / "studies")
+    assert (done.exit_code, done.stderr) == (2, f"error: {file}:2: seeds: 1 is given twice\n")
+    assert not (tmp_path / "studies").exists()
+    assert command("sweep", file, "--workers", 0).exit_code == 2
+    assert command("work", tmp_path).exit_code == 2
+    assert command("status", tmp_path / "nothing").stderr.startswith(
+        f"error: {tmp_path / 'nothing'}: no such folder"
+    )
+
+
+def test_status_tells_who_works_on_what(tmp_path: Path) -> None:
+    made = study_in(tmp_path, seeds=[0, 1, 2])
+    plan = made.plan()
+    claim = take(made.folder, plan.groups[0].name, Owner.me(), 60.0)
+    assert claim is not None
+    note_failure(made.folder, plan.trials[1], Failure(4, "the loss is NaN"))
+    with claim:
+        shown = command("status", made.folder).stdout
+        record = json.loads(command("status", made.folder, "--json").stdout)
+    assert record["counts"] == {"done": 0, "running": 1, "waiting": 1, "failed": 1}
+    assert [trial["status"] for trial in record["trials"]] == ["running", "failed", "waiting"]
+    assert record["trials"][0]["host"] == Owner.me().host
+    assert record["trials"][0]["heartbeat_age"] >= 0
+    assert record["trials"][1]["failure"] == {"code": 4, "message": "the loss is NaN"}
+    assert "tiny: 1 running, 1 waiting, 1 failed" in shown
+    assert f"{plan.trials[0].name}  {Owner.me().host}" in shown
+    assert command("status", made.folder).stdout.startswith("tiny: 2 waiting, 1 failed\n")
+
+
+def test_time_left_is_known_from_what_is_done(tmp_path: Path) -> None:
+    made = study_in(tmp_path, seeds=[0])
+    made.run()
+    assert made.status().seconds_left == 0
+    study_in(tmp_path, seeds=[0, 1]).plan()
+    (home, _) = homes(made.folder)
+    took = json.loads((home / "run.json").read_text())["seconds"]
+    assert made.status().seconds_left == pytest.approx(took)
+
+
+def test_status_and_help_are_answered_without_torch(study: Study) -> None:
+    for words in (["status", str(study.folder)], ["status", str(study.folder), "--json"], ["sweep", "--help"]):
+        python = [sys.executable, "-c", COMMAND, *words]
+        done = subprocess.run(python, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "imported []\n")
+
+
+def test_pack_and_unpack_are_commands(study: Study, tmp_path: Path) -> None:
+    file, back = tmp_path / "tiny.zip", tmp_path / "back"
+    assert command("study", "pack", study.folder, "-o", file).exit_code == 0
+    assert command("study", "unpack", file, "-o", back).stdout == f"wrote {back}\n"
+    assert len(read_plan(back).trials) == 8
+
+
+def test_the_examples_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its study with a hundredth of the steps, its program, and its commands."""
+    monkeypatch.chdir(tmp_path)
+    (text,) = re.findall(r"^```yaml\n# gamma\.yaml\n(.*?)^```$", DOCS, re.M | re.S)
+    tiny = "total_timesteps: 600, learning_starts: 100, hidden_sizes: [8], eval_episodes: 1"
+    steps = re.sub(r"total_timesteps: \d+", tiny, text)
+    assert steps != text
+    Path("gamma.yaml").write_text(steps)
+    assert command("--quiet", "sweep", "gamma.yaml").exit_code == 0
+    scope: dict[str, Any] = {}
+    (program,) = re.findall(r"^```python\n(.*?)^```$", DOCS, re.M | re.S)
+    exec(compile(program, "studies.md", "exec", dont_inherit=True), scope)
+    assert scope["best"].settings["gamma"] in (0.9, 0.99)
+    for line in re.findall(r"^rl-training (.*?)(?:  #.*)?$", DOCS, re.M):
+        assert command(*line.split(), "--help").exit_code == 0, line

@@ -1,0 +1,136 @@
+"""The fence: once a run belongs to somebody else nothing more of it is committed, nothing half-written stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl_training.errors import ClaimLost
+from rl_training.experiment import files
+from rl_training.experiment.checkpointing import write_checkpoint
+from rl_training.experiment.logging import CsvSink
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.run import Launch
+from rl_training.runtime.session import Session
+from tests.runs import resume, run_record, tiny, train
+from tests.studies import contents
+
+
+class Fence:
+    """Open until it is told otherwise, or for so many questions."""
+
+    def __init__(self, questions: int | None = None) -> None:
+        self.left = questions
+
+    def __call__(self) -> None:
+        if self.left == 0:
+            raise ClaimLost("taken over")
+        if self.left is not None:
+            self.left -= 1
+
+
+def test_a_file_is_not_replaced(tmp_path: Path) -> None:
+    place = tmp_path / "run.json"
+    files.replace_atomically(place, b"old")
+    with pytest.raises(ClaimLost):
+        files.replace_atomically(place, b"new", Fence(0))
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert place.read_bytes() == b"old"
+
+
+def test_two_owners_never_share_a_temporary_file(tmp_path: Path) -> None:
+    """The former one is asked while its bytes are staged; whatever the next one stages meanwhile is its own."""
+    place = tmp_path / "run.json"
+
+    def next_owner() -> None:
+        files.replace_atomically(place, b"next", Fence())
+        raise ClaimLost("taken over")
+
+    with pytest.raises(ClaimLost):
+        files.replace_atomically(place, b"former", next_owner)
+    assert place.read_bytes() == b"next"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("questions", [0, 1])
+def test_a_checkpoint_is_not_committed(tmp_path: Path, questions: int) -> None:
+    """Asked before anything is touched, and again before the rename that commits."""
+    groups = {"networks": {"weight": torch.ones(2)}}
+    write_checkpoint(tmp_path, 1, tensors=groups, records={})
+    with pytest.raises(ClaimLost):
+        write_checkpoint(tmp_path, 2, tensors=groups, records={}, fence=Fence(questions))
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000000001"]
+
+
+def test_rows_of_a_former_owner_reach_nobody(tmp_path: Path) -> None:
+    fence = Fence()
+    former = CsvSink(tmp_path / "metrics.csv", fence)
+    former.write(1, 0.0, {"loss": 1.0})
+    CsvSink(tmp_path / "metrics.csv", Fence()).write(2, 0.0, {"loss": 2.0})
+    fence.left = 0
+    before = contents(tmp_path)
+    former.write(3, 0.0, {"loss": 3.0})
+    with pytest.raises(ClaimLost):
+        former.write(3, 0.0, {"loss": 3.0, "a new column": 1.0})
+    assert contents(tmp_path) == before
+
+
+class LoseAt(Callback):
+    """The claim is lost at a step; what the folder holds then."""
+
+    def __init__(self, fence: Fence, step: int) -> None:
+        self.fence, self.step = fence, step
+        self.before: dict[str, str] = {}
+
+    def on_step(self, session: Session) -> None:
+        if session.clock.ticks == self.step:
+            session.metrics_log.flush()
+            self.before = without_events(session.run.path)
+            self.fence.left = 0
+
+
+def without_events(run: Path) -> dict[str, str]:
+    return {name: digest for name, digest in contents(run).items() if not name.startswith("tb/")}
+
+
+@pytest.mark.parametrize("algo", ["dqn", "bc"])
+@pytest.mark.parametrize("lost_at", [10, 25, 30])
+def test_a_run_that_was_taken_over_ends_and_leaves_its_folder_as_it_was(
+    tmp_path: Path, algo: str, lost_at: int
+) -> None:
+    fence = Fence()
+    callback = LoseAt(fence, lost_at if algo == "dqn" else 30)
+    config = tiny(algo, tmp_path, kwargs={"eval_interval": 15}, checkpoint_interval=8)
+    with pytest.raises(ClaimLost):
+        train(config, [callback], launch=Launch(quiet=True, fence=fence))
+    (run,) = tmp_path.iterdir()
+    assert callback.before
+    assert without_events(run) == callback.before
+    assert run_record(run)["status"] == "running"
+    result = resume(run)
+    assert result.metrics["global_step"] == 60
+
+
+def test_a_failure_after_the_claim_was_lost_is_the_loss(tmp_path: Path) -> None:
+    """An environment that timed out while its worker slept, say: neither its failure nor a rescue is written."""
+    fence = Fence()
+
+    class Fail(LoseAt):
+        def on_step(self, session: Session) -> None:
+            super().on_step(session)
+            if session.clock.ticks == self.step:
+                raise RuntimeError("woken up")
+
+    callback = Fail(fence, 25)
+    with pytest.raises(ClaimLost):
+        train(tiny("dqn", tmp_path), [callback], launch=Launch(quiet=True, fence=fence))
+    (run,) = tmp_path.iterdir()
+    assert without_events(run) == callback.before
+
+
+def test_a_run_that_belongs_to_another_is_not_begun(tmp_path: Path) -> None:
+    with pytest.raises(ClaimLost):
+        train(tiny("dqn", tmp_path), launch=Launch(quiet=True, folder=tmp_path / "run", fence=Fence(0)))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,184 @@
+"""A study as one file: the same bytes for the same study, and nothing unsafe comes out of one."""
+
+from __future__ import annotations
+
+import os
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.runtime.workflows import predict_checkpoint
+from rl_training.study import Study, packing
+from rl_training.study.packing import pack, unpack
+from tests.studies import contents, homes, study_in
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that is done, and must not be changed."""
+    made = study_in(tmp_path_factory.mktemp("packed"))
+    made.run()
+    return made.folder
+
+
+@pytest.fixture
+def packed(study: Path, tmp_path: Path) -> Path:
+    pack(study, tmp_path / "tiny.zip")
+    return tmp_path / "tiny.zip"
+
+
+def test_a_packed_study_comes_back_with_its_results(study: Path, packed: Path, tmp_path: Path) -> None:
+    back = unpack(packed, tmp_path / "back")
+    assert Study(back).frame() == Study(study).frame()
+    assert Study(back).best() == Study(study).best()
+    for home, copy in zip(homes(study), homes(back)):
+        assert (copy / "metrics.csv").read_bytes() == (home / "metrics.csv").read_bytes()
+        obs = [0.1, 0.2, 0.3, 0.4]
+        assert predict_checkpoint(copy / "best", obs) == predict_checkpoint(home / "best", obs)
+
+
+def test_it_is_small_replay_buffers_and_optimisers_stay_behind(packed: Path) -> None:
+    names = zipfile.ZipFile(packed).namelist()
+    assert {"study.yaml", "plan.json"} <= set(names)
+    assert not [name for name in names if "checkpoints/" in name or "replay" in name or "optimizers" in name]
+    assert [name for name in names if name.endswith("networks.safetensors")]
+
+
+def test_the_same_study_gives_the_same_bytes(study: Path, packed: Path, tmp_path: Path) -> None:
+    os.utime(study / "plan.json")
+    pack(study, tmp_path / "again.zip")
+    assert (tmp_path / "again.zip").read_bytes() == packed.read_bytes()
+    back = unpack(packed, tmp_path / "elsewhere" / "back")
+    pack(back, tmp_path / "copy.zip")
+    assert (tmp_path / "copy.zip").read_bytes() == packed.read_bytes()
+
+
+def test_nothing_is_overwritten(study: Path, packed: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="exists; nothing is overwritten"):
+        pack(study, packed)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(ConfigError, match="exists; nothing is overwritten"):
+        unpack(packed, tmp_path / "here")
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_the_folder_is_named_by_the_study(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert unpack(packed) == Path("studies/tiny")
+
+
+def test_a_link_in_the_study_is_not_packed(study: Path, tmp_path: Path) -> None:
+    pack(study, tmp_path / "one.zip")
+    copy = unpack(tmp_path / "one.zip", tmp_path / "copy")
+    (tmp_path / "secret").write_text("secret")
+    log = homes(copy)[0] / "metrics.csv"
+    log.unlink()
+    log.symlink_to(tmp_path / "secret")
+    with pytest.raises(ConfigError, match="a link, which is not packed"):
+        pack(copy, tmp_path / "two.zip")
+    assert not (tmp_path / "two.zip").exists()
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+def added(name: str, data: bytes = b"x", mode: int = stat.S_IFREG | 0o644) -> Callable[[Path], None]:
+    def change(file: Path) -> None:
+        with zipfile.ZipFile(file, "a") as archive:
+            info = zipfile.ZipInfo(name)
+            info.external_attr = mode << 16
+            archive.writestr(info, data)
+
+    return change
+
+
+def shortened(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-200])
+
+
+def flipped(file: Path) -> None:
+    """One bit of the first member's bytes."""
+    data = bytearray(file.read_bytes())
+    data[60] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def understated(file: Path) -> None:
+    """plan.json declares to be smaller than it is."""
+    data = file.read_bytes()
+    with zipfile.ZipFile(file) as archive:
+        size = archive.getinfo("plan.json").file_size
+    place = data.rindex(b"plan.json", 0, data.rindex(b"plan.json") + 9) - 46 + 24
+    assert int.from_bytes(data[place : place + 4], "little") == size
+    file.write_bytes(data[:place] + (size - 5).to_bytes(4, "little") + data[place + 4 :])
+
+
+def overstated(file: Path) -> None:
+    """plan.json declares more than this machine has."""
+    data = file.read_bytes()
+    place = data.rindex(b"plan.json") - 46 + 24
+    file.write_bytes(data[:place] + (2**32 - 2).to_bytes(4, "little") + data[place + 4 :])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (added("/etc/passwd"), "'/etc/passwd' is no file of a packed study"),
+        (added("../x"), "'../x' is no file of a packed study"),
+        (added("runs/../../x/metrics.csv"), "is no file of a packed study"),
+        (added("runs/..\\x/metrics.csv"), "is no file of a packed study"),
+        (added("runs/"), "is no file of a packed study"),
+        (added("runs/a/lock"), "is no file of a packed study"),
+        (added("runs/a/module.py"), "is no file of a packed study"),
+        (added("runs/a/best/step_1/x.pkl"), "is no file of a packed study"),
+        (added("runs/stranger/metrics.csv"), "'runs/stranger/metrics.csv' belongs to no trial of the plan"),
+        (added("failures/stranger.json"), "belongs to no trial of the plan"),
+        (added("runs/a/metrics.csv", mode=stat.S_IFLNK | 0o777), "is not a plain file"),
+        (added("runs/a/metrics.csv", mode=stat.S_IFCHR | 0o666), "is not a plain file"),
+        (added("runs/a/metrics.csv", mode=stat.S_IFIFO | 0o666), "is not a plain file"),
+        (added("plan.json"), "'plan.json' is in it twice"),
+        (shortened, "not a packed study, or damaged"),
+        (flipped, "not a packed study, or damaged|not of the size"),
+        (understated, "not of the size it declares|damaged"),
+        (overstated, "declares 4"),
+        (lambda file: file.write_bytes(b"not a zip file"), "not a packed study, or damaged"),
+        (lambda file: file.write_bytes(b""), "not a packed study, or damaged"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_hostile_file_is_refused_whole(
+    packed: Path, tmp_path: Path, change: Callable[[Path], object], words: str
+) -> None:
+    change(packed)
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        unpack(packed, tmp_path / "out" / "back")
+    assert "\n" not in str(caught.value)
+    assert contents(tmp_path) == before
+    assert not (tmp_path / "out" / "back").exists()
+
+
+def test_sizes_are_bounded(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_LARGEST_MEMBER", 10)
+    with pytest.raises(CheckpointError, match="declares"):
+        unpack(packed, tmp_path / "back")
+    monkeypatch.undo()
+    monkeypatch.setattr(packing, "_MOST_MEMBERS", 2)
+    with pytest.raises(CheckpointError, match="at most 2 are read"):
+        unpack(packed, tmp_path / "back")
+
+
+def test_a_disk_without_room_is_one_line(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = packing.shutil.disk_usage(tmp_path)._replace(free=10)
+    monkeypatch.setattr(packing.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ConfigError, match=r"needs .* and 10 B are free"):
+        unpack(packed, tmp_path / "back")
+
+
+def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        pack(tmp_path / "nothing", tmp_path / "x.zip")
+    with pytest.raises(ConfigError, match="No such file"):
+        unpack(tmp_path / "x.zip", tmp_path / "back")

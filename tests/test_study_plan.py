@@ -1,0 +1,247 @@
+"""The plan: what makes a trial the same trial, how groups are formed, and how a study may grow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment import files
+from rl_training.experiment.config import TrainConfig
+from rl_training.study import planning
+from rl_training.study.description import read_description
+from rl_training.study.plan import Plan, hash_of, identity, read_plan
+from tests.runs import tiny
+from tests.studies import study_in, tiny_study
+
+
+def plan_of(folder: Path, **fields: Any) -> Plan:
+    return study_in(folder, **fields).plan()
+
+
+def begin(folder: Path) -> None:
+    """As if the first trial had begun."""
+    (folder / "tiny" / "runs" / read_plan(folder / "tiny").trials[0].name).mkdir()
+
+
+def members(plan: Plan) -> list[list[tuple[Any, int]]]:
+    """The groups, by what varies and the seed."""
+    return [
+        [(next(iter(plan.configurations[t.configuration].changes.values()), None), t.seed) for t in group.trials]
+        for group in plan.groups
+    ]
+
+
+def test_folders_are_named_by_environment_algorithm_hash_and_seed(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    digest = plan.configurations[0].hash
+    assert [t.name for t in plan.trials] == [f"CartPole-v1__dqn__{digest[:8]}__s{seed}" for seed in (0, 1)]
+    assert read_plan(tmp_path / "tiny") == plan
+    assert (tmp_path / "tiny" / "study.yaml").read_text() == read_description(tiny_study()).text
+
+
+def test_a_trial_is_what_its_results_depend_on(tmp_path: Path) -> None:
+    def digest(**fields: Any) -> str:
+        return hash_of(identity(tiny("dqn", tmp_path, **fields).to_dict()))
+
+    same = digest()
+    assert digest(seed=9, device="auto", tags=("x",), keep_checkpoints=1, env_processes=True) == same
+    assert digest(output_dir="elsewhere") == same
+    for changed in ({"total_timesteps": 61}, {"num_envs": 2}, {"kwargs": {"gamma": 0.5}}, {"env_kwargs": {"a": 1}}):
+        assert digest(**changed) != same
+
+
+def test_data_count_by_their_name_and_not_by_their_folder() -> None:
+    def digest(**data: Any) -> str:
+        config = TrainConfig(algo="iql", env_id=None, total_timesteps=5, algo_kwargs=data)
+        return hash_of(identity(config.to_dict()))
+
+    assert digest(dataset_path="/a/hopper.npz") == digest(dataset_path="b/hopper.npz")
+    assert digest(dataset_path="/a/hopper.npz") != digest(dataset_path="/a/walker.npz")
+    assert digest(datasets=[{"dataset_path": "/a/x.npz"}]) == digest(datasets=[{"dataset_path": "x.npz"}])
+
+
+def test_a_default_that_is_spelt_out_is_the_same_trial(tmp_path: Path) -> None:
+    default = plan_of(tmp_path / "a").configurations[0].settings["algo_kwargs"]["gamma"]
+    spelt = plan_of(tmp_path / "b", set={"gamma": default})
+    assert spelt.trials == plan_of(tmp_path / "a").trials
+
+
+def test_the_first_seeds_of_all_configurations_come_first(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, grid={"gamma": [0.8, 0.9]})
+    assert members(plan) == [[(0.8, 0)], [(0.9, 0)], [(0.8, 1)], [(0.9, 1)]]
+
+
+def test_groups_hold_what_a_population_could_train_together(tmp_path: Path) -> None:
+    grid = {"gamma": [0.8, 0.9], "double_q": [True, False]}
+    plan = plan_of(tmp_path, grid=grid, population=3)
+    for group in plan.groups:
+        double = {plan.configurations[t.configuration].changes["algo_kwargs.double_q"] for t in group.trials}
+        assert len(double) == 1
+    assert [len(group.trials) for group in plan.groups] == [3, 3, 1, 1]
+    assert len({trial.name for trial in plan.trials}) == 8
+
+
+@pytest.mark.parametrize("population", ["off", "auto"])
+def test_a_group_is_one_trial_on_a_cpu(tmp_path: Path, population: str) -> None:
+    plan = plan_of(tmp_path, population=population)
+    assert [len(group.trials) for group in plan.groups] == [1, 1]
+
+
+def test_a_study_grows_at_its_end_and_old_groups_stay(tmp_path: Path) -> None:
+    before = plan_of(tmp_path, population=2, seeds=[0, 1, 2])
+    begin(tmp_path)
+    after = plan_of(tmp_path, population=2, seeds=[0, 1, 2, 3], grid={"gamma": [0.8, default_gamma(before)]})
+    assert after.members[: len(before.members)] == before.members
+    old = {trial.name for trial in before.trials}
+    new = [trial for group in after.groups[len(before.groups) :] for trial in group.trials]
+    assert old.isdisjoint(trial.name for trial in new)
+    assert len(new) == 5  # a fourth seed of the old configuration, and four of the new one
+
+
+def default_gamma(plan: Plan) -> float:
+    return float(plan.configurations[0].settings["algo_kwargs"]["gamma"])
+
+
+def test_the_same_study_again_changes_nothing(tmp_path: Path) -> None:
+    before = plan_of(tmp_path)
+    begin(tmp_path)
+    assert plan_of(tmp_path) == before
+
+
+def test_where_it_runs_may_change(tmp_path: Path) -> None:
+    plan_of(tmp_path)
+    begin(tmp_path)
+    after = plan_of(tmp_path, set={"tags": ["later"]})
+    assert after.config_of(after.trials[0], tmp_path).tags == ("later",)
+
+
+def test_a_changed_base_is_refused_with_its_differences(tmp_path: Path) -> None:
+    before = plan_of(tmp_path)
+    begin(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        plan_of(tmp_path, set={"total_timesteps": 80, "batch_size": 4})
+    assert "dqn/cartpole has changed since this study began" in str(caught.value)
+    assert "total_timesteps 60 -> 80; batch_size 8 -> 4" in str(caught.value)
+    assert read_plan(tmp_path / "tiny") == before
+
+
+def test_what_was_planned_may_not_vanish(tmp_path: Path) -> None:
+    plan_of(tmp_path, grid={"gamma": [0.8, 0.9]})
+    begin(tmp_path)
+    with pytest.raises(ConfigError, match=r"gamma=0\.8 was planned and is missing now; a study only grows"):
+        plan_of(tmp_path, grid={"gamma": [0.9]})
+    with pytest.raises(ConfigError, match="seed 1 was planned and is missing now"):
+        plan_of(tmp_path, grid={"gamma": [0.8, 0.9]}, seeds=[0])
+
+
+def test_before_anything_has_begun_everything_may_change(tmp_path: Path) -> None:
+    plan_of(tmp_path, grid={"gamma": [0.8, 0.9]})
+    plan = plan_of(tmp_path, set={"total_timesteps": 80}, seeds=[5])
+    assert [trial.seed for trial in plan.trials] == [5]
+
+
+def test_two_ways_to_one_trial_are_refused(tmp_path: Path) -> None:
+    default = plan_of(tmp_path / "x").configurations[0].settings["algo_kwargs"]["double_q"]
+    with pytest.raises(ConfigError, match=r"gamma=0\.9 and gamma=0\.9, double_q=.* are the same trial"):
+        plan_of(tmp_path, list=[{"gamma": 0.9}, {"gamma": 0.9, "double_q": default}])
+
+
+def test_a_setting_that_is_new_in_a_later_version_makes_no_new_trial(tmp_path: Path) -> None:
+    """The plan of an earlier version does not have the setting; hashes were made without it."""
+    folder = tmp_path / "tiny"
+    plan_of(tmp_path)
+    record = json.loads((folder / "plan.json").read_text())
+    (old,) = record["configurations"]
+    for settings in (old["settings"], record["tasks"][0]["settings"]):
+        del settings["algo_kwargs"]["double_q"], settings["eval_max_steps"]
+    old["hash"] = hash_of(identity(old["settings"]))
+    (folder / "plan.json").write_text(json.dumps(record))
+    begin(tmp_path)
+    after = plan_of(tmp_path, seeds=[0, 1, 2])
+    assert [one.hash for one in after.configurations] == [old["hash"]]
+    assert [trial.seed for trial in after.trials] == [0, 1, 2]
+    changed = not read_description(tiny_study()).bases[0].algo_kwargs["double_q"]
+    with pytest.raises(ConfigError, match=f"double_q {not changed} -> {changed}"):
+        plan_of(tmp_path, set={"double_q": changed})
+
+
+def test_threads_are_fixed_with_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(planning, "available_cores", lambda: 8)
+    study = study_in(tmp_path, threads=None)
+    assert study.plan(workers=4).threads == 2
+    begin(tmp_path)
+    assert study.plan(workers=1).threads == 2
+    with pytest.raises(ConfigError, match="threads: 3 differs from the 2 this study began with"):
+        plan_of(tmp_path, threads=3)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="exists and is not a study's folder"):
+        plan_of(tmp_path)
+    assert [path.name for path in (tmp_path / "tiny").iterdir()] == ["thesis.tex"]
+
+
+def test_a_sweep_that_was_killed_before_it_had_a_plan_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(Exception):
+        """Stands for the end of the process."""
+
+    def kill(name: str) -> None:
+        if name == "before rename plan.json":
+            raise Killed
+
+    monkeypatch.setattr(files, "failpoint", kill)
+    with pytest.raises(Killed):
+        plan_of(tmp_path)
+    assert not (tmp_path / "tiny" / "plan.json").exists()
+    monkeypatch.undo()
+    assert len(plan_of(tmp_path).trials) == 2
+
+
+def test_a_folder_of_another_study_is_refused(tmp_path: Path) -> None:
+    plan_of(tmp_path)
+    begin(tmp_path)
+    (tmp_path / "tiny").rename(tmp_path / "other")
+    with pytest.raises(ConfigError, match="the folder holds another study, 'tiny'"):
+        plan_of(tmp_path, name="other")
+
+
+def test_a_disk_that_cannot_hold_it_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot hold a study: Not a directory"):
+        plan_of(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "damaged"),
+        ("[]", "not the plan of a study"),
+        ('{"kind": "rl_training.study", "schema": 99}', "schema 99 needs a newer rl_training"),
+        ('{"kind": "rl_training.study", "schema": 1}', "damaged"),
+    ],
+)
+def test_a_damaged_plan_is_one_line(tmp_path: Path, text: str, words: str) -> None:
+    plan_of(tmp_path)
+    (tmp_path / "tiny" / "plan.json").write_text(text)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        read_plan(tmp_path / "tiny")
+    assert "\n" not in str(caught.value)
+
+
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
+    plan_of(tmp_path)
+    place = tmp_path / "tiny" / "plan.json"
+    record = json.loads(place.read_text())
+    record["configurations"][0]["hash"] = "../../x"
+    place.write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match="its names are not plain"):
+        read_plan(tmp_path / "tiny")

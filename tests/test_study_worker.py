@@ -1,0 +1,335 @@
+"""Workers: every trial once, whatever is killed, stopped or fails; what wakes up writes nothing more."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rl_training.errors import ConfigError, DivergedError, EnvironmentFailure
+from rl_training.experiment.runs import hold
+from rl_training.runtime.run import Launch
+from rl_training.study import Study, worker
+from rl_training.study.claims import read_claim
+from rl_training.study.plan import read_plan
+from rl_training.study.trials import Failure, note_failure, read_failure
+from rl_training.study.worker import Member, one_after_another, work
+from tests.reliability.processes import Child, wait_for
+from tests.runs import checkpoint_names, run_record
+from tests.studies import contents, differing, homes, study_in
+
+# Long enough to be killed on its way.
+LONGER = {"total_timesteps": 600, "checkpoint_interval": 50, "eval_interval": 100, "log_interval": 50}
+
+
+def planned(folder: Path, **fields: object) -> Path:
+    study = study_in(folder, **fields)
+    study.plan()
+    return study.folder
+
+
+def test_a_study_is_run_once_and_grows(tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    assert study.run().counts == {"done": 2, "running": 0, "waiting": 0, "failed": 0}
+    before = contents(study.folder / "runs")
+    told: list[str] = []
+    study.run(say=told.append)
+    assert contents(study.folder / "runs") == before
+    assert told == [f"tiny: 2 trials in {study.folder}"]
+    larger = study_in(tmp_path, seeds=[0, 1, 2], grid={"gamma": [0.5, 0.99]})
+    assert larger.run().counts["done"] == 6
+    after = contents(study.folder / "runs")
+    assert {name: digest for name, digest in after.items() if name in before} == before
+
+
+def test_a_trial_is_an_ordinary_run(tmp_path: Path) -> None:
+    study = study_in(tmp_path, seeds=[4])
+    study.run()
+    (home,) = homes(study.folder)
+    record = run_record(home)
+    assert (record["status"], record["seed"], record["exact_resume"]) == ("finished", 4, True)
+    assert (home / "config.resolved.yaml").is_file()
+
+
+def test_groups_of_several_give_the_same_results(tmp_path: Path) -> None:
+    study_in(tmp_path / "a", population="off", seeds=[0, 1, 2]).run()
+    study_in(tmp_path / "b", population=2, seeds=[0, 1, 2]).run()
+    assert len(read_plan(tmp_path / "b" / "tiny").groups) == 2
+    assert differing(tmp_path / "a" / "tiny", tmp_path / "b" / "tiny") == []
+
+
+def test_two_workers_share_the_trials(tmp_path: Path) -> None:
+    folder = planned(tmp_path / "a", seeds=[0, 1, 2, 3])
+    children = [Child(lambda: work(folder), tmp_path / f"output-{i}") for i in range(2)]
+    assert [child.wait() for child in children] == [0, 0]
+    owners = [read_claim(folder, group.name) for group in read_plan(folder).groups]
+    assert all(claim is not None and claim.generation == 1 for claim in owners)
+    study_in(tmp_path / "b", seeds=[0, 1, 2, 3]).run()
+    assert differing(folder, tmp_path / "b" / "tiny") == []
+
+
+def test_kill_9_at_any_moment_and_the_results_are_the_same(tmp_path: Path) -> None:
+    folder = planned(tmp_path / "a", set=LONGER)
+    generator = random.Random(3)
+    kills = 0
+    for attempt in range(40):
+        child = Child(lambda: work(folder), tmp_path / f"output-{attempt}")
+        deadline = time.monotonic() + generator.uniform(0.05, 1.0)
+        while child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if child.poll() == 0:
+            break
+        child.kill()
+        kills += 1
+        if kills == 4:  # no more than a group may have without getting further
+            break
+    assert kills > 1
+    assert Study(folder).run().counts["done"] == 2
+    study_in(tmp_path / "b", set=LONGER).run()
+    assert differing(folder, tmp_path / "b" / "tiny") == []
+
+
+def test_what_was_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    """Its folder has a log and even a best policy, and no checkpoint."""
+    settings = LONGER | {"checkpoint_interval": 10_000, "eval_interval": 20}
+    folder = planned(tmp_path / "a", set=settings, seeds=[0])
+    (home,) = homes(folder)
+    child = Child(lambda: work(folder), tmp_path / "output")
+    wait_for(lambda: checkpoint_names(home))
+    child.kill()
+    assert all(name.startswith("best/") for name in checkpoint_names(home))
+    assert Study(folder).run().counts["done"] == 1
+    assert not list(home.glob("metrics.before-*"))
+    study_in(tmp_path / "b", set=settings, seeds=[0]).run()
+    assert differing(folder, tmp_path / "b" / "tiny") == []
+
+
+def test_a_folder_without_a_record_starts_again(tmp_path: Path) -> None:
+    folder = planned(tmp_path, seeds=[0])
+    (home,) = homes(folder)
+    (home / "checkpoints").mkdir(parents=True)
+    (home / "config.yaml").write_text("algo: dqn\n")
+    assert Study(folder).run().counts["done"] == 1
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_lets_go(tmp_path: Path, signum: int) -> None:
+    folder = planned(tmp_path, set=LONGER, seeds=[0])
+    (home,) = homes(folder)
+    child = Child(lambda: work(folder), tmp_path / "output")
+    wait_for(lambda: (home / "metrics.csv").exists() and len((home / "metrics.csv").read_text().splitlines()) > 2)
+    child.send(signum)
+    assert child.wait() == 128 + signum, child.text()
+    claim = read_claim(folder, "g00000")
+    assert claim is not None
+    assert claim.released
+    assert run_record(home)["status"] == "interrupted"
+    assert Study(folder).status().counts["waiting"] == 1
+    assert Study(folder).run().counts["done"] == 1
+    assert run_record(home)["exact_resume"] is True
+
+
+def test_a_worker_that_stalls_is_replaced_and_writes_nothing_when_it_wakes(tmp_path: Path) -> None:
+    settings = LONGER | {"total_timesteps": 1500}
+    folder = planned(tmp_path / "a", set=settings, seeds=[0], claim_timeout=1.0)
+    (home,) = homes(folder)
+    said: list[str] = []
+    asleep = Child(lambda: work(folder, say=print), tmp_path / "output")
+    wait_for(lambda: checkpoint_names(home))
+    asleep.send(signal.SIGSTOP)
+    assert run_record(home)["status"] == "running"
+    try:
+        assert Study(folder).run(say=said.append).counts["done"] == 1
+        claim = read_claim(folder, "g00000")
+        assert claim is not None
+        assert (claim.generation, claim.owner and claim.owner.pid) == (2, os.getpid())
+        before = contents(home)
+    finally:
+        asleep.send(signal.SIGCONT)
+    assert asleep.wait() == 0, asleep.text()
+    assert "lost: g00000 was given to another worker" in asleep.text()
+    after = contents(home)
+    events = {name for name in after if name.startswith("tb/")}  # TensorBoard has a file for each process
+    assert {n: d for n, d in after.items() if n not in events} == {
+        n: d for n, d in before.items() if n not in events
+    }
+    assert run_record(home)["exact_resume"] is True
+    study_in(tmp_path / "b", set=settings, seeds=[0]).run()
+    assert differing(folder, tmp_path / "b" / "tiny") == []
+
+
+def test_a_worker_that_wakes_beside_its_successor_harms_nothing(tmp_path: Path) -> None:
+    """The first one goes on while the second still trains in the same folder."""
+    settings = LONGER | {"total_timesteps": 1500}
+    folder = planned(tmp_path / "a", set=settings, seeds=[0], claim_timeout=0.8)
+    (home,) = homes(folder)
+    asleep = Child(lambda: work(folder, say=print), tmp_path / "output-1")
+    wait_for(lambda: checkpoint_names(home))
+    asleep.send(signal.SIGSTOP)
+    time.sleep(1.0)
+    successor = Child(lambda: work(folder, say=print), tmp_path / "output-2")
+    wait_for(lambda: (claim := read_claim(folder, "g00000")) is not None and claim.generation == 2)
+    wait_for(lambda: run_record(home)["pid"] == successor.pid)
+    asleep.send(signal.SIGCONT)
+    assert (asleep.wait(), successor.wait()) == (0, 0), asleep.text() + successor.text()
+    assert "lost:" in asleep.text()
+    assert "done:" in successor.text()
+    study_in(tmp_path / "b", set=settings, seeds=[0]).run()
+    assert differing(folder, tmp_path / "b" / "tiny") == []
+
+
+def test_a_failure_does_not_stop_the_others_and_only_some_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: dict[int, Exception] = {
+        0: EnvironmentFailure("the environment died"),
+        1: DivergedError("the loss is NaN"),
+        2: ValueError("two\nlines"),
+    }
+    tried: list[int | None] = []
+
+    def train(member: Member, launch: Launch) -> None:
+        tried.append(member.config.seed)
+        if (error := errors.get(member.config.seed or 0)) is not None:
+            raise error
+        original(member, launch)
+
+    original = worker.train_member
+    monkeypatch.setattr(worker, "train_member", train)
+    study = study_in(tmp_path, seeds=[0, 1, 2, 3])
+    status = study.run()
+    assert status.counts == {"done": 1, "running": 0, "waiting": 0, "failed": 3}
+    assert [one.failure for one in status.failed] == [
+        Failure(1, "the environment died"),
+        Failure(4, "the loss is NaN"),
+        Failure(1, "ValueError: two lines"),
+    ]
+    study.run()
+    assert tried == [0, 1, 2, 3]
+    errors.clear()
+    assert study.run(retry_failed=True).counts == {"done": 3, "running": 0, "waiting": 0, "failed": 1}
+    assert tried == [0, 1, 2, 3, 0, 2]
+
+
+def test_one_member_that_fails_does_not_stop_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(member: Member, launch: Launch) -> None:
+        if member.config.seed == 0:
+            raise SystemExit(3)
+        original(member, launch)
+
+    original = worker.train_member
+    monkeypatch.setattr(worker, "train_member", train)
+    assert study_in(tmp_path, population=2).run().counts == {"done": 1, "running": 0, "waiting": 0, "failed": 1}
+
+
+def test_a_group_is_trained_by_the_function_that_is_given(tmp_path: Path) -> None:
+    seen: list[list[int | None]] = []
+
+    def together(members: Sequence[Member], launch: Launch) -> dict[str, Exception]:
+        seen.append([member.config.seed for member in members])
+        launch.fence()
+        return one_after_another(members, launch)
+
+    folder = planned(tmp_path, population=2, seeds=[0, 1, 2])
+    work(folder, train_group=together)
+    assert seen == [[0, 1], [2]]
+
+
+def test_a_trial_that_ends_its_workers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = planned(tmp_path, seeds=[0, 1])
+    original = worker.train_member
+
+    def train(member: Member, launch: Launch) -> None:
+        if member.config.seed == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(member, launch)
+
+    monkeypatch.setattr(worker, "train_member", train)
+    for attempt in range(5):
+        assert Child(lambda: work(folder), tmp_path / f"output-{attempt}").wait() == -signal.SIGKILL
+    assert work(folder).failed == 1
+    status = Study(folder).status()
+    assert status.counts["done"] == 1
+    (failed,) = status.failed
+    assert failed.failure is not None
+    assert "it ended 5 workers in a row" in failed.failure.message
+
+
+def test_a_run_that_somebody_holds_by_hand_is_left_alone(tmp_path: Path) -> None:
+    folder = planned(tmp_path, seeds=[0, 1], set=LONGER)
+    first, _ = homes(folder)
+    child = Child(lambda: work(folder), tmp_path / "output")
+    wait_for(lambda: checkpoint_names(first))
+    child.kill()
+    said: list[str] = []
+    with hold(first):
+        work(folder, say=said.append)
+    assert any(line.startswith("left: ") and "in use by process" in line for line in said)
+    status = Study(folder).status()
+    assert (status.counts["done"], status.counts["waiting"], status.counts["failed"]) == (1, 1, 0)
+    assert Study(folder).run().counts["done"] == 2
+
+
+def test_a_failure_that_cannot_be_read_is_still_a_failure(tmp_path: Path) -> None:
+    folder = planned(tmp_path, seeds=[0])
+    (trial,) = read_plan(folder).trials
+    note_failure(folder, trial, Failure(1, "x"))
+    (folder / "failures" / f"{trial.name}.json").write_text("{")
+    failure = read_failure(folder, trial)
+    assert failure is not None
+    assert "cannot be read" in failure.message
+
+
+def test_failures_of_every_trial_are_kept_while_the_study_is_the_same(tmp_path: Path) -> None:
+    """None of them has left a run folder, and trying again would give the same."""
+    study = study_in(tmp_path, seeds=[0], set={"env_id": "NoSuchEnvironment-v0"})
+    (failed,) = study.run().failed
+    assert failed.failure is not None
+    assert failed.failure.code == 2
+    before = contents(study.folder)
+    assert len(study.run(retry_failed=True).failed) == 1
+    assert contents(study.folder) == before
+    assert study_in(tmp_path, seeds=[0]).run().counts["done"] == 1
+
+
+def test_a_disk_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
+    folder = planned(tmp_path)
+    (folder / "claims").touch()
+    with pytest.raises(ConfigError, match="the study cannot go on: Not a directory"):
+        work(folder)
+
+
+def test_a_group_that_was_killed_half_way_repeats_nothing_that_is_done(tmp_path: Path) -> None:
+    folder = planned(tmp_path / "a", set=LONGER, population=2)
+    first, second = homes(folder)
+    child = Child(lambda: work(folder), tmp_path / "output")
+    wait_for(lambda: checkpoint_names(second))
+    child.kill()
+    before = contents(first)
+    assert run_record(first)["status"] == "finished"
+    assert Study(folder).run().counts["done"] == 2
+    assert contents(first) == before
+    study_in(tmp_path / "b", set=LONGER, population="off").run()
+    assert differing(folder, tmp_path / "b" / "tiny") == []
+
+
+def test_tasks_of_different_algorithms_and_data(tmp_path: Path) -> None:
+    data = {"dataset_kind": "random", "dataset_size": 60}
+    small = {"device": "cpu", "eval_episodes": 1, "total_timesteps": 40, "batch_size": 8, "hidden_sizes": [8]}
+    tasks = [
+        {"config": "bc/pendulum", "set": data},
+        {"config": "iql/pendulum", "set": data | {"expectile": 0.8}},
+        {"config": "sac/pendulum", "set": {"learning_starts": 10, "buffer_capacity": 100, "train_frequency": 1}},
+    ]
+    study = Study(
+        {"name": "three", "tasks": tasks, "set": small, "seeds": [0, 1], "threads": 1}, output_dir=tmp_path
+    )
+    status = study.run()
+    assert status.counts["done"] == 6, [one.failure for one in status.failed]
+    assert {record["algo"] for record in study.frame()} == {"bc", "iql", "sac"}
+    assert study.best(task="iql/pendulum").trials[0]["algo"] == "iql"
