@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from rl_training.errors import ConfigError
-from rl_training.study.description import parse_seeds, read_description
+from rl_training.settings import seed_list
+from rl_training.study.description import read_description
 from tests.studies import tiny_study
 
 
@@ -65,7 +66,7 @@ def test_without_seeds_each_task_has_its_own() -> None:
     ("value", "seeds"), [("0..3", (0, 1, 2, 3)), ("7..7", (7,)), ([0, 3, 7], (0, 3, 7)), (range(2), (0, 1))]
 )
 def test_seeds(value: Any, seeds: tuple[int, ...]) -> None:
-    assert parse_seeds(value) == seeds
+    assert seed_list(value) == seeds
 
 
 @pytest.mark.parametrize(

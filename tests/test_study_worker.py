@@ -8,11 +8,14 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rl_training.errors import ConfigError, DivergedError, EnvironmentFailure
+from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.runs import hold
+from rl_training.population import members
 from rl_training.runtime.run import Launch
 from rl_training.study import Study, worker
 from rl_training.study.claims import read_claim
@@ -20,7 +23,7 @@ from rl_training.study.plan import read_plan
 from rl_training.study.trials import Failure, note_failure, read_failure
 from rl_training.study.worker import Member, one_after_another, work
 from tests.reliability.processes import Child, wait_for
-from tests.runs import checkpoint_names, run_record
+from tests.runs import checkpoint_names, fingerprint, run_record
 from tests.studies import contents, differing, homes, study_in
 
 # Long enough to be killed on its way.
@@ -224,7 +227,31 @@ def test_one_member_that_fails_does_not_stop_its_group(tmp_path: Path, monkeypat
 
     original = worker.train_member
     monkeypatch.setattr(worker, "train_member", train)
-    assert study_in(tmp_path, population=2).run().counts == {"done": 1, "running": 0, "waiting": 0, "failed": 1}
+    folder = planned(tmp_path, population=2)
+    assert work(folder, train_group=one_after_another).failed == 1
+    assert Study(folder).status().counts == {"done": 1, "running": 0, "waiting": 0, "failed": 1}
+
+
+def test_one_member_that_fails_does_not_stop_its_population(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def course(regime: Any, job: Any, **options: Any) -> Any:
+        going = original(regime, job, **options)
+        if job.config.seed == 0:
+            yield next(going)
+            raise SystemExit(3)
+        return (yield from going)
+
+    original = members.course
+    monkeypatch.setattr(members, "course", course)
+    folder = planned(tmp_path / "a", population=2)
+    assert work(folder).failed == 1
+    assert Study(folder).status().counts == {"done": 1, "running": 0, "waiting": 0, "failed": 1}
+    monkeypatch.undo()
+    alone = study_in(tmp_path / "b", seeds=[1])
+    assert alone.run().counts["done"] == 1
+    prints = [fingerprint(find_checkpoint(home)) for home in (homes(folder)[1], homes(alone.folder)[0])]
+    assert {key for key in prints[0] if prints[0][key] != prints[1][key]} == {"config/output_dir"}
 
 
 def test_a_group_is_trained_by_the_function_that_is_given(tmp_path: Path) -> None:
@@ -304,16 +331,14 @@ def test_a_disk_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
         work(folder)
 
 
-def test_a_group_that_was_killed_half_way_repeats_nothing_that_is_done(tmp_path: Path) -> None:
+def test_a_group_that_was_killed_half_way_goes_on_together(tmp_path: Path) -> None:
     folder = planned(tmp_path / "a", set=LONGER, population=2)
-    first, second = homes(folder)
+    _, second = homes(folder)
     child = Child(lambda: work(folder), tmp_path / "output")
     wait_for(lambda: checkpoint_names(second))
     child.kill()
-    before = contents(first)
-    assert run_record(first)["status"] == "finished"
+    assert [run_record(home)["status"] for home in homes(folder)] == ["running", "running"]
     assert Study(folder).run().counts["done"] == 2
-    assert contents(first) == before
     study_in(tmp_path / "b", set=LONGER, population="off").run()
     assert differing(folder, tmp_path / "b" / "tiny") == []
 

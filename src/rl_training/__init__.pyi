@@ -22,5 +22,6 @@ from rl_training.experiment.config import TrainConfig as TrainConfig
 from rl_training.experiment.loggers import Logger as Logger
 from rl_training.runtime.callbacks import Callback as Callback
 from rl_training.runtime.session import TrainResult as TrainResult
+from rl_training.study import Study as Study
 
 __version__: str

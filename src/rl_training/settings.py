@@ -7,6 +7,7 @@ defaults and ranges are the only home of those numbers.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Self, get_args
@@ -33,6 +34,9 @@ _TYPES = {
 }
 
 
+_SEED_RANGE, _MOST_SEEDS = re.compile(r"\s*([0-9]{1,10})\s*\.\.\s*([0-9]{1,10})\s*"), 100_000
+
+
 def list_as_tuple(value: Any) -> Any:
     """A list, as YAML reads it, as a tuple; anything else is left to the check of the field's type."""
     return tuple(value) if isinstance(value, list) else value
@@ -53,26 +57,23 @@ def at_home(value: Any) -> Any:
     return value
 
 
-def seed_list(value: Any) -> Any:
-    """Several seeds: a list, `0..9` (both included) or `0,3,7`; anything else is left to the field's check."""
-    if isinstance(value, range):
-        return tuple(value)
-    if not isinstance(value, str):
-        return list_as_tuple(value)
-    first, dots, last = (part.strip() for part in value.partition(".."))
-    numbers = [first, last] if dots else [part.strip() for part in value.split(",")]
-    if not all(number.isdecimal() for number in numbers):
-        raise ValueError(f"must be a list, 0..9 or 0,3,7, got {value!r}")
-    if dots and int(first) > int(last):
-        raise ValueError(f"must ascend, got {value!r}")
-    return tuple(range(int(first), int(last) + 1)) if dots else tuple(int(number) for number in numbers)
-
-
-def distinct(values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-    """Refuse an empty list, and values that are there twice."""
-    if values is not None and (not values or len(set(values)) < len(values)):
-        raise ValueError(f"must be different values, at least one, got {list(values)}")
-    return values
+def seed_list(value: Any) -> tuple[int, ...]:
+    """Several seeds, each once: `0..9` (both ends included), `0,3,7` or a list of whole numbers."""
+    if isinstance(value, str) and (found := _SEED_RANGE.fullmatch(value)):
+        first, last = int(found[1]), int(found[2])
+        if not first <= last < first + _MOST_SEEDS:
+            raise ValueError(f"must go upwards, over at most {_MOST_SEEDS:,} seeds, got {value!r}")
+        return tuple(range(first, last + 1))
+    if isinstance(value, str) and all(part.strip().isdecimal() for part in value.split(",")):
+        value = [int(part) for part in value.split(",")]
+    if not isinstance(value, list | tuple | range) or not value:
+        raise ValueError(f"must be a range such as 0..9 or a list such as [0, 3, 7], got {value!r}")
+    for seed in value:
+        if type(seed) is not int or not 0 <= seed < 2**32:
+            raise ValueError(f"must be whole numbers from 0 to 2**32 - 1, got {seed!r}")
+    if twice := [seed for seed in value if list(value).count(seed) > 1]:
+        raise ValueError(f"{twice[0]} is given twice")
+    return tuple(value)
 
 
 WholeNumber = BeforeValidator(_whole)

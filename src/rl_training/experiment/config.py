@@ -29,7 +29,6 @@ from rl_training.settings import (
     WholeNumber,
     at_home,
     describe,
-    distinct,
     list_as_tuple,
     seed_list,
 )
@@ -121,7 +120,7 @@ class TrainConfig(Settings):
     """Gymnasium id; null trains on data alone (offline algorithms)"""
     seed: Seed | None = 0
     """null draws one and records it"""
-    seeds: Annotated[tuple[Seed, ...] | None, BeforeValidator(seed_list), AfterValidator(distinct)] = None
+    seeds: Annotated[tuple[int, ...], BeforeValidator(seed_list)] | None = None
     """several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`"""
     total_timesteps: PositiveInt
     """environment steps; offline, gradient updates"""

@@ -23,7 +23,7 @@ from rl_training.experiment.registry import get_algorithm_spec, resolve
 from rl_training.experiment.retention import checkpoint_step, discard, list_checkpoints
 from rl_training.experiment.runs import amend_record, read_run_record
 from rl_training.population.display import Display, MemberProgress
-from rl_training.population.run import Member, results_of, run_together
+from rl_training.population.run import Member, MembersFailed, results_of, run_together
 from rl_training.population.size import members_that_fit
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import Job, Launch, course
@@ -117,6 +117,36 @@ def _train(
     return results_of(members)
 
 
+def train_in_folders(
+    members: Sequence[tuple[TrainConfig, Path]],
+    launch: Launch,
+    *,
+    clear: Callable[[Path], None],
+    warn: Callable[[str], None] = warnings.warn,
+) -> list[Exception | None]:
+    """Train every configuration in the folder named with it, from the newest step that all have saved; returns
+    what each failed with. What was begun and saved no such step is cleared away and starts again."""
+    homes = [home for _, home in members]
+    common = _back_to_common_step(homes)
+    spec, shared = get_algorithm_spec(members[0][0].algo), dict[str, Any]()
+    jobs, launches = [], []
+    for config, home in members:
+        checkpoint = None
+        if common is None:
+            launch.fence()
+            clear(home)
+        else:
+            found = take_up(home, changes={"allow_import": config.allow_import}, warn=warn)
+            config, checkpoint = found.config, found.checkpoint
+        jobs.append(Job.of(spec.sections, config, checkpoint, None, None, shared))
+        launches.append(replace(launch, folder=home if common is None else None))
+    try:
+        _train(jobs, launches, None)
+    except MembersFailed as failed:
+        return failed.errors
+    return [None] * len(members)
+
+
 # Going on.
 
 
@@ -183,14 +213,15 @@ def _leave(path: Path, warn: Callable[[str], None]) -> None:
         warn(f"{home}: taken out of its population; it goes on alone, equal to it up to rounding")
 
 
-def _back_to_common_step(homes: Sequence[Path]) -> None:
-    """Discard the checkpoints later than the newest step that every member has, intact."""
+def _back_to_common_step(homes: Sequence[Path]) -> int | None:
+    """Discard the checkpoints later than the newest step that every member has, intact; returns that step."""
     steps = [_valid_steps(home) for home in homes]
     common = max(set.intersection(*(set(found) for found in steps)), default=None)
     for found in steps:
         for step, path in found.items():
             if common is None or step > common:
                 discard(path)
+    return common
 
 
 def _valid_steps(home: Path) -> dict[int, Path]:

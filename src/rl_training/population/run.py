@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rl_training.errors import RLTrainingError
+from rl_training.errors import ClaimLost, RLTrainingError, RunInUse
 from rl_training.population.stack import Stack
 from rl_training.population.updates import StackedUpdater
 from rl_training.runtime.acceleration import Updater
@@ -106,9 +106,9 @@ def _write_down(sessions: Sequence[Session]) -> None:
 
 def results_of(members: Sequence[Member]) -> list[TrainResult]:
     """The results in order; raises where a member failed or was interrupted."""
-    interrupted = [member.error for member in members if isinstance(member.error, TrainingInterrupted)]
-    if interrupted:
-        raise interrupted[0]
+    for member in members:
+        if isinstance(member.error, TrainingInterrupted | ClaimLost | RunInUse):  # not of itself
+            raise member.error
     results = [member.result for member in members if member.result is not None]
     if len(results) < len(members):
         raise MembersFailed(members)

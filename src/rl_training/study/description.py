@@ -36,35 +36,19 @@ from rl_training.experiment.registry import get_algorithm_spec, setting_names
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
 from rl_training.runtime.online import OnlineConfig, require_updates
 from rl_training.runtime.run import Job
-from rl_training.settings import PathText, PositiveFloat, PositiveInt, Settings, describe, list_as_tuple
+from rl_training.settings import PathText, PositiveFloat, PositiveInt, Settings, describe, list_as_tuple, seed_list
 from rl_training.study.plan import described
 
-_RANGE = re.compile(r"\s*([0-9]+)\s*\.\.\s*([0-9]+)\s*")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-_MOST_SEEDS = _MOST_CONFIGURATIONS = 100_000
+_MOST_CONFIGURATIONS = 100_000
 # The study decides these itself, or they may only be said on the command line.
 _NOT_TO_SET = {
     "seed": "give the seeds as `seeds: 0..9`",
+    "seeds": "the seeds are the study's: give them as its own `seeds: 0..9`",
+    "population": "how many train together is the study's: give it as its own `population`",
     "output_dir": "a study has its own folder; choose it with --output-dir",
     "allow_import": "a file cannot permit imports; use --allow-import",
 }
-
-
-def parse_seeds(value: Any) -> tuple[int, ...]:
-    """`0..9` (both ends included) or a list of whole numbers, each once."""
-    if isinstance(value, str) and (found := _RANGE.fullmatch(value)):
-        first, last = int(found[1]), int(found[2])
-        if not first <= last < first + _MOST_SEEDS:
-            raise ValueError(f"must go upwards, over at most {_MOST_SEEDS:,} seeds, got {value!r}")
-        return tuple(range(first, last + 1))
-    if not isinstance(value, list | tuple | range) or not value:
-        raise ValueError(f"must be a range such as 0..9 or a list such as [0, 3, 7], got {value!r}")
-    for seed in value:
-        if type(seed) is not int or not 0 <= seed < 2**32:
-            raise ValueError(f"must be whole numbers from 0 to 2**32 - 1, got {seed!r}")
-    if twice := [seed for seed in value if list(value).count(seed) > 1]:
-        raise ValueError(f"{twice[0]} is given twice")
-    return tuple(value)
 
 
 def _columns(value: Any) -> Any:
@@ -135,7 +119,7 @@ class StudyFile(Settings):
     """several such, in place of `base`"""
     common: PlainMapping = Field(default_factory=dict, alias="set")
     """settings of every trial"""
-    seeds: Annotated[tuple[int, ...], BeforeValidator(parse_seeds)] | None = None
+    seeds: Annotated[tuple[int, ...], BeforeValidator(seed_list)] | None = None
     """`0..9` or a list; null: the one seed of each configuration"""
     grid: Annotated[dict[str, Any], BeforeValidator(_grid)] = Field(default_factory=dict)
     """settings and their values, in every combination"""

@@ -41,7 +41,10 @@ _HOW = frozenset(
         "device",
         "tags",
         "keep_checkpoints",
-        "env_processes",
+        "environments",
+        "seeds",
+        "population",
+        "loggers",
         "env_timeout",
         "allow_import",
     }

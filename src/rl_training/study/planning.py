@@ -16,6 +16,7 @@ from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve
 from rl_training.experiment.runs import hold
+from rl_training.population.members import signature
 from rl_training.runtime.building import MOST_THREADS
 from rl_training.study.claims import read_claim
 from rl_training.study.description import Description, Wanted
@@ -35,30 +36,6 @@ from rl_training.study.plan import (
 )
 from rl_training.study.trials import FAILURES, home_of
 
-# Numbers that members of a population may each have their own of: they change neither a shape nor when something is
-# updated.
-_SCALARS = frozenset(
-    {
-        "learning_rate",
-        "gamma",
-        "tau",
-        "alpha",
-        "beta",
-        "eta",
-        "expectile",
-        "awac_lambda",
-        "bc_alpha",
-        "cql_alpha",
-        "actor_bc_coef",
-        "critic_bc_coef",
-        "max_weight",
-        "max_advantage_weight",
-        "exploration_noise",
-        "target_policy_noise",
-        "target_noise_clip",
-        "target_entropy",
-    }
-)
 # The most trials of a group where the population is `auto` and they train on a GPU; on a CPU each is a group.
 _TOGETHER = 16
 _MOST_DIFFERENCES = 6
@@ -269,7 +246,7 @@ def _grouped(
     for index, seed in sorted(members, key=lambda member: (rank[member[1]], member[0])):
         config = configurations[index]
         size = _group_size(description.file.population, TrainConfig(**config.settings))
-        buckets.setdefault((_shape(config.settings), size), []).append((index, seed))
+        buckets.setdefault((signature(TrainConfig(**config.settings)), size), []).append((index, seed))
     groups = [
         bucket[start : start + size]
         for (_, size), bucket in buckets.items()
@@ -282,16 +259,3 @@ def _group_size(population: Any, config: TrainConfig) -> int:
     if population == "auto":
         return _TOGETHER if _on_gpu(config) else 1
     return 1 if population == "off" else int(population)
-
-
-def _shape(settings: Mapping[str, Any]) -> str:
-    """A hash of what all members of a group have in common."""
-    common = {
-        name: "a number" if short(name) in _SCALARS and _is_number(value) else value
-        for name, value in identity(settings).items()
-    }
-    return hash_of(common | {"device": settings["device"]})
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

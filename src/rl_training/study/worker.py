@@ -28,6 +28,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.retention import list_checkpoints
 from rl_training.experiment.runs import RECORD, read_run_record
+from rl_training.population.members import train_in_folders
 from rl_training.runtime.run import Launch
 from rl_training.runtime.signals import TrainingInterrupted
 from rl_training.runtime.workflows import resume_training
@@ -80,6 +81,14 @@ def one_after_another(members: Sequence[Member], launch: Launch) -> dict[str, Ex
     return failed
 
 
+def together(members: Sequence[Member], launch: Launch) -> dict[str, Exception]:
+    """The members of a group as one population, which goes on from the newest step that all of them saved."""
+    if len(members) == 1:
+        return one_after_another(members, launch)
+    errors = train_in_folders([(member.config, member.home) for member in members], launch, clear=_clear)
+    return {member.home.name: error for member, error in zip(members, errors) if error is not None}
+
+
 def train_member(member: Member, launch: Launch) -> None:
     """Train a trial from its start, or from its newest checkpoint."""
     if _has_begun(member.home):
@@ -122,7 +131,7 @@ class Worked:
 def work(
     folder: Path,
     *,
-    train_group: TrainGroup = one_after_another,
+    train_group: TrainGroup = together,
     quiet: bool = True,
     allow_import: bool = False,
     parent: int | None = None,
