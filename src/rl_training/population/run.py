@@ -124,6 +124,7 @@ class Lockstep:
 
     def _restack(self) -> None:
         """A stack of those still alive; what was captured or compiled for the one before is lost."""
+        self._running: StackedUpdater | None = None
         self.stacked = [member for member in self.members if member.alive]
         self._updaters: dict[tuple[int, ...], StackedUpdater] = {}
         self.stack: Stack | None = None
@@ -152,12 +153,23 @@ class Lockstep:
 
     def _updater(self, waiting: Sequence[Member]) -> Updater:
         """What makes the updates of all that wait: those of a stack, or of the last one alone."""
-        if len(waiting) < len(self.stacked):
-            self._restack()
         updaters = [member.wanted.updater for member in waiting]
+        if len(waiting) < len(self.stacked):
+            if self._running is not None and self._carries(self._running, updaters):
+                return self._running
+            self._restack()
         if self.stack is None:
             return updaters[0]
         key = tuple(id(updater) for updater in updaters)
         if key not in self._updaters:
             self._updaters[key] = StackedUpdater(self.stack, updaters)
-        return self._updaters[key]
+        self._running = self._updaters[key]
+        return self._running
+
+    def _carries(self, running: StackedUpdater, updaters: Sequence[Updater]) -> bool:
+        """Whether to go on with a stack that holds members which have ended, and whose updates harm nobody.
+
+        Where updates are compiled or captured, a smaller stack costs more than it saves until half are gone.
+        """
+        known = {id(updater) for updater in running.members}
+        return running.is_prepared and 2 * len(updaters) > len(known) and all(id(one) in known for one in updaters)

@@ -57,6 +57,11 @@ class StackedUpdater(Updater):
         self._transform = _compiled if compiles else lambda function: function
         self._apply = self._transform(apply_stacked)
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether something was compiled or captured for this stack, which would be lost with it."""
+        return self.learner.execution.acceleration != "eager"
+
     def _learners(self) -> Sequence[Learner]:
         return self.stack.learners
 
