@@ -16,6 +16,7 @@ class Display:
         self._count = count
         self._progress: Progress | None = None
         self._members: list[MemberProgress] = []
+        self._ended: list[MemberProgress] = []
         # The log of every member calls from a thread of its own.
         self._lock = threading.Lock()
 
@@ -38,6 +39,7 @@ class Display:
         with self._lock:
             if member in self._members:
                 self._members.remove(member)
+                self._ended.append(member)
                 self._count -= 1
             if self._count == 0 and self._progress is not None:
                 self._progress.close()
@@ -45,9 +47,10 @@ class Display:
     def tell(self, step: int, seconds: float) -> None:
         """Show the means of a step once every member has written its row."""
         with self._lock:
-            rows = [member.row for member in self._members if member.row_step == step]
-            if self._progress is None or not rows or len(rows) < len(self._members):
+            if self._progress is None or any(member.row_step != step for member in self._members):
                 return
+            # At the last step the first ones have ended already.
+            rows = [member.row for member in (*self._ended, *self._members) if member.row_step == step]
             names = [name for name in rows[0] if all(name in row for row in rows)]
             means = {name: sum(row[name] for row in rows) / len(rows) for name in names}
             self._progress.write(step, seconds, means)

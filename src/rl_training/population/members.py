@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from rl_training.experiment.loggers import Logger
 from rl_training.experiment.manifest import verify_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec, resolve
 from rl_training.experiment.retention import checkpoint_step, discard, list_checkpoints
-from rl_training.experiment.runs import amend_record, read_run_record
+from rl_training.experiment.runs import amend_record, hold, read_run_record
 from rl_training.population.display import Display, MemberProgress
 from rl_training.population.run import Member, MembersFailed, results_of, run_together
 from rl_training.population.size import members_that_fit
@@ -214,13 +215,20 @@ def _leave(path: Path, warn: Callable[[str], None]) -> None:
 
 
 def _back_to_common_step(homes: Sequence[Path]) -> int | None:
-    """Discard the checkpoints later than the newest step that every member has, intact; returns that step."""
-    steps = [_valid_steps(home) for home in homes]
-    common = max(set.intersection(*(set(found) for found in steps)), default=None)
-    for found in steps:
-        for step, path in found.items():
-            if common is None or step > common:
-                discard(path)
+    """Discard the checkpoints later than the newest step that every member has, intact; returns that step.
+
+    Refuses, with nothing discarded, where somebody trains one of them.
+    """
+    with ExitStack() as held:
+        for home in homes:
+            if home.is_dir():
+                held.enter_context(hold(home))
+        steps = [_valid_steps(home) for home in homes]
+        common = max(set.intersection(*(set(found) for found in steps)), default=None)
+        for found in steps:
+            for step, path in found.items():
+                if common is None or step > common:
+                    discard(path)
     return common
 
 
