@@ -832,5 +832,5 @@ def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signal
         process.kill()
     assert process.returncode == code
     folder = next(Path("runs").iterdir())
-    assert f"rl-training resume {folder}" in rest.splitlines()[-1]
+    assert rest.splitlines()[-1].endswith(f"go on with: {shlex.join(COMMAND)} resume {folder}")
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
