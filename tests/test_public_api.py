@@ -235,6 +235,18 @@ def test_loading_finds_the_class(find: Any, tmp_path: Path) -> None:
         assert model.predict(np.ones(3)).shape == (1,)
 
 
+@pytest.mark.parametrize("find", [rl_training.load, ManagedAlgorithm.load])
+def test_loading_takes_environments_that_were_given_as_objects(find: Any, tmp_path: Path) -> None:
+    result = SAC(Identity, **settings("sac", tmp_path)).learn(30, progress_bar=False)
+    with pytest.raises(
+        ConfigError, match=r"Identity was given as a Python object .* rl_training\.load\(path, env=…\)"
+    ):
+        find(result.run_dir).evaluate(1)
+    model = find(result.run_dir, env=Identity)
+    assert model.evaluate(2)["lengths"] == [1, 1]
+    assert model.resume(40, progress_bar=False).metrics["global_step"] == 40
+
+
 @pytest.mark.parametrize("algo", ["sac", "td3_bc", "rlpd"])
 def test_learning_again_makes_so_many_steps_more_in_the_same_folder(algo: str, tmp_path: Path) -> None:
     config = tiny(algo, tmp_path / "parts", eval_episodes=0, checkpoint_interval=1000)

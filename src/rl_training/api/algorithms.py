@@ -317,9 +317,15 @@ class ManagedAlgorithm:
         return self.checkpoint_path
 
 
-def load(path: str | Path) -> ManagedAlgorithm:
+def load(
+    path: str | Path,
+    *,
+    env: Environment | None = None,
+    eval_env: Environment | None = None,
+    wrappers: Sequence[Any] | None = None,
+) -> ManagedAlgorithm:
     """A trained model from any run folder or checkpoint, whichever algorithm trained it."""
-    return ManagedAlgorithm.load(path)
+    return ManagedAlgorithm.load(path, env=env, eval_env=eval_env, wrappers=wrappers)
 
 
 def _class_of(algo: str) -> type[ManagedAlgorithm]:

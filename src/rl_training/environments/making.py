@@ -43,7 +43,7 @@ def _bare(config: EnvSettings, given: Given | None) -> gym.Env[Any, Any]:
     if "env_id" in config.given_envs:
         raise ConfigError(
             f"env_id: {env_id} was given as a Python object and cannot be made by its name; give it again, as in "
-            "ManagedAlgorithm.load(path, env=…)",
+            "rl_training.load(path, env=…)",
             key="env_id",
         )
     if ":" in env_id and not config.allow_import:
