@@ -834,3 +834,14 @@ def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signal
     folder = next(Path("runs").iterdir())
     assert rest.splitlines()[-1].endswith(f"go on with: {shlex.join(COMMAND)} resume {folder}")
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+
+
+def test_the_options_in_front_say_where_they_stand() -> None:
+    result = run("train", "--algo", "sac", "--quiet")
+    assert result.exit_code == 2
+    assert result.stderr == "error: --quiet stands before the command: rl-training --quiet …\n"
+
+
+def test_the_algorithms_tell_the_plain_rlpd_from_the_papers() -> None:
+    (line,) = [line for line in run("algos").stdout.splitlines() if line.startswith("rlpd")]
+    assert "plain: SAC on both, the paper's: rlpd/paper" in line

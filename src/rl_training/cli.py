@@ -44,7 +44,9 @@ Overrides = Annotated[
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Stochastic = Annotated[bool, typer.Option("--stochastic", help="Sample the policy's actions.")]
-AllowImport = Annotated[bool, typer.Option("--allow-import", help="Permit an env id of the form module:Env.")]
+AllowImport = Annotated[
+    bool, typer.Option("--allow-import", help="Permit env ids module:Env and wrappers module:Class.")
+]
 
 
 def _show_version(wanted: bool) -> None:
