@@ -275,6 +275,8 @@ def test_json_is_one_document(trained: tuple[Path, Result], tmp_path: Path) -> N
     metrics = json.loads(succeed("evaluate", trained[0], "--episodes", 1, "--json"))
     assert metrics["eval_episodes"] == 1
     assert metrics["eval_return_mean"] == metrics["eval_return_max"]
+    assert metrics["returns"] == [metrics["eval_return_mean"]]
+    assert metrics["lengths"] == [metrics["eval_length_mean"]]
     assert [algo["name"] for algo in json.loads(succeed("algos", "--json"))] == [
         s.name for s in list_algorithm_specs()
     ]
@@ -307,6 +309,15 @@ def test_evaluate_and_its_aliases_agree(trained: tuple[Path, Result]) -> None:
     ]
     assert len(set(tables)) == 1
     assert "(2 episodes)" in rows(tables[0])["mean return"]
+
+
+def test_evaluate_samples_the_policy_on_request(trained: tuple[Path, Result]) -> None:
+    sampled = [
+        json.loads(succeed("evaluate", trained[0], "--episodes", 2, "--stochastic", "--json")) for _ in range(2)
+    ]
+    certain = json.loads(succeed("evaluate", trained[0], "--episodes", 2, "--json"))
+    assert sampled[0] == sampled[1]
+    assert sampled[0]["returns"] != certain["returns"]
 
 
 def test_evaluate_in_another_environment(trained: tuple[Path, Result]) -> None:
@@ -821,5 +832,16 @@ def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signal
         process.kill()
     assert process.returncode == code
     folder = next(Path("runs").iterdir())
-    assert f"rl-training resume {folder}" in rest.splitlines()[-1]
+    assert rest.splitlines()[-1].endswith(f"go on with: {shlex.join(COMMAND)} resume {folder}")
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+
+
+def test_the_options_in_front_say_where_they_stand() -> None:
+    result = run("train", "--algo", "sac", "--quiet")
+    assert result.exit_code == 2
+    assert result.stderr == "error: --quiet stands before the command: rl-training --quiet …\n"
+
+
+def test_the_algorithms_tell_the_plain_rlpd_from_the_papers() -> None:
+    (line,) = [line for line in run("algos").stdout.splitlines() if line.startswith("rlpd")]
+    assert "plain: SAC on both, the paper's: rlpd/paper" in line

@@ -68,6 +68,22 @@ def test_a_module_in_the_current_folder(folder: Path, processes: bool) -> None:
     assert sys.path == before
 
 
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_class_needs_no_registering(folder: Path, processes: bool) -> None:
+    pool = EnvPool(config("own_module_of_a_user:Point", env_processes=processes))
+    try:
+        assert pool.reset(0).shape == (2,)
+    finally:
+        pool.close()
+    with pytest.raises(ConfigError, match="--allow-import"):
+        make_env(config("own_module_of_a_user:Point", allow_import=False))
+    with pytest.raises(ConfigError, match=r"could not be made with env_kwargs {'size': 3}: TypeError"):
+        make_env(config("own_module_of_a_user:Point", env_kwargs={"size": 3}))
+    for name in ("np", "Pointt"):
+        with pytest.raises(ConfigError, match=r"neither registers such an id nor has a gymnasium\.Env of"):
+            make_env(config(f"own_module_of_a_user:{name}"))
+
+
 def test_a_module_that_is_not_there(folder: Path) -> None:
     with pytest.raises(
         MissingDependencyError,

@@ -15,16 +15,17 @@ import rl_training
 from rl_training import BC, REDQ, RLPD, SAC, TD3BC, ManagedAlgorithm, TrainConfig, TransitionDataset
 from rl_training.data.formats import write_columns
 from rl_training.environments.making import spaces_of
-from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
+from rl_training.errors import CheckpointError, ConfigError, DatasetError, RLTrainingError
 from rl_training.experiment.config import load_config
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import collect_random
 from rl_training.runtime.online import OnlineConfig
 from rl_training.runtime.session import Session
-from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint
+from rl_training.runtime.workflows import evaluate_checkpoint, load_policy, open_checkpoint, predict_checkpoint
 from tests.runs import ALL, OFFLINE, TINY, differences, owned, tiny, train
 from tests.test_offline_runtime import identity_data
+from tests.worlds import Identity
 
 MANAGED: dict[str, type[ManagedAlgorithm]] = {
     managed.algo: managed
@@ -234,6 +235,18 @@ def test_loading_finds_the_class(find: Any, tmp_path: Path) -> None:
         assert model.predict(np.ones(3)).shape == (1,)
 
 
+@pytest.mark.parametrize("find", [rl_training.load, ManagedAlgorithm.load])
+def test_loading_takes_environments_that_were_given_as_objects(find: Any, tmp_path: Path) -> None:
+    result = SAC(Identity, **settings("sac", tmp_path)).learn(30, progress_bar=False)
+    with pytest.raises(
+        ConfigError, match=r"Identity was given as a Python object .* rl_training\.load\(path, env=…\)"
+    ):
+        find(result.run_dir).evaluate(1)
+    model = find(result.run_dir, env=Identity)
+    assert model.evaluate(2)["lengths"] == [1, 1]
+    assert model.resume(40, progress_bar=False).metrics["global_step"] == 40
+
+
 @pytest.mark.parametrize("algo", ["sac", "td3_bc", "rlpd"])
 def test_learning_again_makes_so_many_steps_more_in_the_same_folder(algo: str, tmp_path: Path) -> None:
     config = tiny(algo, tmp_path / "parts", eval_episodes=0, checkpoint_interval=1000)
@@ -257,6 +270,33 @@ def test_arrays_are_remembered_for_the_next_learning(tmp_path: Path) -> None:
     model.learn(10, progress_bar=False, dataset=identity_data())
     assert model.learn(10, progress_bar=False).metrics["global_step"] == 20
     assert model.resume(25, progress_bar=False).metrics["dataset_size"] == 200
+
+
+def test_the_settings_tell_the_action_bounds_that_arrays_lack(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "observations": rng.normal(size=(60, 3)),
+        "actions": rng.uniform(-1, 1, size=(60, 1)),
+        "rewards": np.zeros(60),
+        "terminals": np.zeros(60),
+        "timeouts": np.zeros(60),
+    }
+    bounds = {"action_low": [-4.0], "action_high": [3.0]}
+    model = BC(None, hidden_sizes=[4], batch_size=8, output_dir=str(tmp_path), **bounds)
+    run = model.learn(5, progress_bar=False, dataset=arrays).run_dir
+    spaces = load_policy(open_checkpoint(run)).spaces
+    assert (spaces.low, spaces.high) == ((-4.0,), (3.0,))
+    with pytest.raises(DatasetError, match="the action bounds are unknown; give action_low and action_high"):
+        BC(None, output_dir=str(tmp_path)).learn(5, progress_bar=False, dataset=arrays)
+
+
+@pytest.mark.parametrize("env", [Identity, Identity(), lambda: Identity()])
+def test_arrays_fit_an_environment_of_one_s_own(env: Any, tmp_path: Path) -> None:
+    arrays = {name: np.zeros(60) for name in ("rewards", "terminals", "timeouts")}
+    columns = {"observations": np.zeros((60, 1)), "actions": np.full((60, 1), 0.5)}
+    model = BC(env, hidden_sizes=[4], batch_size=8, output_dir=str(tmp_path), eval_episodes=1)
+    metrics = model.learn(5, progress_bar=False, dataset=arrays | columns).metrics
+    assert np.isfinite(metrics["eval_return_mean"])
 
 
 def test_data_may_be_a_file_or_a_mapping(tmp_path: Path) -> None:
@@ -291,7 +331,7 @@ def test_data_may_be_a_file_or_a_mapping(tmp_path: Path) -> None:
     ("learn", "message"),
     [
         (lambda: BC("Pendulum-v1").learn(9, dataset=[1, 2]), "dataset: give a TransitionDataset, a file"),
-        (lambda: BC("Pendulum-v1").learn(9, dataset={"obs": 1}), "dataset: unknown key 'obs'"),
+        (lambda: BC("Pendulum-v1").learn(9, dataset={"obs": 1}), "dataset: unknown key 'obs'; known: observations"),
         (lambda: BC("Pendulum-v1").learn(9, dataset={"actions": 1}), "dataset: 'observations' is missing"),
         (lambda: BC("Pendulum-v1").learn(9, dataset="nothing.npz"), "nothing.npz"),
         (lambda: SAC("Pendulum-v1").learn(9, dataset="x.npz"), "sac learns from an environment alone"),

@@ -83,6 +83,39 @@ def test_they_become_gymnasium_s_flat_vectors(name: str) -> None:
             assert not spaces.is_single([obs, obs])
 
 
+@pytest.mark.parametrize("name", ["dict", "unsorted"])
+def test_a_dictionary_of_batches_is_a_batch(name: str) -> None:
+    """As vector environments give them, in Python and as JSON."""
+    spaces, space = read_spaces(Shaped(SPACES[name])), SPACES[name]
+    space.seed(0)
+    several = [space.sample() for _ in range(3)]
+    stacked = _stacked(several)
+    flat = np.stack([np.asarray(flatten(space, one), np.float32) for one in several])
+    assert np.array_equal(spaces.observations(stacked), flat)
+    assert not spaces.is_single(stacked)
+    typed = parse_observations(json.dumps(stacked, default=lambda value: value.tolist()), spaces)
+    assert np.array_equal(spaces.observations(typed), flat)
+    assert not spaces.is_single(typed)
+    alone = _stacked(several[:1])
+    assert spaces.observations(alone).shape == (1, spaces.obs_dim)
+    assert not spaces.is_single(alone)
+
+
+def test_a_dictionary_of_unequal_or_empty_batches_is_refused() -> None:
+    spaces = read_spaces(Shaped(SPACES["unsorted"]))
+    for obs in ({"z": [[0.5], [0.1]], "a": [1]}, {"z": np.zeros((0, 1)), "a": np.zeros(0, int)}):
+        with pytest.raises(ConfigError, match="an observation of z has shape"):
+            spaces.observations(obs)
+    with pytest.raises(ConfigError, match=r"an observation of a is .*7.*, which its Discrete space"):
+        spaces.observations({"z": [[0.5], [0.1]], "a": [1, 7]})
+
+
+def _stacked(several: list[Any]) -> Any:
+    if isinstance(several[0], dict):
+        return {key: _stacked([one[key] for one in several]) for key in several[0]}
+    return np.stack(several)
+
+
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if key in ("low", "high") else value for key, value in values.items()}
 

@@ -122,7 +122,7 @@ def test_updates_earned_do_not_depend_on_how_the_steps_were_taken(
 
 
 @pytest.mark.parametrize("algo", LOOPS)
-def test_patience(algo: str, tmp_path: Path) -> None:
+def test_patience(algo: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The first evaluation sets the mark; the second and third do not beat it."""
     kwargs = {"eval_interval": 10, "early_stopping": {"patience": 2}}
     result = train(scripted(algo, tmp_path, kwargs))
@@ -130,6 +130,7 @@ def test_patience(algo: str, tmp_path: Path) -> None:
     assert state["should_stop"] is True
     assert "no improvement" in state["stop_reason"]
     assert "2 evaluations" in state["stop_reason"]
+    assert capfd.readouterr().err.count(f"stopping: {state['stop_reason']}\n") == 1
     # What RLPD scores before its first environment step does not count.
     phase, pretrained = ("offline" if algo == "bc" else "online"), (30 if algo == "rlpd" else 0)
     assert state["clock"] == {"phase": phase, "global_step": 30, "pretrain_updates": pretrained}

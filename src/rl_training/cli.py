@@ -47,7 +47,10 @@ Overrides = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-AllowImport = Annotated[bool, typer.Option("--allow-import", help="Permit an env id of the form module:Env.")]
+Stochastic = Annotated[bool, typer.Option("--stochastic", help="Sample the policy's actions.")]
+AllowImport = Annotated[
+    bool, typer.Option("--allow-import", help="Permit env ids module:Env and wrappers module:Class.")
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -191,20 +194,23 @@ def evaluate(
     path: Annotated[Path | None, typer.Argument(metavar="CHECKPOINT|RUN_DIR")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The same as the argument.")] = None,
     episodes: Annotated[int | None, typer.Option(min=1)] = None,
+    stochastic: Stochastic = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
     allow_import: AllowImport = False,
 ) -> None:
-    """Play episodes on fixed seeds with the deterministic policy."""
+    """Play episodes on fixed seeds with the deterministic policy; --json tells each episode too."""
     from rl_training.console.results import evaluation_rows
-    from rl_training.runtime.workflows import evaluate_checkpoint
+    from rl_training.runtime.workflows import play_checkpoint
 
     place = _checkpoint_given(path, checkpoint)
     note(f"evaluating {place}")
     changes = {"allow_import": True} if allow_import else {}
-    metrics = evaluate_checkpoint(place, episodes, changes=changes, overrides=overrides or ())
+    metrics, played = play_checkpoint(
+        place, episodes, deterministic=not stochastic, changes=changes, overrides=overrides or ()
+    )
     if as_json:
-        show_json(metrics)
+        show_json({**metrics, **played.episodes()})
     else:
         show_table(evaluation_rows(metrics))
 
@@ -221,7 +227,7 @@ def predict(
     ],
     path: Annotated[Path | None, typer.Argument(metavar="CHECKPOINT|RUN_DIR")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The same as the argument.")] = None,
-    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the policy's actions.")] = False,
+    stochastic: Stochastic = False,
 ) -> None:
     """Print the action for an observation, or one per row of a batch, as JSON."""
     import numpy as np

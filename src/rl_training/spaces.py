@@ -100,7 +100,8 @@ class SpaceSpec:
     def observations(self, obs: ArrayLike) -> NDArray[np.float32]:
         """Observations as a finite float32 batch `[B, O]`; one observation becomes a batch of one.
 
-        They are flat vectors, or in the environment's own form: one, or a list of dictionaries or tuples.
+        They are flat vectors, or in the environment's own form: one, a list of
+        dictionaries or tuples, or a dictionary of batches.
         """
         obs = self._flat(obs)
         try:
@@ -120,7 +121,7 @@ class SpaceSpec:
     def is_single(self, obs: Any) -> bool:
         """Whether `obs` is one observation and not a batch."""
         if self.flattening is not None and self.flattening.is_original(obs):
-            return True
+            return self.flattening.unstacked(obs) is None
         return not self._is_list(obs) and np.ndim(obs) == 1
 
     def _is_list(self, obs: Any) -> bool:
@@ -134,6 +135,7 @@ class SpaceSpec:
         if self.flattening is None:
             return obs
         try:
+            obs = self.flattening.unstacked(obs) or obs
             if self.flattening.is_original(obs):
                 return self.flattening(obs)
             return np.stack([self.flattening(one) for one in obs]) if self._is_list(obs) else obs

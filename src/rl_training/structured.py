@@ -76,6 +76,15 @@ class Flattening:
             raise error if isinstance(error, Misfit) else Misfit(str(error)) from None
         return _restored(self.description, value)
 
+    def unstacked(self, obs: Any) -> list[Any] | None:
+        """The observations of a dictionary whose values are batches, as vector environments give them, or None."""
+        if self.description["kind"] != "Dict" or not isinstance(obs, Mapping):
+            return None
+        sizes = _batch_sizes(self.description, obs)
+        if len(sizes) != 1 or None in sizes:
+            return None
+        return [_row(self.description, obs, i) for i in range(sizes.pop() or 0)] or None
+
     def is_original(self, obs: Any) -> bool:
         """Whether `obs` is one observation in the environment's own form rather than numbers in flat vectors."""
         kind = self.description["kind"]
@@ -137,7 +146,7 @@ def _require_fit(description: Description, obs: Any, place: str) -> None:
             _require_fit(part, obs[i], f"{place}[{i}]")
         return
     array = np.asarray(obs)
-    shape = tuple(description["shape"]) if "shape" in description else np.shape(description.get("nvec", 0))
+    shape = _shape(description)
     if array.shape != shape:
         raise Misfit(f"an observation{where} has shape {list(array.shape)}, its space {list(shape)}")
     if kind == "Box":
@@ -147,6 +156,38 @@ def _require_fit(description: Description, obs: Any, place: str) -> None:
     whole = np.issubdtype(array.dtype, np.integer) or (kind == "MultiBinary" and array.dtype == bool)
     if not whole or np.any(array < first) or np.any(array >= first + count):
         raise Misfit(f"an observation{where} is {obs!r:.60}, which its {kind} space does not contain")
+
+
+def _shape(description: Description) -> tuple[int, ...]:
+    """The shape of an observation of a space that has no parts."""
+    return tuple(description["shape"]) if "shape" in description else np.shape(description.get("nvec", 0))
+
+
+def _batch_sizes(description: Description, obs: Any) -> set[int | None]:
+    """The lengths of the batches in all parts of `obs`; None among them where a part is no batch."""
+    kind = description["kind"]
+    if kind == "Dict":
+        if not isinstance(obs, Mapping) or set(obs) != {key for key, _ in description["spaces"]}:
+            return {None}
+        return set().union(*(_batch_sizes(part, obs[key]) for key, part in description["spaces"]))
+    if kind == "Tuple":
+        if not isinstance(obs, tuple | list) or len(obs) != len(description["spaces"]):
+            return {None}
+        return set().union(*map(_batch_sizes, description["spaces"], obs))
+    try:
+        shape = np.shape(obs)
+    except ValueError:
+        return {None}
+    return {shape[0] if shape and shape[1:] == _shape(description) else None}
+
+
+def _row(description: Description, obs: Any, i: int) -> Any:
+    """Observation `i` of a batch in all parts."""
+    if description["kind"] == "Dict":
+        return {key: _row(part, obs[key], i) for key, part in description["spaces"]}
+    if description["kind"] == "Tuple":
+        return tuple(_row(part, one, i) for part, one in zip(description["spaces"], obs, strict=True))
+    return np.asarray(obs)[i]
 
 
 def _form(obs: Any) -> str:

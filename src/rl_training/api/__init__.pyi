@@ -1417,7 +1417,7 @@ class SAC(ManagedAlgorithm):
         run's statistics are taken over and go on counting; those of data (an offline run's, RLPD's) stay as they
         are
     buffer_capacity = 1000000: transitions the replay buffer keeps
-    learning_starts = 1000: environment steps before the first update
+    learning_starts = 5000: environment steps before the first update
     random_steps = None: environment steps with random actions; null: `learning_starts`, or none where `init_from`
         gives a policy
     train_frequency = 1: environment steps between rounds of updates
@@ -1478,7 +1478,7 @@ class SAC(ManagedAlgorithm):
         warmup_steps: int | float = 0,
         normalize_observations: bool = False,
         buffer_capacity: int | float = 1000000,
-        learning_starts: int | float = 1000,
+        learning_starts: int | float = 5000,
         random_steps: int | float | None = None,
         train_frequency: int | float = 1,
         gradient_updates_per_step: int | float = 1,

@@ -234,7 +234,7 @@ class ManagedAlgorithm:
         if "dataset_kind" not in get_algorithm_spec(self.algo).sections.owners():
             raise ConfigError(f"dataset: {self.algo} learns from an environment alone; use rlpd to mix in data")
         if isinstance(given, Mapping):
-            return config, _from_mapping(given, config)
+            return config, _from_mapping(given, config, self._given)
         if not isinstance(given, str | os.PathLike):
             raise ConfigError(
                 "dataset: give a TransitionDataset, a file (.npz, .hdf5), a Minari id or a mapping of arrays, "
@@ -257,7 +257,7 @@ class ManagedAlgorithm:
         metrics, played = play_checkpoint(
             self._checkpoint(), num_episodes, deterministic=deterministic, changes=changes, given=self._given
         )
-        return {**metrics, "returns": played.returns.tolist(), "lengths": played.lengths.tolist()}
+        return {**metrics, **played.episodes()}
 
     def predict(self, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
         """The action in the environment's units, for one observation or a batch."""
@@ -346,9 +346,15 @@ class ManagedAlgorithm:
         return self.checkpoint_path
 
 
-def load(path: str | Path) -> ManagedAlgorithm:
+def load(
+    path: str | Path,
+    *,
+    env: Environment | None = None,
+    eval_env: Environment | None = None,
+    wrappers: Sequence[Any] | None = None,
+) -> ManagedAlgorithm:
     """A trained model from any run folder or checkpoint, whichever algorithm trained it."""
-    return ManagedAlgorithm.load(path)
+    return ManagedAlgorithm.load(path, env=env, eval_env=eval_env, wrappers=wrappers)
 
 
 def _class_of(algo: str) -> type[ManagedAlgorithm]:
@@ -358,16 +364,20 @@ def _class_of(algo: str) -> type[ManagedAlgorithm]:
     raise ConfigError(f"algo: no class trains {algo!r}; define one, derived from ManagedAlgorithm", key="algo")
 
 
-def _from_mapping(arrays: Mapping[str, Any], config: TrainConfig) -> TransitionDataset:
-    """Arrays by the names of `from_arrays`; an environment tells the spaces where there is one."""
+def _from_mapping(arrays: Mapping[str, Any], config: TrainConfig, brought: Given) -> TransitionDataset:
+    """Arrays by the names of `from_arrays`; an environment or the settings tell the action bounds they lack."""
     parameters = inspect.signature(TransitionDataset.from_arrays).parameters
     needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
     for name in arrays:
         if name not in parameters:
-            raise ConfigError(f"dataset: unknown key {name!r}{nearest(str(name), parameters)}")
+            hint = nearest(str(name), parameters) or f"; known: {', '.join(parameters)}"
+            raise ConfigError(f"dataset: unknown key {name!r}{hint}")
     if missing := [name for name in needed if name not in arrays]:
         raise ConfigError(f"dataset: {missing[0]!r} is missing; needed: {', '.join(needed)}")
-    known = {} if config.env_id is None else {"spaces": spaces_of(config)}
+    if config.env_id is None:
+        known = {name: config.algo_kwargs.get(name) for name in ("action_low", "action_high")}
+    else:
+        known = {"spaces": spaces_of(config, given=brought)}
     return TransitionDataset.from_arrays(**{**known, **arrays})
 
 

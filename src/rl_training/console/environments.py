@@ -10,7 +10,7 @@ from rl_training.console.output import show_table
 
 
 def check_env(
-    env_id: Annotated[str, typer.Argument(metavar="ID", help="A Gymnasium id, or module:Id.")],
+    env_id: Annotated[str, typer.Argument(metavar="ID", help="A Gymnasium id, module:Id or module:Class.")],
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as env_kwargs.g=3 or wrappers."),

@@ -62,6 +62,8 @@ def _describe(error: Exception) -> tuple[int, str]:
         if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
             return _USAGE, str(error.format_message())
         command = context.command_path if context is not None else "rl-training"
+        if (option := getattr(error, "option_name", None)) in ("--quiet", "--debug"):
+            return _USAGE, f"error: {option} stands before the command: rl-training {option} …"
         return _USAGE, f"error: {one_line(error.format_message()).rstrip('.')}; see {command} --help"
     if isinstance(error, MemoryError):
         return _USAGE, f"error: out of memory: {one_line(error) or 'an allocation failed'}; use smaller settings"

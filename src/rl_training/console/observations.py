@@ -48,6 +48,8 @@ def _in_form(value: Any, spaces: SpaceSpec) -> Any:
             raise ValueError(f"the policy's observations are {spaces.obs_dim} numbers, not a mapping")
         return _numbers(value)
     try:
+        if (batch := spaces.flattening.unstacked(value)) is not None:
+            return [spaces.flattening.restored(one) for one in batch]
         return spaces.flattening.restored(value)
     except Misfit as misfit:
         reason = misfit

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -41,7 +43,7 @@ def _bare(config: EnvSettings, given: Given | None) -> gym.Env[Any, Any]:
     if "env_id" in config.given_envs:
         raise ConfigError(
             f"env_id: {env_id} was given as a Python object and cannot be made by its name; give it again, as in "
-            "ManagedAlgorithm.load(path, env=…)",
+            "rl_training.load(path, env=…)",
             key="env_id",
         )
     if ":" in env_id and not config.allow_import:
@@ -51,7 +53,7 @@ def _bare(config: EnvSettings, given: Given | None) -> gym.Env[Any, Any]:
         )
     try:
         with current_folder() if config.allow_import else nullcontext():
-            return gym.make(env_id, disable_env_checker=True, **config.env_kwargs)
+            return _made(env_id, config.env_kwargs)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise _missing(env_id, error) from error
     except gym.error.UnregisteredEnv:
@@ -60,9 +62,23 @@ def _bare(config: EnvSettings, given: Given | None) -> gym.Env[Any, Any]:
                 f"env_id: {env_id}: Atari is not supported, its observations are images", key="env_id"
             ) from None
         hint = nearest(env_id, gym.registry) or "; see gymnasium.registry for the known ones"
+        if ":" in env_id:
+            hint = "; its module neither registers such an id nor has a gymnasium.Env of that name"
         raise ConfigError(f"env_id: unknown environment {env_id!r}{hint}", key="env_id") from None
     except Exception as error:
         raise _not_made(config, error) from error
+
+
+def _made(env_id: str, kwargs: Mapping[str, Any]) -> gym.Env[Any, Any]:
+    """A registered id; `module:Name` may also be the class itself, where the module registers no such id."""
+    try:
+        return gym.make(env_id, disable_env_checker=True, **kwargs)
+    except gym.error.UnregisteredEnv:
+        module, _, name = env_id.rpartition(":")
+        found = getattr(sys.modules.get(module), name, None)  # making it has imported the module
+        if not (isinstance(found, type) and issubclass(found, gym.Env)):
+            raise
+        return found(**kwargs)
 
 
 def _missing(env_id: str, error: Exception) -> MissingDependencyError:

@@ -44,6 +44,10 @@ class Played:
     lengths: NDArray[np.int64]  # [n]
     cut: int
 
+    def episodes(self) -> dict[str, list[float]]:
+        """Each episode as plain data, beside the metrics that sum them up."""
+        return {"returns": self.returns.tolist(), "lengths": self.lengths.tolist()}
+
 
 class Evaluator:
     """Plays episodes on fixed seeds; its environments are made once and kept."""

@@ -12,6 +12,7 @@ What the loop works on (learner, source, updates) belongs to the regime; what is
 from __future__ import annotations
 
 import math
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.algorithms.base import Learner
+from rl_training.console.output import program_name
 from rl_training.console.progress import Progress
 from rl_training.environments.playing import Evaluator, PlayInterrupted
 from rl_training.errors import CheckpointError, ConfigError, NotPlainDataError
@@ -184,6 +186,7 @@ class Session:
         """
         if not self.should_stop:
             self.should_stop, self.stop_reason, self.stop_final = True, reason, final
+            self.say(f"stopping: {reason}")
 
     def log(self, name: str, value: float) -> None:
         """Add a number of your own to the next row of metrics (every `log_interval`), everywhere rows go.
@@ -400,7 +403,5 @@ class Session:
 
     def _interrupted(self, signum: int) -> TrainingInterrupted:
         permission = " --allow-import" if ":" in (self.config.env_id or "") else ""
-        return TrainingInterrupted(
-            f"interrupted at step {self.clock.ticks}; go on with: rl-training resume {self.run.path}{permission}",
-            signum,
-        )
+        command = f"{program_name()} resume {shlex.quote(str(self.run.path))}{permission}"
+        return TrainingInterrupted(f"interrupted at step {self.clock.ticks}; go on with: {command}", signum)
