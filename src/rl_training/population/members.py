@@ -8,20 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rl_training.algorithms.base import LearnerConfig
 from rl_training.console.progress import Progress
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.given import Given
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import ConfigError
 from rl_training.experiment import files
+from rl_training.experiment.checkpointing import latest_valid
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger
-from rl_training.experiment.manifest import verify_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec, resolve
-from rl_training.experiment.retention import checkpoint_step, discard, list_checkpoints
-from rl_training.experiment.runs import amend_record, read_run_record
+from rl_training.experiment.runs import amend_record, hold, read_run_record
 from rl_training.population.display import Display, MemberProgress
 from rl_training.population.run import Member, results_of, run_together
 from rl_training.population.size import members_that_fit
@@ -33,7 +32,7 @@ from rl_training.runtime.workflows import Resumption, resume_training, take_up
 
 # What is no part of what a run computes, and may differ between members.
 _OF_THE_FOLDER = ("seed", "seeds", "output_dir", "tags", "population")
-_OVER = ("finished", "stopped", "diverged")
+Made = TypeVar("Made")
 
 
 def structure(config: TrainConfig) -> dict[str, Any]:
@@ -66,6 +65,7 @@ def train_population(
 ) -> list[TrainResult]:
     """Train every configuration, as many at a time as `population` and the memory allow; results in their order."""
     _require_alike(configs)
+    _require_enough_environments(configs, given)
     spec, shared = get_algorithm_spec(configs[0].algo), dict[str, Any]()
     jobs = [Job.of(spec.sections, config, None, dataset, given, shared) for config in configs]
     return _train(jobs, [launch or Launch()] * len(jobs), callbacks, run_suffix)
@@ -85,6 +85,33 @@ def _require_alike(configs: Sequence[TrainConfig]) -> None:
                 )
 
 
+def _require_enough_environments(configs: Sequence[TrainConfig], given: Given | None) -> None:
+    """Refuse one environment for several members that step theirs in turn."""
+    maker, first = None if given is None else given.env, configs[0]
+    steps = get_algorithm_spec(first.algo).regime != "offline"
+    if maker is None or not steps or first.population == "off" or len(configs) < 2:
+        return
+    maker.look(first.env_kwargs)
+    if maker.alone:
+        raise ConfigError(
+            f"seeds: {maker.name} cannot be made again for every member; give its class or a callable that makes a "
+            "new one",
+            key="seeds",
+        )
+
+
+def _copied(things: Sequence[Made], what: str) -> list[Made]:
+    """A copy for each member: they keep state, and a member's is its own."""
+    found = []
+    for thing in things:
+        try:
+            found.append(copy.deepcopy(thing))
+        except Exception as error:
+            name = type(thing).__name__
+            raise ConfigError(f"{what}: {name} cannot be copied for each member: {error}", key=what) from error
+    return found
+
+
 def _train(
     jobs: Sequence[Job],
     launches: Sequence[Launch],
@@ -102,15 +129,21 @@ def _train(
         members = []
         for job, launch in zip(jobs, launches, strict=True):
             seed = job.config.seed or 0
-            watching = None if callbacks is None else [copy.deepcopy(callback) for callback in callbacks]
-            start = replace(launch, guard=guard, progress=partial(console, seed) if most != "off" else Progress)
+            watching = _copied(callbacks or (), "callbacks")
+            start = replace(
+                launch,
+                guard=guard,
+                progress=partial(console, seed) if most != "off" else Progress,
+                loggers=tuple(_copied(launch.loggers, "loggers")),
+            )
             members.append(Member(seed, course(regime, job, callbacks=watching, launch=start, suffix=suffix)))
         try:
-            first = 0
+            first, at_a_time = 0, most
             while first < len(members):
-                left = members[first:]
-                fit = partial(members_that_fit, wanted=len(left), population=most)
-                first += run_together(left, fit, lambda count: shown.append(Display(count)))
+                left, before = members[first:], members[:first] if most != "off" else []
+                fit = partial(members_that_fit, wanted=len(left), population=at_a_time)
+                at_a_time = run_together(left, fit, lambda count: shown.append(Display(count)), before)
+                first += at_a_time
         finally:
             for member in members:
                 member.going.close()
@@ -135,7 +168,7 @@ def resume(
 ) -> list[TrainResult]:
     """Go on with a run, and with it all members of its population; `alone` takes it out of that.
 
-    The members go on from the newest step that all of them saved.
+    Each goes on from its newest checkpoint; those that stand behind the others catch up first.
     """
     options: dict[str, Any] = {"changes": changes, "overrides": overrides, "dataset": dataset, "given": given}
     homes = [] if alone else _companions(Path(path))
@@ -143,7 +176,9 @@ def resume(
         if alone:
             _leave(Path(path), warn)
         return [resume_training(path, callbacks=callbacks, loggers=loggers, quiet=quiet, warn=warn, **options)]
-    _back_to_common_step(homes)
+    for home in homes:
+        with hold(home):  # all of them, or none
+            pass
     found: list[Resumption] = [take_up(home, warn=warn, **options) for home in homes]
     spec, shared = get_algorithm_spec(found[0].config.algo), dict[str, Any]()
     jobs = [Job.of(spec.sections, one.config, one.checkpoint, dataset, given, shared) for one in found]
@@ -151,10 +186,19 @@ def resume(
     return _train(jobs, launches, callbacks)
 
 
-def _companions(path: Path) -> list[Path]:
-    """The folders of the members of a run's population that are not over, its own among them; else none."""
+def _home_of(path: Path) -> Path:
+    """The run folder that is meant, by a name that tells its parent."""
     home = path.parent.parent if path.parent.name == "checkpoints" else path
-    if not (home / "run.json").is_file():
+    return home if home.name not in ("", "..") else home.resolve()
+
+
+def _companions(path: Path) -> list[Path]:
+    """The folders of a run's population, its own among them, but for those that diverged or were taken out; none
+    where it has no population, or `path` is an older checkpoint, which goes on in a folder of its own."""
+    home = _home_of(path)
+    if not (home / "run.json").is_file() or (
+        path.parent.name == "checkpoints" and latest_valid(path.parent)[0] != path
+    ):
         return []
     names = _population_record(home).get("members", [])
     homes = [home.parent / Path(str(name)).name for name in names]
@@ -165,7 +209,7 @@ def _companions(path: Path) -> list[Path]:
     return [
         one
         for one in homes
-        if one == home or (read_run_record(one)["status"] not in _OVER and _population_record(one))
+        if one.name == home.name or (_population_record(one) and read_run_record(one)["status"] != "diverged")
     ]
 
 
@@ -177,28 +221,8 @@ def _population_record(home: Path) -> dict[str, Any]:
 
 
 def _leave(path: Path, warn: Callable[[str], None]) -> None:
-    home = path.parent.parent if path.parent.name == "checkpoints" else path
+    home = _home_of(path)
     if (home / "run.json").is_file() and (record := _population_record(home)):
-        amend_record(home, population=record | {"left": True}, exact_resume=False)
+        with hold(home):
+            amend_record(home, population=record | {"left": True}, exact_resume=False)
         warn(f"{home}: taken out of its population; it goes on alone, equal to it up to rounding")
-
-
-def _back_to_common_step(homes: Sequence[Path]) -> None:
-    """Discard the checkpoints later than the newest step that every member has, intact."""
-    steps = [_valid_steps(home) for home in homes]
-    common = max(set.intersection(*(set(found) for found in steps)), default=None)
-    for found in steps:
-        for step, path in found.items():
-            if common is None or step > common:
-                discard(path)
-
-
-def _valid_steps(home: Path) -> dict[int, Path]:
-    found = {}
-    for path in list_checkpoints(home / "checkpoints"):
-        try:
-            verify_checkpoint(path)
-        except CheckpointError:
-            continue
-        found[checkpoint_step(path)] = path
-    return found
