@@ -40,6 +40,7 @@ from rl_training.seeding import TRAINING, episode_seed
 from tests.reliability.processes import Child
 from tests.reliability.selection import EACH
 from tests.runs import (
+    ALL,
     QUIET,
     TINY,
     checkpoint_names,
@@ -204,7 +205,9 @@ def killed(config: TrainConfig, callback: Callback, place: Path, code: int) -> s
     return child.text()
 
 
-@pytest.mark.parametrize("algo", EACH)
+@pytest.mark.parametrize(
+    "algo", ["sac", *(pytest.param(algo, marks=pytest.mark.slow) for algo in ALL if algo != "sac")]
+)
 def test_killed_while_the_members_save(algo: str, tmp_path: Path) -> None:
     """Two of three have written the step, one stands a checkpoint behind: it catches up, exactly."""
     config = short(algo, tmp_path / "runs", checkpoint_interval=10)
@@ -250,6 +253,16 @@ def test_a_signal_saves_every_member(algo: str, number: int, code: int, tmp_path
     ] * 3
 
 
+def test_every_member_saves_when_asked_to(tmp_path: Path) -> None:
+    """SIGUSR1 saves and goes on."""
+    config = short("td3", tmp_path / "runs", checkpoint_interval=1_000)
+    killed(config, At(SEEDS[1], 27, send(signal.SIGUSR1)), tmp_path, 0)
+    assert statuses(tmp_path / "runs") == ["finished"] * 3
+    saved = [sorted(list_checkpoints(run / "checkpoints")) for run in folders(tmp_path / "runs")]
+    assert [[path.name for path in paths][1:] for paths in saved] == [["step_000000040"]] * 3
+    assert {paths[0].name for paths in saved} <= {"step_000000027", "step_000000028"}
+
+
 def test_a_second_interrupt_aborts(tmp_path: Path) -> None:
     def twice(session: Session) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -292,6 +305,7 @@ def test_one_can_be_taken_out(tmp_path: Path) -> None:
     assert said == [f"{runs[0]}: taken out of its population; it goes on alone, equal to it up to rounding"]
     assert result.run_dir == runs[0]
     assert run_record(runs[0])["population"]["left"] is True
+    assert run_record(runs[2])["population"] == {"members": [run.name for run in runs[1:]]}
     assert statuses(tmp_path / "runs") == ["finished", "running", "running"]
     others = resume_all(runs[1], callbacks=[At(0, 0, nothing)], quiet=True)
     assert [one.run_dir for one in others] == runs[1:]
@@ -522,7 +536,7 @@ TURNS = {
 }
 
 
-@pytest.mark.parametrize("population", TURNS)
+@pytest.mark.parametrize("population", [2, pytest.param("auto", marks=pytest.mark.slow), "off"])
 def test_as_many_at_a_time_as_is_said(population: str | int, tmp_path: Path) -> None:
     config = short("td3", tmp_path, population=population)
     assert told(config) == TURNS[population]
@@ -549,6 +563,7 @@ def test_with_little_memory_they_take_turns(
     assert lines[0].endswith("each): the others follow")
 
 
+@pytest.mark.slow
 def test_turns_that_were_broken_off_go_on_with_all(tmp_path: Path) -> None:
     config = short("td3", tmp_path / "runs", population=2)
     killed(config, At(SEEDS[2], 30, send(signal.SIGKILL)), tmp_path, -signal.SIGKILL)
@@ -702,6 +717,18 @@ def test_seeds_on_the_command_line(tmp_path: Path) -> None:
     assert alone.exit_code == 0, alone.output
     assert "taken out of its population" in alone.output
     assert [run_record(run)["metrics"]["global_step"] for run in runs] == [40, 50]
+
+
+def test_members_that_fail_on_the_command_line(tmp_path: Path) -> None:
+    """One line on standard error, the exit code of the cause, and the others have finished."""
+    config = short("sac", tmp_path, SEEDS[:2], env_id="Scripted-v0", env_kwargs=broken_for(SEEDS[1], "reward"))
+    place = tmp_path / "config.json"  # JSON is YAML
+    place.write_text(json.dumps(config.to_dict() | {"output_dir": str(tmp_path / "runs"), "seed": None}))
+    done = command("--quiet", "train", "--config", place)
+    assert done.exit_code == 4, done.output
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: 1 of 2 members failed: seed {SEEDS[1]}: ")
+    assert statuses(tmp_path / "runs", SEEDS[:2]) == ["finished", "diverged"]
 
 
 def test_seeds_in_a_file(tmp_path: Path) -> None:

@@ -221,8 +221,15 @@ def _population_record(home: Path) -> dict[str, Any]:
 
 
 def _leave(path: Path, warn: Callable[[str], None]) -> None:
+    """Take a run out of its population: neither looks for the other again."""
     home = _home_of(path)
-    if (home / "run.json").is_file() and (record := _population_record(home)):
-        with hold(home):
-            amend_record(home, population=record | {"left": True}, exact_resume=False)
-        warn(f"{home}: taken out of its population; it goes on alone, equal to it up to rounding")
+    if not (home / "run.json").is_file() or not (record := _population_record(home)):
+        return
+    with hold(home):
+        amend_record(home, population=record | {"left": True}, exact_resume=False)
+    others = [name for name in record["members"] if name != home.name]
+    for other in (home.parent / Path(str(name)).name for name in others):
+        if (other / "run.json").is_file() and _population_record(other):
+            with hold(other):
+                amend_record(other, population={"members": others})
+    warn(f"{home}: taken out of its population; it goes on alone, equal to it up to rounding")
