@@ -203,7 +203,7 @@ class ManagedAlgorithm:
     ) -> TrainResult:
         """Go on from the last checkpoint, to a larger `total_timesteps` if given; data in memory are remembered.
 
-        A member of a population goes on with all the others, from the newest step that they have in common.
+        A member of a population goes on with all the others.
 
         `env` and `eval_env` bring back environments that were given as objects.
         """
@@ -321,7 +321,8 @@ class ManagedAlgorithm:
         """Remember where the run lies, or those of a population; returns its result, or theirs."""
         if self.config.seeds is not None:
             self.members = [self._member(seed, result) for seed, result in zip(self.config.seeds, results)]
-            self._steps, self.checkpoint_path = self.members[0]._steps, self.members[0].checkpoint_path
+            self._steps = max(member._steps for member in self.members)
+            self.checkpoint_path = self.members[0].checkpoint_path
             return list(results)
         own = None if self.checkpoint_path is None else self.checkpoint_path.parent.parent
         result = next((one for one in results if one.run_dir == own), results[0])

@@ -379,11 +379,22 @@ def load_config(
     if source is None and "total_timesteps" not in values:
         raise ConfigError("total_timesteps is required: say how many with --steps", key="total_timesteps")
     try:
+        _choose_seeds(values, overridden)
         config = TrainConfig.parse(values)
     except ConfigError as error:
         raise explain(error, place, lines, overridden) from None
     text = text or dump_yaml({key: value for key, value in values.items() if key != "allow_import"})
     return LoadedConfig(config, text, place, lines, overridden, note)
+
+
+def _choose_seeds(values: dict[str, Any], overridden: Mapping[str, str]) -> None:
+    """Of `seed` and `seeds` the one given on the command line counts; both from one place are refused."""
+    if values.get("seed") is None or values.get("seeds") is None:
+        return
+    said = [key for key in ("seed", "seeds") if key in overridden]
+    if len(said) != 1:
+        raise ConfigError("seeds: give seed or seeds, not both", key="seeds")
+    del values["seeds" if said == ["seed"] else "seed"]
 
 
 def _read_config(source: str | Path | None) -> tuple[str, str, str | None, dict[str, Any], Mapping[str, int]]:

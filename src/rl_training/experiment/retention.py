@@ -25,14 +25,6 @@ def list_checkpoints(parent: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def checkpoint_step(path: Path) -> int:
-    """The step in a checkpoint's name."""
-    match = _STEP.fullmatch(path.name)
-    if match is None:
-        raise CheckpointError(f"{path}: not the name of a checkpoint")
-    return int(match[1])
-
-
 def latest_valid(parent: Path) -> tuple[Path, list[str]]:
     """The newest checkpoint that verifies, and one warning for each damaged one passed over on the way."""
     warnings: list[str] = []

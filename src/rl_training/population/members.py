@@ -5,23 +5,21 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rl_training.algorithms.base import LearnerConfig
 from rl_training.console.progress import Progress
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.given import Given
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import ClaimLost, ConfigError, RunInUse
 from rl_training.experiment import files
+from rl_training.experiment.checkpointing import latest_valid
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger
-from rl_training.experiment.manifest import verify_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec, resolve
-from rl_training.experiment.retention import checkpoint_step, discard, list_checkpoints
 from rl_training.experiment.runs import amend_record, hold, read_run_record
 from rl_training.population.display import Display, MemberProgress
 from rl_training.population.run import Member, MembersFailed, results_of, run_together
@@ -29,12 +27,12 @@ from rl_training.population.size import members_that_fit
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import Job, Launch, course
 from rl_training.runtime.session import TrainResult
-from rl_training.runtime.signals import SignalGuard
+from rl_training.runtime.signals import SignalGuard, TrainingInterrupted
 from rl_training.runtime.workflows import Resumption, resume_training, take_up
 
 # What is no part of what a run computes, and may differ between members.
 _OF_THE_FOLDER = ("seed", "seeds", "output_dir", "tags", "population")
-_OVER = ("finished", "stopped", "diverged")
+Made = TypeVar("Made")
 
 
 def structure(config: TrainConfig) -> dict[str, Any]:
@@ -67,6 +65,7 @@ def train_population(
 ) -> list[TrainResult]:
     """Train every configuration, as many at a time as `population` and the memory allow; results in their order."""
     _require_alike(configs)
+    _require_enough_environments(configs, given)
     spec, shared = get_algorithm_spec(configs[0].algo), dict[str, Any]()
     jobs = [Job.of(spec.sections, config, None, dataset, given, shared) for config in configs]
     return _train(jobs, [launch or Launch()] * len(jobs), callbacks, run_suffix)
@@ -86,6 +85,33 @@ def _require_alike(configs: Sequence[TrainConfig]) -> None:
                 )
 
 
+def _require_enough_environments(configs: Sequence[TrainConfig], given: Given | None) -> None:
+    """Refuse one environment for several members that step theirs in turn."""
+    maker, first = None if given is None else given.env, configs[0]
+    steps = get_algorithm_spec(first.algo).regime != "offline"
+    if maker is None or not steps or first.population == "off" or len(configs) < 2:
+        return
+    maker.look(first.env_kwargs)
+    if maker.alone:
+        raise ConfigError(
+            f"seeds: {maker.name} cannot be made again for every member; give its class or a callable that makes a "
+            "new one",
+            key="seeds",
+        )
+
+
+def _copied(things: Sequence[Made], what: str) -> list[Made]:
+    """A copy for each member: they keep state, and a member's is its own."""
+    found = []
+    for thing in things:
+        try:
+            found.append(copy.deepcopy(thing))
+        except Exception as error:
+            name = type(thing).__name__
+            raise ConfigError(f"{what}: {name} cannot be copied for each member: {error}", key=what) from error
+    return found
+
+
 def _train(
     jobs: Sequence[Job],
     launches: Sequence[Launch],
@@ -103,15 +129,21 @@ def _train(
         members = []
         for job, launch in zip(jobs, launches, strict=True):
             seed = job.config.seed or 0
-            watching = None if callbacks is None else [copy.deepcopy(callback) for callback in callbacks]
-            start = replace(launch, guard=guard, progress=partial(console, seed) if most != "off" else Progress)
+            watching = _copied(callbacks or (), "callbacks")
+            start = replace(
+                launch,
+                guard=guard,
+                progress=partial(console, seed) if most != "off" else Progress,
+                loggers=tuple(_copied(launch.loggers, "loggers")),
+            )
             members.append(Member(seed, course(regime, job, callbacks=watching, launch=start, suffix=suffix)))
         try:
-            first = 0
+            first, at_a_time = 0, most
             while first < len(members):
-                left = members[first:]
-                fit = partial(members_that_fit, wanted=len(left), population=most)
-                first += run_together(left, fit, lambda count: shown.append(Display(count)))
+                left, before = members[first:], members[:first] if most != "off" else []
+                fit = partial(members_that_fit, wanted=len(left), population=at_a_time)
+                at_a_time = run_together(left, fit, lambda count: shown.append(Display(count)), before)
+                first += at_a_time
         finally:
             for member in members:
                 member.going.close()
@@ -122,29 +154,29 @@ def train_in_folders(
     members: Sequence[tuple[TrainConfig, Path]],
     launch: Launch,
     *,
-    clear: Callable[[Path], None],
+    begun: Callable[[Path], bool],
     warn: Callable[[str], None] = warnings.warn,
 ) -> list[Exception | None]:
-    """Train every configuration in the folder named with it, from the newest step that all have saved; returns
-    what each failed with. What was begun and saved no such step is cleared away and starts again."""
-    homes = [home for _, home in members]
-    common = _back_to_common_step(homes)
+    """Train every configuration in the folder named with it, going on with what was `begun` there; returns what
+    each failed with."""
     spec, shared = get_algorithm_spec(members[0][0].algo), dict[str, Any]()
     jobs, launches = [], []
     for config, home in members:
-        checkpoint = None
-        if common is None:
-            launch.fence()
-            clear(home)
-        else:
+        if begun(home):
             found = take_up(home, changes={"allow_import": config.allow_import}, warn=warn)
-            config, checkpoint = found.config, found.checkpoint
-        jobs.append(Job.of(spec.sections, config, checkpoint, None, None, shared))
-        launches.append(replace(launch, folder=home if common is None else None))
+            jobs.append(Job.of(spec.sections, found.config, found.checkpoint, None, None, shared))
+            launches.append(replace(launch, home=found.home))
+        else:
+            jobs.append(Job.of(spec.sections, config, None, None, None, shared))
+            launches.append(replace(launch, folder=home))
     try:
         _train(jobs, launches, None)
+    except (TrainingInterrupted, ClaimLost, RunInUse):
+        raise
     except MembersFailed as failed:
         return failed.errors
+    except Exception as error:  # of them all
+        return [error] * len(members)
     return [None] * len(members)
 
 
@@ -166,7 +198,7 @@ def resume(
 ) -> list[TrainResult]:
     """Go on with a run, and with it all members of its population; `alone` takes it out of that.
 
-    The members go on from the newest step that all of them saved.
+    Each goes on from its newest checkpoint; those that stand behind the others catch up first.
     """
     options: dict[str, Any] = {"changes": changes, "overrides": overrides, "dataset": dataset, "given": given}
     homes = [] if alone else _companions(Path(path))
@@ -174,7 +206,9 @@ def resume(
         if alone:
             _leave(Path(path), warn)
         return [resume_training(path, callbacks=callbacks, loggers=loggers, quiet=quiet, warn=warn, **options)]
-    _back_to_common_step(homes)
+    for home in homes:
+        with hold(home):  # all of them, or none
+            pass
     found: list[Resumption] = [take_up(home, warn=warn, **options) for home in homes]
     spec, shared = get_algorithm_spec(found[0].config.algo), dict[str, Any]()
     jobs = [Job.of(spec.sections, one.config, one.checkpoint, dataset, given, shared) for one in found]
@@ -182,10 +216,19 @@ def resume(
     return _train(jobs, launches, callbacks)
 
 
-def _companions(path: Path) -> list[Path]:
-    """The folders of the members of a run's population that are not over, its own among them; else none."""
+def _home_of(path: Path) -> Path:
+    """The run folder that is meant, by a name that tells its parent."""
     home = path.parent.parent if path.parent.name == "checkpoints" else path
-    if not (home / "run.json").is_file():
+    return home if home.name not in ("", "..") else home.resolve()
+
+
+def _companions(path: Path) -> list[Path]:
+    """The folders of a run's population, its own among them, but for those that diverged or were taken out; none
+    where it has no population, or `path` is an older checkpoint, which goes on in a folder of its own."""
+    home = _home_of(path)
+    if not (home / "run.json").is_file() or (
+        path.parent.name == "checkpoints" and latest_valid(path.parent)[0] != path
+    ):
         return []
     names = _population_record(home).get("members", [])
     homes = [home.parent / Path(str(name)).name for name in names]
@@ -196,7 +239,7 @@ def _companions(path: Path) -> list[Path]:
     return [
         one
         for one in homes
-        if one == home or (read_run_record(one)["status"] not in _OVER and _population_record(one))
+        if one.name == home.name or (_population_record(one) and read_run_record(one)["status"] != "diverged")
     ]
 
 
@@ -208,36 +251,15 @@ def _population_record(home: Path) -> dict[str, Any]:
 
 
 def _leave(path: Path, warn: Callable[[str], None]) -> None:
-    home = path.parent.parent if path.parent.name == "checkpoints" else path
-    if (home / "run.json").is_file() and (record := _population_record(home)):
+    """Take a run out of its population: neither looks for the other again."""
+    home = _home_of(path)
+    if not (home / "run.json").is_file() or not (record := _population_record(home)):
+        return
+    with hold(home):
         amend_record(home, population=record | {"left": True}, exact_resume=False)
-        warn(f"{home}: taken out of its population; it goes on alone, equal to it up to rounding")
-
-
-def _back_to_common_step(homes: Sequence[Path]) -> int | None:
-    """Discard the checkpoints later than the newest step that every member has, intact; returns that step.
-
-    Refuses, with nothing discarded, where somebody trains one of them.
-    """
-    with ExitStack() as held:
-        for home in homes:
-            if home.is_dir():
-                held.enter_context(hold(home))
-        steps = [_valid_steps(home) for home in homes]
-        common = max(set.intersection(*(set(found) for found in steps)), default=None)
-        for found in steps:
-            for step, path in found.items():
-                if common is None or step > common:
-                    discard(path)
-    return common
-
-
-def _valid_steps(home: Path) -> dict[int, Path]:
-    found = {}
-    for path in list_checkpoints(home / "checkpoints"):
-        try:
-            verify_checkpoint(path)
-        except CheckpointError:
-            continue
-        found[checkpoint_step(path)] = path
-    return found
+    others = [name for name in record["members"] if name != home.name]
+    for other in (home.parent / Path(str(name)).name for name in others):
+        if (other / "run.json").is_file() and _population_record(other):
+            with hold(other):
+                amend_record(other, population={"members": others})
+    warn(f"{home}: taken out of its population; it goes on alone, equal to it up to rounding")

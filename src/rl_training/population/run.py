@@ -1,15 +1,19 @@
 """Members in step: each goes its own course, and where all wait for updates these are made together.
 
 A member is an ordinary run: its folder, log, evaluations, callbacks and checkpoints are its own. It may end before
-the others, finished, stopped or failed, and leaves the stack then.
+the others, finished, stopped or failed, and leaves the stack then. It may also stand behind them when it is taken
+up again (a process was killed while its members were saving, a signal came between two of them): then it goes first
+until it has caught up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rl_training.errors import ClaimLost, RLTrainingError, RunInUse
+from rl_training.experiment.runs import amend_record
 from rl_training.population.stack import Stack
 from rl_training.population.updates import StackedUpdater
 from rl_training.runtime.acceleration import Updater
@@ -17,11 +21,8 @@ from rl_training.runtime.run import Built, Course, Opened, Regime, Updates
 from rl_training.runtime.session import Session, TrainResult
 from rl_training.runtime.signals import TrainingInterrupted
 
-# Checkpoints that stay: a process killed while its members save leaves some of them one step behind the others.
-_KEPT = 2
 
-
-@dataclass
+@dataclass(eq=False)
 class Member:
     """One course and where it stands: what it waits for, or how it ended."""
 
@@ -32,6 +33,7 @@ class Member:
     error: Exception | None = None
     regime: Regime | None = None
     session: Session | None = None
+    home: Path | None = None
     done: int = 0  # updates made of those it waits for
 
     @property
@@ -51,12 +53,19 @@ class Member:
         if isinstance(self.event, Built):
             self.regime = self.event.regime
         elif isinstance(self.event, Opened):
-            self.session = self.event.session
+            self.session, self.home = self.event.session, self.event.session.run.path
+        elif self.event is None:
+            self.regime = self.session = None  # its memory is for those that follow
 
     @property
     def wanted(self) -> Updates:
         assert isinstance(self.event, Updates)
         return self.event
+
+    @property
+    def updates(self) -> int:
+        """How many it has made in all, while it waits for more."""
+        return self.wanted.updater.learner.updates
 
 
 class MembersFailed(RLTrainingError):
@@ -73,12 +82,15 @@ class MembersFailed(RLTrainingError):
 
 
 def run_together(
-    members: Sequence[Member], how_many: Callable[[Regime], int], begin: Callable[[int], None] = lambda count: None
+    members: Sequence[Member],
+    how_many: Callable[[Regime], int],
+    begin: Callable[[int], None] = lambda count: None,
+    before: Sequence[Member] = (),
 ) -> int:
     """Bring the first of `members` to their end together, as many as `how_many` says of one that is built.
 
-    Returns their number, which `begin` is told before they open their folders. Raises what keeps one from being
-    built, before any of them has a folder.
+    Returns their number, which `begin` is told before they open their folders; `before` are companions that had
+    their turn. Raises what keeps one from being built, before any of them has a folder.
     """
     chosen = list(members[:1])
     for member in chosen:
@@ -90,47 +102,58 @@ def run_together(
     begin(len(chosen))
     for member in chosen:
         member.go_on()
-    _write_down([member.session for member in chosen if member.session is not None])
+    _write_down(before, chosen)
     Lockstep(chosen).run()
     return len(chosen)
 
 
-def _write_down(sessions: Sequence[Session]) -> None:
+def _write_down(before: Sequence[Member], opened: Sequence[Member]) -> None:
     """Let every folder name its companions; one that is taken up again knows them already."""
-    names = [session.run.path.name for session in sessions]
+    sessions = [member.session for member in opened if member.session is not None]
+    if all(session.run.record.get("population") is not None for session in sessions):
+        return
+    over = [member.home for member in before if member.home is not None]
+    record = {"members": [home.name for home in over] + [session.run.path.name for session in sessions]}
+    if len(record["members"]) < 2:
+        return
     for session in sessions:
-        session.keep = max(session.keep, _KEPT)
-        if len(sessions) > 1 and session.run.record.get("population") is None:
-            session.note_in_run(population={"members": names})
+        session.note_in_run(population=record)
+    for home in over:
+        amend_record(home, population=record)
 
 
 def results_of(members: Sequence[Member]) -> list[TrainResult]:
-    """The results in order; raises where a member failed or was interrupted."""
+    """The results in order; raises where a member failed or was interrupted; one cause for all as it stands."""
     for member in members:
         if isinstance(member.error, TrainingInterrupted | ClaimLost | RunInUse):  # not of itself
             raise member.error
     results = [member.result for member in members if member.result is not None]
-    if len(results) < len(members):
-        raise MembersFailed(members)
-    return results
+    if len(results) == len(members):
+        return results
+    errors = [member.error for member in members if member.error is not None]
+    if not results and len({str(error) for error in errors}) == 1:
+        raise errors[0]
+    raise MembersFailed(members)
 
 
 class Lockstep:
-    """Members that were opened, their stack, and the updaters that the stack has."""
+    """Members that were opened, and the stack of those that make the next updates."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = list(members)
-        self._restack()
+        self.stacked: list[Member] = []
+        self._restack(self.stacked)
 
-    def _restack(self) -> None:
-        """A stack of those still alive; what was captured or compiled for the one before is lost."""
+    def _restack(self, members: list[Member]) -> None:
+        """A stack of `members`; what was captured or compiled for the one before is lost."""
+        self.stacked = members
         self._running: StackedUpdater | None = None
-        self.stacked = [member for member in self.members if member.alive]
         self._updaters: dict[tuple[int, ...], StackedUpdater] = {}
         self.stack: Stack | None = None
-        if len(self.stacked) > 1:
-            regimes = [member.regime for member in self.stacked if member.regime is not None]
-            self.stack = Stack([regime.learner for regime in regimes])
+        if len(members) > 1:
+            self.stack = Stack([member.wanted.updater.learner for member in members])
+            for member in members:
+                member.wanted.updater.forget()
 
     def run(self) -> None:
         while waiting := [member for member in self.members if member.alive]:
@@ -139,25 +162,25 @@ class Lockstep:
                 for member in ready:
                     member.go_on()
                 continue
-            count = min(member.wanted.number - member.done for member in waiting)
+            behind, count = furthest_behind(waiting)
             try:
-                self._updater(waiting).run(count)
+                self._updater(behind).run(count)
             except BaseException as error:
-                for member in waiting:
+                for member in behind:
                     member.go_on(error)
                 if not isinstance(error, Exception):
                     raise
                 continue
-            for member in waiting:
+            for member in behind:
                 member.done += count
 
-    def _updater(self, waiting: Sequence[Member]) -> Updater:
-        """What makes the updates of all that wait: those of a stack, or of the last one alone."""
-        updaters = [member.wanted.updater for member in waiting]
-        if len(waiting) < len(self.stacked):
-            if self._running is not None and self._carries(self._running, updaters):
+    def _updater(self, members: list[Member]) -> Updater:
+        """What makes the updates of `members`: that of a stack, or of one alone."""
+        updaters = [member.wanted.updater for member in members]
+        if members != self.stacked:
+            if self._running is not None and self._carries(self._running, members):
                 return self._running
-            self._restack()
+            self._restack(members)
         if self.stack is None:
             return updaters[0]
         key = tuple(id(updater) for updater in updaters)
@@ -166,10 +189,24 @@ class Lockstep:
         self._running = self._updaters[key]
         return self._running
 
-    def _carries(self, running: StackedUpdater, updaters: Sequence[Updater]) -> bool:
+    def _carries(self, running: StackedUpdater, members: Sequence[Member]) -> bool:
         """Whether to go on with a stack that holds members which have ended, and whose updates harm nobody.
 
         Where updates are compiled or captured, a smaller stack costs more than it saves until half are gone.
         """
         known = {id(updater) for updater in running.members}
-        return running.is_prepared and 2 * len(updaters) > len(known) and all(id(one) in known for one in updaters)
+        return (
+            running.is_prepared
+            and 2 * len(members) > len(known)
+            and all(id(member.wanted.updater) in known for member in members)
+            and all(member in members or not member.alive for member in self.stacked)
+        )
+
+
+def furthest_behind(waiting: Sequence[Member]) -> tuple[list[Member], int]:
+    """Those with the fewest updates, and how many they make before one has what it needs or they meet others."""
+    least = min(member.updates for member in waiting)
+    behind = [member for member in waiting if member.updates == least]
+    bounds = [member.wanted.number - member.done for member in behind]
+    bounds += [member.updates - least for member in waiting if member.updates > least]
+    return behind, min(bounds)

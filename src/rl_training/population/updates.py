@@ -98,11 +98,13 @@ class StackedUpdater(Updater):
             self._functions[variant] = self._transform(self.stack.function(variant, self.source.layout))
         owned, others = self.stack.parts(what.stepped)
         gradients, (terms, taus) = self._functions[variant](owned, others, self.stack.varying, *inputs)
-        tau = taus[0] if taus else what.tau
-        if self.stack.device.type == "cpu":
-            self._step_each(what.stepped, gradients, tau)
-        else:
-            self._step_all(what.stepped, gradients, tau)
+        step = self._step_each if self.stack.device.type == "cpu" else self._step_all
+        try:
+            step(what.stepped, gradients, taus[0] if taus else what.tau)
+        except BaseException:
+            for learner in self.stack.learners:
+                learner.torn = True
+            raise
         return dict(terms)
 
     def _variant(self, variant: Hashable) -> Variant:

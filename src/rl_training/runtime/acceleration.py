@@ -150,6 +150,10 @@ class Updater:
             self._finish(terms, size)
             count -= size
 
+    def forget(self) -> None:
+        """Drop what was captured: the learner's tensors lie elsewhere now."""
+        self._graphs.clear()
+
     # What updates are made of; a population's differ here (see `population.updates`).
 
     def _sample(self) -> Tensor:

@@ -110,7 +110,7 @@ class Session:
         self._progress = progress
         progress.follow(self._position)
         self._evaluator = evaluator
-        self._guard = guard
+        self._guard, self._saves_answered = guard, guard.saves_requested
         self._acting = ActingPolicy(learner)
         self._checkpoint_cost = [0.0, 0.0]
 
@@ -164,8 +164,9 @@ class Session:
             self.metrics_log.settle()
         self.broken_off = None
         retry = self._save_failed and reported
-        if self.save_cadence.due(now) or retry or self._guard.save_requested:
-            self._guard.save_requested = False
+        asked = self._guard.saves_requested
+        if self.save_cadence.due(now) or retry or asked > self._saves_answered:
+            self._saves_answered = asked
             self.save()
         self._progress.advance(self.clock.ticks)
         self._in_step = True

@@ -33,7 +33,7 @@ class SignalGuard:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self.save_requested = False
+        self.saves_requested = 0  # how often; every run of the process answers for itself
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> SignalGuard:
@@ -57,7 +57,7 @@ class SignalGuard:
         self.received = signum
 
     def _save(self, signum: int, frame: FrameType | None) -> None:
-        self.save_requested = True
+        self.saves_requested += 1
 
 
 def _tell(text: str) -> None:

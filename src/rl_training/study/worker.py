@@ -82,10 +82,14 @@ def one_after_another(members: Sequence[Member], launch: Launch) -> dict[str, Ex
 
 
 def together(members: Sequence[Member], launch: Launch) -> dict[str, Exception]:
-    """The members of a group as one population, which goes on from the newest step that all of them saved."""
+    """The members of a group as one population, each from its newest checkpoint."""
     if len(members) == 1:
         return one_after_another(members, launch)
-    errors = train_in_folders([(member.config, member.home) for member in members], launch, clear=_clear)
+    launch.fence()
+    for member in members:
+        if not _has_begun(member.home):
+            _clear(member.home)
+    errors = train_in_folders([(member.config, member.home) for member in members], launch, begun=_has_begun)
     return {member.home.name: error for member, error in zip(members, errors) if error is not None}
 
 

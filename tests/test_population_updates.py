@@ -1,0 +1,435 @@
+"""A member of a population beside its single run, update for update: for every algorithm of the registry.
+
+What is drawn is the same to the bit. What is computed is the same up to the order of sums: in float64 that is
+1e-7 after a hundred updates; in float32 it is what compiled updates may differ from eager ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.depth import TOLERANCE
+from rl_training.algorithms import CQL, IQL, SAC, TD3, Learner
+from rl_training.algorithms.execution import draw
+from rl_training.data.sources import BatchSource, MixedSource, TensorSource
+from rl_training.population.stack import Stack
+from rl_training.population.updates import StackedUpdater
+from rl_training.runtime.acceleration import Acceleration, Updater, accelerate
+from rl_training.runtime.acting import ActingPolicy
+from rl_training.runtime.schedules import OptimizationConfig
+from tests.helpers import BATCH, OBS, build, random_batch, snapshot
+from tests.test_acceleration import (
+    SCHEDULES,
+    TOTAL,
+    Kind,
+    State,
+    differences,
+    every_learner,
+    layout_of,
+    needs_gpu,
+    packed,
+    parameters,
+    replay,
+    whole,
+)
+
+SIZE = 3
+SEEDS = (0, 4, 7)
+# Every variant several times over; and far enough that a difference of formulas could not hide.
+SHORT = 8
+LENGTHS = [SHORT, pytest.param(100, marks=pytest.mark.slow)]
+EVERY_OPTIMISER = {"alpha": "auto", "lagrange_threshold": 5.0}
+Sources = Callable[[Sequence[Learner]], list[BatchSource]]
+
+
+def rows_of(learner: Learner, seed: int = 0) -> Tensor:
+    """Random rows in the learner's precision, on its device."""
+    example = next(learner.model.parameters())
+    return packed(type(learner), seed=seed).to(example)
+
+
+def shared(learners: Sequence[Learner]) -> list[BatchSource]:
+    """One data set for all, of which each draws its own minibatches."""
+    rows = rows_of(learners[0])
+    return [TensorSource(rows, layout_of(type(one)), one.generator) for one in learners]
+
+
+def apart(learners: Sequence[Learner]) -> list[BatchSource]:
+    """Rows of their own, as members have that collect them."""
+    return [TensorSource(rows_of(one, i), layout_of(type(one)), one.generator) for i, one in enumerate(learners)]
+
+
+def mixed(learners: Sequence[Learner]) -> list[BatchSource]:
+    return [MixedSource(one, two, ratio=0.25) for one, two in zip(shared(learners), apart(learners))]
+
+
+def replays(learners: Sequence[Learner]) -> list[BatchSource]:
+    return [replay(one) for one in learners]
+
+
+def learners_of(
+    kind: Kind,
+    changes: Sequence[dict[str, Any]] = ({},) * SIZE,
+    *,
+    normalize: bool = False,
+    double: bool = False,
+    device: str = "cpu",
+) -> list[Learner]:
+    """One learner per seed, with hyperparameters of its own where `changes` says so."""
+    found = []
+    for i, (seed, change) in enumerate(zip(SEEDS, changes, strict=True)):
+        known = {key: value for key, value in change.items() if key in kind.Config.model_fields}
+        learner: Learner = build(kind, normalize=normalize, seed=seed, device=device, **known)
+        if normalize:
+            moments = torch.linspace(-1.0, 1.0, OBS) + i, torch.linspace(0.5, 2.0, OBS)
+            learner.model.normalizer.set_moments(*(moment.to(device) for moment in moments))
+        if double:
+            in_double_precision(learner)
+        found.append(learner)
+    return found
+
+
+def in_double_precision(learner: Learner) -> None:
+    for module in learner.modules().values():
+        module.double()
+    for optimizer in learner.optimizers.values():
+        optimizer.exp_avg = [moment.double() for moment in optimizer.exp_avg]
+        optimizer.exp_avg_sq = [moment.double() for moment in optimizer.exp_avg_sq]
+
+
+def alone(
+    learners: Sequence[Learner],
+    sources: Sources = shared,
+    *,
+    schedule: str | None = None,
+    acceleration: Acceleration = "eager",
+) -> list[Updater]:
+    """An ordinary updater for each."""
+    turned = None if schedule is None else OptimizationConfig.parse(SCHEDULES[schedule])
+    for learner in learners:
+        accelerate(learner, acceleration)
+    return [
+        Updater(learner, source, BATCH, schedule=turned, total_updates=TOTAL)
+        for learner, source in zip(learners, sources(learners))
+    ]
+
+
+def together(*arguments: Any, **options: Any) -> StackedUpdater:
+    """One updater for all of those that `alone` makes."""
+    updaters = alone(*arguments, **options)
+    return StackedUpdater(Stack([updater.learner for updater in updaters]), updaters)
+
+
+def furthest(stacked: StackedUpdater, singles: Sequence[Updater]) -> float:
+    """The largest difference of any number that an update leaves, between each member and its single run."""
+    found = [0.0]
+    for ours, theirs in zip(stacked.stack.learners, (single.learner for single in singles), strict=True):
+        for part in ("networks", "optimizers"):
+            here, there = (one.state_dict()[part] for one in (ours, theirs))
+            assert here.keys() == there.keys()
+            found += [float((here[key] - there[key]).abs().max()) for key in here]
+        assert ours.terms.keys() == theirs.terms.keys()
+        found += [float((ours.terms[key] - theirs.terms[key]).abs()) for key in ours.terms]
+    return max(found)
+
+
+def unmoved(before: dict[str, Tensor], learner: Learner) -> list[str]:
+    """Parameters, targets included, that are as they were; what is fixed aside."""
+    fixed = ("model.normalizer.", "temperature.fixed")
+    after = snapshot(learner)
+    return [name for name in before if not name.startswith(fixed) and torch.equal(before[name], after[name])]
+
+
+def assert_members_equal(kind: Kind, *arguments: Any, updates: int, **options: Any) -> None:
+    """In float64, after one update and after many: networks, optimisers, terms, random numbers, counters."""
+    sources = {key: options.pop(key) for key in ("sources", "schedule") if key in options}
+    ours, theirs = (learners_of(kind, *arguments, double=True, **options) for _ in range(2))
+    before = [snapshot(learner) for learner in ours]
+    stacked, singles = together(ours, **sources), alone(theirs, **sources)
+    assert furthest(stacked, singles) == 0.0
+    for count in (1, updates - 1):
+        stacked.run(count)
+        for single in singles:
+            single.run(count)
+        assert furthest(stacked, singles) <= 1e-7
+    for start, learner, single in zip(before, ours, theirs):
+        assert unmoved(start, learner) == []
+        assert torch.equal(learner.generator.get_state(), single.generator.get_state())
+        assert learner.updates == single.updates == updates
+        assert learner.version == single.version
+        for name, optimizer in learner.optimizers.items():
+            assert torch.equal(optimizer.learning_rate, single.optimizers[name].learning_rate)
+
+
+# What each member is made of.
+
+
+@every_learner
+def test_what_is_drawn_is_the_same_to_the_bit(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First networks, minibatches, noise, and what the generators stand at, for some updates."""
+    ours, theirs = learners_of(kind), learners_of(kind)
+    assert [differences(whole(one), whole(other)) for one, other in zip(ours, theirs)] == [[]] * SIZE
+    stacked, singles = together(ours), alone(theirs)
+    drawn: dict[int, list[Tensor]] = {id(learner): [] for learner in (*ours, *theirs)}
+
+    def watch(learner: Learner) -> None:
+        def watched(*arguments: Any) -> Tensor:
+            drawn[id(learner)].append(draw(*arguments))
+            return drawn[id(learner)][-1]
+
+        learner.execution.draw = watched
+
+    def watch_rows(updater: Updater, learners: Sequence[Learner]) -> None:
+        original = updater._sample
+
+        def watched() -> Tensor:
+            rows = original()
+            for learner, own in zip(learners, rows.view(len(learners), BATCH, -1)):
+                drawn[id(learner)].append(own)
+            return rows
+
+        monkeypatch.setattr(updater, "_sample", watched)
+
+    for learner in (*ours, *theirs):
+        watch(learner)
+    watch_rows(stacked, ours)
+    for single in singles:
+        watch_rows(single, [single.learner])
+    for updater in (stacked, *singles):
+        updater.run(5)
+    for one, other in zip(ours, theirs):
+        pairs = list(zip(drawn[id(one)], drawn[id(other)], strict=True))
+        assert len(pairs) >= 5
+        assert all(torch.equal(*pair) for pair in pairs)
+        assert torch.equal(one.generator.get_state(), other.generator.get_state())
+    assert not torch.equal(drawn[id(ours[0])][0], drawn[id(ours[1])][0])
+
+
+@pytest.mark.slow
+@every_learner
+def test_a_member_is_its_single_run(kind: Kind) -> None:
+    assert_members_equal(kind, updates=100)
+
+
+@every_learner
+def test_with_all_that_can_be_learned(kind: Kind) -> None:
+    """Temperatures and multipliers, normalised observations, rows of their own, a schedule."""
+    options: dict[str, Any] = {"normalize": True, "sources": apart, "schedule": "warm-up, then cosine"}
+    assert_members_equal(kind, (EVERY_OPTIMISER,) * SIZE, updates=SHORT, **options)
+
+
+def numbers_of(kind: Kind, place: int) -> dict[str, Any]:
+    """Every hyperparameter that is a plain number, for one member: moved a little, each by another share."""
+    usual = {key: value for key, value in dict(build(kind).config).items() if isinstance(value, float)}
+    optional = {"target_entropy": -1.5, "lagrange_threshold": 5.0}
+    usual |= {key: value for key, value in optional.items() if key in kind.Config.model_fields}
+    factors = torch.linspace(0.8, 0.95, len(usual)).tolist()
+    return {
+        key: value * factor**place if value else 0.01 * factor * place
+        for (key, value), factor in zip(usual.items(), factors)
+    }
+
+
+@pytest.mark.parametrize("updates", LENGTHS)
+@every_learner
+def test_members_may_differ_in_every_number(kind: Kind, updates: int) -> None:
+    changes = [numbers_of(kind, place) for place in range(SIZE)]
+    assert {"learning_rate", "gamma"} <= changes[0].keys()
+    assert all(len({change[key] for change in changes}) == SIZE for key in changes[0])
+    ours = learners_of(kind, changes, double=True)
+    assert together(ours).stack.varying.keys() == changes[0].keys()
+    assert_members_equal(kind, changes, updates=updates)
+
+
+@every_learner
+def test_each_number_reaches_its_own_member(kind: Kind) -> None:
+    """Another gamma or rate for one member changes that one, and the others not by a bit."""
+    usual = together(learners_of(kind))
+    usual.run(3)
+    changed = together(learners_of(kind, ({}, {"learning_rate": 1e-2, "gamma": 0.5}, {})))
+    changed.run(3)
+    same = [
+        torch.equal(parameters(one), parameters(other))
+        for one, other in zip(usual.stack.learners, changed.stack.learners)
+    ]
+    assert same == [True, False, True]
+
+
+@pytest.mark.parametrize("sources", [apart, mixed, replays], ids=lambda sources: sources.__name__)
+@pytest.mark.parametrize("kind", [TD3, SAC, CQL], ids=lambda kind: kind.name)
+def test_from_any_source(kind: Kind, sources: Sources) -> None:
+    if sources is replays:  # which keeps float32
+        stacked, singles = together(learners_of(kind), sources), alone(learners_of(kind), sources)
+        stacked.run(5)
+        for single in singles:
+            single.run(5)
+        assert furthest(stacked, singles) <= 1e-4
+    else:
+        assert_members_equal(kind, sources=sources, updates=6)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_turns_every_member_s_own_rate(schedule: str) -> None:
+    changes = [{"learning_rate": rate} for rate in (1e-3, 3e-4, 1e-4)]
+    assert_members_equal(IQL, changes, schedule=schedule, updates=12)
+
+
+def test_a_resumed_member_reports_the_rates_of_its_last_update() -> None:
+    first = together(learners_of(SAC), schedule="cosine")
+    first.run(7)
+    rates = [float(learner.optimizers["actor"].learning_rate) for learner in first.stack.learners]
+    again = learners_of(SAC)
+    for learner, saved in zip(again, first.stack.learners):
+        learner.load_state_dict(saved.state_dict())
+    resumed = together(again, schedule="cosine")
+    assert [float(learner.optimizers["actor"].learning_rate) for learner in resumed.stack.learners] == rates
+
+
+@every_learner
+def test_in_float32_after_one_update(kind: Kind) -> None:
+    """As near as compiled updates are to eager ones, relative to how far the parameters have moved."""
+    stacked, singles = together(learners_of(kind)), alone(learners_of(kind))
+    starts = [parameters(learner) for learner in stacked.stack.learners]
+    stacked.run(1)
+    for start, learner, single in zip(starts, stacked.stack.learners, singles):
+        single.run(1)
+        moved = parameters(single.learner) - start
+        assert moved.norm() > 0
+        assert (parameters(learner) - parameters(single.learner)).norm() <= TOLERANCE[1] * moved.norm()
+        for name, term in single.learner.terms.items():
+            torch.testing.assert_close(learner.terms[name], term, rtol=1e-4, atol=1e-5)
+
+
+# What a stack does to the learners in it.
+
+
+@every_learner
+def test_a_stack_changes_no_number_and_is_seen_through_its_members(kind: Kind) -> None:
+    """Who holds a member (a session, a policy that acts, a checkpoint) sees what the stack does to it."""
+    learners = learners_of(kind, normalize=True)
+    before = [whole(learner) for learner in learners]
+    acting = [ActingPolicy(learner) for learner in learners]
+    stacked = together(learners)
+    assert [differences(whole(one), was) for one, was in zip(learners, before)] == [[]] * SIZE
+    obs = random_batch().obs
+    seen = [policy.current().mode(obs) for policy in acting]
+    stacked.run(2)
+    for learner, policy, was in zip(learners, acting, seen):
+        assert torch.equal(policy.current().mode(obs), learner.model.policy.mode(obs))
+        assert kind.discrete or not torch.equal(policy.current().mode(obs), was)
+
+
+def test_a_loaded_state_is_what_the_next_update_starts_from() -> None:
+    """Loading copies in place, so the stack follows."""
+    straight = together(learners_of(SAC))
+    straight.run(3)
+    saved = [(learner.state_dict(), learner.generator.get_state()) for learner in straight.stack.learners]
+    other = together(learners_of(SAC))
+    other.run(1)
+    for learner, (state, random) in zip(other.stack.learners, saved):
+        learner.load_state_dict(state)
+        learner.generator.set_state(random)
+    straight.run(3)
+    other.run(3)
+    found: list[list[State]] = [[whole(one) for one in stack.stack.learners] for stack in (straight, other)]
+    assert [differences(*pair) for pair in zip(*found)] == [[]] * SIZE
+
+
+@every_learner
+def test_one_that_is_not_finite_leaves_the_others_alone(kind: Kind) -> None:
+    usual, disturbed = together(learners_of(kind)), together(learners_of(kind))
+    with torch.no_grad():
+        for parameter in disturbed.stack.learners[1].model.parameters():
+            parameter.fill_(torch.nan)
+    for updater in (usual, disturbed):
+        updater.run(3)
+    same = [
+        differences(whole(one), whole(other)) == []
+        for one, other in zip(usual.stack.learners, disturbed.stack.learners)
+    ]
+    assert same == [True, False, True]
+
+
+def test_those_left_over_go_on_in_a_stack_of_their_own() -> None:
+    usual, singles = together(learners_of(SAC, double=True)), alone(learners_of(SAC, double=True))
+    usual.run(4)
+    left = usual.members[:2]
+    smaller = StackedUpdater(Stack([updater.learner for updater in left]), left)
+    smaller.run(4)
+    left[0].run(2)  # the last one, without a stack
+    for single, count in zip(singles, (10, 8, 4)):
+        single.run(count)
+        assert single.learner.updates == count
+    assert furthest(usual, singles) <= 1e-7
+
+
+# On a GPU.
+
+
+# Single updates, blocks of ten and of fifty.
+STOPS = [1, 1, 1, 10, 64]
+
+
+@needs_gpu
+@every_learner
+def test_captured_updates_equal_eager_ones(kind: Kind) -> None:
+    changes = [numbers_of(kind, place) for place in range(SIZE)]
+    found = []
+    for acceleration in ("eager", "graph"):
+        updater = together(
+            learners_of(kind, changes, normalize=True, device="cuda"),
+            schedule="warm-up, then cosine",
+            acceleration=acceleration,
+        )
+        states = []
+        for count in STOPS:
+            updater.run(count)
+            states += [whole(learner) for learner in updater.stack.learners]
+        found.append(states)
+    assert [differences(*pair) for pair in zip(*found)] == [[]] * (SIZE * len(STOPS))
+    assert {len(variants) for variants in updater._graphs} == {1, 10, 50}
+
+
+@needs_gpu
+@every_learner
+def test_on_a_gpu_a_member_is_its_single_run_in_float64(kind: Kind) -> None:
+    changes = [numbers_of(kind, place) for place in range(SIZE)]
+    assert_members_equal(kind, changes, device="cuda", updates=30)
+
+
+@needs_gpu
+@every_learner
+def test_captured_updates_read_nothing_back(kind: Kind) -> None:
+    changes = [numbers_of(kind, place) for place in range(SIZE)]
+    updater = together(learners_of(kind, changes, device="cuda"), acceleration="graph")
+    updater.run(64)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        updater.run(64)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("kind", [TD3, IQL, SAC], ids=lambda kind: kind.name)
+def test_compiled_updates_are_as_near_as_is_said(kind: Kind, device: str) -> None:
+    changes = [numbers_of(kind, place) for place in range(SIZE)]
+    eager, compiled = (
+        together(learners_of(kind, changes, device=device), acceleration=mode) for mode in ("eager", "compile")
+    )
+    assert compiled.learner.execution.acceleration == "compile", "needs a C compiler"
+    starts = [parameters(learner) for learner in eager.stack.learners]
+    for updater in (eager, compiled):
+        updater.run(1)
+    for start, one, other in zip(starts, eager.stack.learners, compiled.stack.learners):
+        moved = parameters(one) - start
+        assert moved.norm() > 0
+        assert (parameters(other) - parameters(one)).norm() <= TOLERANCE[1] * moved.norm()
+        assert other.terms.keys() == one.terms.keys()
