@@ -2,9 +2,10 @@
 
     python -m benchmarks.study_chaos --trials 200 --workers 4 --kills 20 --folder /tmp/chaos
 
-Two studies of the same short trials (DQN on CartPole, one thread). One runs undisturbed. In the other `kill -9`
-meets workers that hold a trial, now and then the sweep itself, which is then started again, and now and then a
-worker is only stopped for longer than its claim lasts, and wakes up afterwards. In the end every trial must be
+Two studies of the same short trials (DQN on CartPole, one thread). One runs undisturbed, trial by trial. The
+other may train several as one (`--population`), and `kill -9` meets workers that hold a trial, now and then the sweep
+itself, which is then started again, and now and then a worker is only stopped for longer than its claim lasts, and
+wakes up afterwards. In the end every trial must be
 done, and equal in all its checkpoints' bytes, its log and its metrics.
 """
 
@@ -32,7 +33,7 @@ from rl_training.study.status import read_status
 CLAIM_TIMEOUT = 5.0
 
 
-def description(trials: int, steps: int) -> dict[str, Any]:
+def description(trials: int, steps: int, population: str) -> dict[str, Any]:
     """A study of that many short trials: two discounts, half of the seeds each."""
     settings = {
         "total_timesteps": steps,
@@ -58,6 +59,7 @@ def description(trials: int, steps: int) -> dict[str, Any]:
         "grid": grid,
         "threads": 1,
         "claim_timeout": CLAIM_TIMEOUT,
+        "population": int(population) if population.isdecimal() else population,
     }
 
 
@@ -144,17 +146,19 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--population", default="off", help="trials trained as one in the disturbed study")
     parser.add_argument("--folder", type=Path, required=True)
     options = parser.parse_args()
     peace, chaos = options.folder / "peace", options.folder / "chaos"
     for folder in (peace, chaos):
         folder.mkdir(parents=True)
-    file = options.folder / "chaos.yaml"
-    file.write_text(dump_yaml(description(options.trials, options.steps)))
+    alone, grouped = options.folder / "alone.yaml", options.folder / "grouped.yaml"
+    alone.write_text(dump_yaml(description(options.trials, options.steps, "off")))
+    grouped.write_text(dump_yaml(description(options.trials, options.steps, options.population)))
     began = time.monotonic()
-    start(file, peace, options.workers).wait()
+    start(alone, peace, options.workers).wait()
     middle = time.monotonic()
-    done = disturb(file, chaos, options.workers, options.kills, random.Random(options.seed))
+    done = disturb(grouped, chaos, options.workers, options.kills, random.Random(options.seed))
     end = time.monotonic()
     undisturbed, disturbed = results(peace / "chaos"), results(chaos / "chaos")
     differing = [name for name in undisturbed if undisturbed[name] != disturbed.get(name)]
