@@ -3,7 +3,7 @@
     python -m benchmarks.study_chaos --trials 200 --workers 4 --kills 20 --folder /tmp/chaos
 
 Two studies of the same short trials (DQN on CartPole, one thread). One runs undisturbed, trial by trial. The
-other may train several as one (`--population`), and `kill -9` meets workers that hold a trial, now and then the sweep
+other may train several as one (`--population`); `kill -9` meets workers that hold a trial, now and then the sweep
 itself, which is then started again, and now and then a worker is only stopped for longer than its claim lasts, and
 wakes up afterwards. In the end every trial must be
 done, and equal in all its checkpoints' bytes, its log and its metrics.
