@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rl_training.algorithms.base import LearnerConfig
-from rl_training.console.progress import Progress
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.given import Given
 from rl_training.errors import ClaimLost, ConfigError, RunInUse
@@ -133,7 +132,7 @@ def _train(
             start = replace(
                 launch,
                 guard=guard,
-                progress=partial(console, seed) if most != "off" else Progress,
+                progress=partial(console, seed) if most != "off" else None,
                 loggers=tuple(_copied(launch.loggers, "loggers")),
             )
             members.append(Member(seed, course(regime, job, callbacks=watching, launch=start, suffix=suffix)))

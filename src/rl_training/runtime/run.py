@@ -63,7 +63,7 @@ class Launch:
     text: str | None = None  # the configuration as its author wrote it, kept as config.yaml
     home: Path | None = None  # the folder of a run that ended before its first checkpoint, to start again in
     guard: SignalGuard | None = None  # who catches signals for all runs of this process
-    progress: Callable[..., Progress] = Progress  # makes the run's console; several runs may share one
+    progress: Callable[..., Progress] | None = None  # makes the run's console, which several runs may share
     loggers: tuple[Logger, ...] = ()  # beside those the configuration names
     folder: Path | None = None  # the folder to make for a new run; None: one named by the clock in output_dir
     fence: files.Fence = files.unfenced  # asked before each write, where another process may take the run over
@@ -299,7 +299,9 @@ def _open_session(
         unit = "updates" if regime.first_phase == "offline" else "steps"
         start = 0 if checkpoint is None else checkpoint.step
         opening = [_what_trains(job, regime), _where(folder, checkpoint)]
-        progress = launch.progress(regime.total_ticks, start=start, quiet=launch.quiet, unit=unit, opening=opening)
+        progress = (launch.progress or Progress)(
+            regime.total_ticks, start=start, quiet=launch.quiet, unit=unit, opening=opening
+        )
         log = _open_log(folder, job, progress, launch.loggers)
         try:
             yield Session(
