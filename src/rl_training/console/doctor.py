@@ -32,6 +32,7 @@ _EXTRAS = {
     "box2d": ("box2d|box2d-py", "pygame-ce|pygame"),
     "offline": ("h5py", "minari", "pillow"),
     "wandb": ("wandb",),
+    "tune": ("optuna",),
 }
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++")
 _LITTLE_DISK = 2**30

@@ -7,6 +7,8 @@ worker        claims groups and trains their trials; `crew` starts several
 trials        what became of a trial; `status` of all of them
 packing       a study as one file
 study         `Study`, for Python
+tuning        `Tuning`: a study that grows by what a sampler asks for; `tuning_file` is what its author writes,
+              `space` what is searched, `sampler` all there is of Optuna, `tuning_record` what is kept
 """
 
 from typing import TYPE_CHECKING

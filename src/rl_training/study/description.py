@@ -93,7 +93,7 @@ def _population(value: Any) -> Any:
     raise ValueError(f"must be auto, off or the most trials trained together, got {value!r}")
 
 
-def _plain_name(value: Any) -> Any:
+def plain_name(value: Any) -> Any:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise ValueError(f"must be a plain folder name of letters, digits, '.', '_' and '-', got {value!r}")
     return value
@@ -108,25 +108,13 @@ class Task(Settings):
     """settings of this task"""
 
 
-class StudyFile(Settings):
-    """The keys of a study's YAML file."""
+class ManyRuns(Settings):
+    """The keys that files of many runs share."""
 
-    name: Annotated[str, BeforeValidator(_plain_name)] | None = None
+    name: Annotated[str, BeforeValidator(plain_name)] | None = None
     """folder of the study below the output folder; null: the file's own name"""
-    base: Annotated[PathText, Field(min_length=1)] | None = None
-    """packaged configuration or path of a YAML file that every trial starts from"""
-    tasks: Annotated[tuple[Task, ...], BeforeValidator(list_as_tuple)] = ()
-    """several such, in place of `base`"""
     common: PlainMapping = Field(default_factory=dict, alias="set")
     """settings of every trial"""
-    seeds: Annotated[tuple[int, ...], BeforeValidator(seed_list)] | None = None
-    """`0..9` or a list; null: the one seed of each configuration"""
-    grid: Annotated[dict[str, Any], BeforeValidator(_grid)] = Field(default_factory=dict)
-    """settings and their values, in every combination"""
-    zipped: Annotated[dict[str, Any], BeforeValidator(_zipped)] = Field(default_factory=dict, alias="zip")
-    """settings and lists of one length: the first values together, the second, …"""
-    entries: Annotated[tuple[dict[str, Any], ...], BeforeValidator(_entries)] = Field(default=(), alias="list")
-    """mappings of settings, one after the other"""
     population: Annotated[Any, BeforeValidator(_population)] = "auto"
     """the most trials of one group, which differ in seed and numbers alone: a number, `off` (1), or `auto`"""
     threads: PositiveInt | None = None
@@ -138,11 +126,32 @@ class StudyFile(Settings):
     @classmethod
     def parse(cls, values: Mapping[str, Any], place: str = "") -> Self:
         try:
-            study = cls.model_validate(dict(values))
+            return cls.model_validate(dict(values))
         except ValidationError as error:
             keys = {info.alias or name: info for name, info in cls.model_fields.items()}
             path = ".".join(str(part) for part in error.errors()[0]["loc"])
             raise ConfigError(describe(error, keys, place), key=path) from None
+
+
+class StudyFile(ManyRuns):
+    """The keys of a study's YAML file."""
+
+    base: Annotated[PathText, Field(min_length=1)] | None = None
+    """packaged configuration or path of a YAML file that every trial starts from"""
+    tasks: Annotated[tuple[Task, ...], BeforeValidator(list_as_tuple)] = ()
+    """several such, in place of `base`"""
+    seeds: Annotated[tuple[int, ...], BeforeValidator(seed_list)] | None = None
+    """`0..9` or a list; null: the one seed of each configuration"""
+    grid: Annotated[dict[str, Any], BeforeValidator(_grid)] = Field(default_factory=dict)
+    """settings and their values, in every combination"""
+    zipped: Annotated[dict[str, Any], BeforeValidator(_zipped)] = Field(default_factory=dict, alias="zip")
+    """settings and lists of one length: the first values together, the second, …"""
+    entries: Annotated[tuple[dict[str, Any], ...], BeforeValidator(_entries)] = Field(default=(), alias="list")
+    """mappings of settings, one after the other"""
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], place: str = "") -> Self:
+        study = super().parse(values, place)
         if (study.base is None) == (not study.tasks):
             raise ConfigError("a study has either `base` or `tasks`", key="tasks" if study.tasks else None)
         return study
@@ -165,7 +174,7 @@ class Description:
     name: str
     text: str
     place: str
-    file: StudyFile
+    file: ManyRuns
     sources: tuple[str, ...]
     bases: tuple[TrainConfig, ...]
     wanted: tuple[Wanted, ...]
@@ -178,7 +187,7 @@ class Description:
 
 def read_description(source: str | Path | Mapping[str, Any]) -> Description:
     """Read a study's file, or take its contents as a mapping; every configuration is checked."""
-    text, place, stem = _text_of(source)
+    text, place, stem = text_of(source)
     document = parse_yaml(text, place)
     lines = {} if isinstance(source, Mapping) else document.lines
     if not isinstance(document.value, dict):
@@ -186,7 +195,7 @@ def read_description(source: str | Path | Mapping[str, Any]) -> Description:
     try:
         file = StudyFile.parse(document.value)
         tasks = _tasks(file, None if isinstance(source, Mapping) else Path(source).expanduser().parent)
-        name = file.name or _plain_name(stem)
+        name = file.name or plain_name(stem)
         expanded = [_expand(i, task, file) for i, task in enumerate(tasks)]
     except ConfigError as error:
         raise explain(error, place, lines, {}) from None
@@ -204,27 +213,28 @@ def read_description(source: str | Path | Mapping[str, Any]) -> Description:
     )
 
 
-def _text_of(source: str | Path | Mapping[str, Any]) -> tuple[str, str, str]:
+def text_of(source: str | Path | Mapping[str, Any], kind: str = "study") -> tuple[str, str, str]:
     """The text of a study, what to call it in messages, and the name it has by its file."""
     if isinstance(source, Mapping):
-        return dump_yaml(dict(source)), "study", str(source.get("name", "study"))
+        return dump_yaml(dict(source)), kind, str(source.get("name", kind))
     path = Path(source).expanduser()
     try:
         return path.read_text(encoding="utf-8"), str(source), path.stem
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{source}: not UTF-8 text (byte {error.start}); is this a study's file?") from None
+        raise ConfigError(f"{source}: not UTF-8 text (byte {error.start}); is this the file of a {kind}?") from None
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror}") from None
 
 
 def _tasks(file: StudyFile, folder: Path | None) -> list[Task]:
-    """The tasks; a configuration that is not here, nor packaged, may lie beside the study's file."""
-    return [
-        Task(config=str(folder / task.config), set=task.set)
-        if folder is not None and not Path(task.config).is_file() and (folder / task.config).is_file()
-        else task
-        for task in file.tasks or (Task(config=str(file.base)),)
-    ]
+    tasks = file.tasks or (Task(config=str(file.base)),)
+    return [Task(config=found_beside(task.config, folder), set=task.set) for task in tasks]
+
+
+def found_beside(config: str, folder: Path | None) -> str:
+    """A configuration's name or path; one that is not here, nor packaged, may lie beside the study's file."""
+    beside = folder is not None and not Path(config).is_file() and (folder / config).is_file()
+    return str(folder / config) if folder is not None and beside else config
 
 
 def _expand(index: int, task: Task, file: StudyFile) -> tuple[TrainConfig, list[Wanted]]:
@@ -234,16 +244,16 @@ def _expand(index: int, task: Task, file: StudyFile) -> tuple[TrainConfig, list[
     places: dict[str, str] = {}
     where = f"tasks.{index}.set" if file.tasks else "set"
     for section, settings in (("set", file.common), (where, task.set)):
-        _put(settings, section, values, places)
+        put_settings(settings, section, values, places)
     seeds = file.seeds or (() if loaded.config.seed is None else (loaded.config.seed,))
     if not seeds:
         raise ConfigError(f"{task.config} has `seed: null`; give the study's `seeds`", key="seeds")
     wanted = [
-        Wanted(index, changes, _checked(point, described(changes) or task.config), seeds)
+        Wanted(index, changes, checked(point, described(changes) or task.config), seeds)
         for point, changes in _points(values, places, file)
     ]
     try:
-        return _checked(values, task.config), wanted
+        return checked(values, task.config), wanted
     except ConfigError:  # it is complete only with what varies, which nobody compares
         return wanted[0].config, wanted
 
@@ -263,11 +273,11 @@ def _points(
         sections = (("list", entry), ("zip", row), ("grid", point))
         # The algorithm first: it says which bare keys there are.
         for section, settings in sorted(sections, key=lambda part: "algo" not in part[1]):
-            changes |= _put(settings, section, changed, taken)
+            changes |= put_settings(settings, section, changed, taken)
         yield changed, changes
 
 
-def _put(
+def put_settings(
     settings: Mapping[str, Any], section: str, values: dict[str, Any], places: dict[str, str]
 ) -> dict[str, Any]:
     """Set the settings of one section, refusing those that another has given already; by dotted place."""
@@ -286,7 +296,7 @@ def _put(
     return done
 
 
-def _checked(values: Mapping[str, Any], label: str) -> TrainConfig:
+def checked(values: Mapping[str, Any], label: str) -> TrainConfig:
     """The configuration with every default spelt out, checked as a run would check it."""
     try:
         config = TrainConfig(**values)

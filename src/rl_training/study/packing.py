@@ -21,7 +21,7 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.retention import list_checkpoints
 from rl_training.memory import human_bytes
-from rl_training.study.plan import PLAN, RUNS, STUDY, parse_plan, read_plan
+from rl_training.study.plan import PLAN, RUNS, STUDY, TUNING, parse_plan, read_plan
 from rl_training.study.trials import FAILURES
 
 _OF_A_RUN = (
@@ -33,7 +33,7 @@ _OF_A_RUN = (
     "run.json",
 )
 _MEMBER = re.compile(
-    r"study\.yaml|plan\.json|failures/(?P<failed>[A-Za-z0-9_][A-Za-z0-9._-]*)\.json"
+    r"study\.yaml|plan\.json|tuning\.json|failures/(?P<failed>[A-Za-z0-9_][A-Za-z0-9._-]*)\.json"
     r"|runs/(?P<trial>[A-Za-z0-9_][A-Za-z0-9._-]*)/"
     rf"(?:{'|'.join(re.escape(name) for name in _OF_A_RUN)}"
     r"|best/step_[0-9]{1,18}/[A-Za-z0-9_][A-Za-z0-9_-]*\.(?:json|safetensors))"
@@ -66,7 +66,7 @@ def pack(folder: Path, target: Path) -> None:
 
 def _contents(folder: Path, trials: list[str]) -> Iterator[tuple[str, bytes]]:
     """Names and bytes of what is packed, in order; what a worker deletes meanwhile is left out."""
-    names = [STUDY, PLAN]
+    names = [STUDY, PLAN, TUNING]
     for trial in trials:
         names.append(f"{FAILURES}/{trial}.json")
         names += [f"{RUNS}/{trial}/{name}" for name in _OF_A_RUN]

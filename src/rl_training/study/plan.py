@@ -7,6 +7,7 @@
         failures/TRIAL.json     exit code and message of a trial that failed
         runs/{env}__{algo}__{hash8}__s{seed}/      an ordinary run folder each
         logs/                   what workers printed
+        tuning.json             of a tuning: what was asked, and what came of it
 
 A configuration is known by a hash of what its results depend on: every setting with its default spelt out, but for
 the seed and for where and how a run is made (`_HOW`). Data files count by their name, not by their folder. The
@@ -30,6 +31,7 @@ from rl_training.experiment.runs import task_name
 
 PLAN = "plan.json"
 STUDY = "study.yaml"
+TUNING = "tuning.json"
 RUNS = "runs"
 KIND = "rl_training.study"
 SCHEMA = 1

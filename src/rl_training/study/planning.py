@@ -18,12 +18,13 @@ from rl_training.experiment.registry import resolve
 from rl_training.experiment.runs import hold
 from rl_training.population.members import signature
 from rl_training.runtime.building import MOST_THREADS
-from rl_training.study.claims import read_claim
+from rl_training.study.claims import CLAIMS, read_claim
 from rl_training.study.description import Description, Wanted
 from rl_training.study.plan import (
     PLAN,
     RUNS,
     STUDY,
+    TUNING,
     Configuration,
     Plan,
     described,
@@ -47,11 +48,11 @@ def prepare(description: Description, folder: Path, workers: int) -> Plan:
     A plan of which no trial has begun, or all failed before their first step, is made anew.
     """
     try:
-        _require_own(folder)
+        require_own(folder)
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
         with hold(folder):
             old = read_plan(folder) if (folder / PLAN).exists() else None
-            begun = old is not None and _has_begun(folder, old)
+            begun = old is not None and has_begun(folder, old)
             try:
                 plan = _extended(old, description) if old is not None and begun else _first(description, workers)
             except ConfigError as error:
@@ -66,16 +67,18 @@ def prepare(description: Description, folder: Path, workers: int) -> Plan:
     return plan
 
 
-def _require_own(folder: Path) -> None:
-    """Refuse a folder of something else. What a sweep left that was killed before it had a plan is no obstacle."""
+def require_own(folder: Path) -> None:
+    """Refuse a folder of something else. What a sweep or a tuning left that was killed before it had a plan is no
+    obstacle."""
     if folder.is_dir() and not (folder / PLAN).exists():
-        left = {RUNS, "lock", f".tmp-{PLAN}"}
-        strange = [path.name for path in folder.iterdir() if path.name not in left]
+        left = {RUNS, "lock", f".tmp-{PLAN}", CLAIMS, TUNING}
+        names = [path.name for path in folder.iterdir()]
+        strange = [name for name in names if name not in left and not name.startswith(f".tmp-{TUNING}-")]
         if strange or ((folder / RUNS).is_dir() and any((folder / RUNS).iterdir())):
             raise ConfigError(f"{folder}: exists and is not a study's folder; choose another with --output-dir")
 
 
-def _has_begun(folder: Path, plan: Plan) -> bool:
+def has_begun(folder: Path, plan: Plan) -> bool:
     """Whether a run folder exists, or somebody is about to make one."""
     if any(home_of(folder, trial).exists() for trial in plan.trials):
         return True

@@ -1,0 +1,83 @@
+"""`rl-training tune`: search for better settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rl_training.console.output import flags, note, one_line, show_json, show_table
+
+if TYPE_CHECKING:
+    from rl_training.study.tuning import Confirmed, TrialResult, TuningResult
+
+
+def tune(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The tuning's YAML file.")],
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that train, and trials asked for, at the same time; by default 1."),
+    ] = None,
+    output_dir: Annotated[Path, typer.Option(help="Folder that receives the tuning's folder.")] = Path("studies"),
+    gpus: Annotated[
+        str | None, typer.Option(metavar="0,1", help="GPUs to share out among the workers, one each.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    allow_import: Annotated[
+        bool, typer.Option("--allow-import", help="Permit env ids of the form module:Env.")
+    ] = False,
+) -> None:
+    """Search for better settings than a configuration's, and confirm the best on fresh seeds; again: go on."""
+    from rl_training.study.crew import parse_gpus
+    from rl_training.study.tuning import Tuning
+
+    result = Tuning(file, output_dir=output_dir).run(
+        workers, gpus=parse_gpus(gpus), allow_import=allow_import, quiet=flags.quiet, say=note
+    )
+    if as_json:
+        show_json(result.to_dict())
+    else:
+        _show(result)
+
+
+def _show(result: TuningResult) -> None:
+    """The base beside the best, then every trial."""
+    from rl_training.experiment.vocabulary import words_of
+
+    failed = sum(one.value is None for one in result.trials)
+    failures = f", {failed} failed" if failed else ""
+    seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) > 1 else ''}"
+    print(f"{result.name}: {words_of(result.metric)} of {len(result.trials)} trials on {seeds} each{failures}")
+    named = [("base", result.base), ("best found", result.best_found), ("best confirmed", result.best_confirmed)]
+    rows = [_row(name, one) for name, one in named if one is not None]
+    show_table(rows, ("", "trial", "settings", "tuning", "fresh seeds", "loss"))
+    print()
+    trials = [(*_row("", one)[1:-1], one_line(one.failure or "")) for one in result.trials]
+    show_table(trials, ("trial", "settings", "tuning", "fresh seeds", "failure"))
+
+
+def _row(name: str, one: TrialResult) -> tuple[str, ...]:
+    return name, str(one.number + 1), _settings(one), _number(one.value), _fresh(one.confirmed), _number(one.loss)
+
+
+def _settings(one: TrialResult) -> str:
+    return ", ".join(f"{name}={_short(value)}" for name, value in one.settings.items()) or "base"
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _fresh(confirmed: Confirmed | None) -> str:
+    """Mean and deviation over the fresh seeds."""
+    if confirmed is None:
+        return "-"
+    if confirmed.mean is None:
+        return "failed"
+    spread = "" if confirmed.std is None else f" ± {confirmed.std:.2f}"
+    return f"{confirmed.mean:.2f}{spread} ({len(confirmed.values)} seeds)"
