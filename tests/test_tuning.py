@@ -299,7 +299,7 @@ def test_what_has_changed_is_refused(tmp_path: Path, instant: list[tuple[float, 
 def test_a_point_that_cannot_be_a_configuration_counts_as_failed(
     tmp_path: Path, instant: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tuning = instantly(tmp_path)
+    tuning = instantly(tmp_path, trials=8)
     config_at = TuningDescription.config_at
 
     def picky(self: TuningDescription, point: Any) -> Any:

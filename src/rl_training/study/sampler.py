@@ -7,10 +7,11 @@ asked depends on what was told alone, and a tuning that was killed asks again wh
 from __future__ import annotations
 
 import contextlib
-import importlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from rl_training.errors import MissingDependencyError
 from rl_training.study.space import Dimension, Range
@@ -21,9 +22,10 @@ Point = Mapping[str, Any]  # a value for each setting of the space, by dotted pl
 def require_optuna() -> Any:
     """Optuna, imported here alone."""
     try:
-        return importlib.import_module("optuna")
+        import optuna
     except ImportError as error:
         raise MissingDependencyError(f"tuning needs Optuna ({error}); pip install 'rl-training[tune]'") from None
+    return optuna
 
 
 def propose(
@@ -44,7 +46,8 @@ def propose(
             study.add_trial(optuna.create_trial(params=params, distributions=kinds, value=value))
         points = []
         for number in numbers:
-            study.sampler = optuna.samplers.TPESampler(seed=seed + number)
+            own = np.random.SeedSequence((seed, number)).generate_state(1)[0]  # neighbouring seeds share nothing
+            study.sampler = optuna.samplers.TPESampler(seed=int(own))
             asked = study.ask(kinds)
             points.append({place: _outward(space[place], asked.params[place]) for place in kinds})
     return points
