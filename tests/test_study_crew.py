@@ -51,6 +51,7 @@ def is_there(pid: int) -> bool:
     return state not in "ZX"
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_replaced_and_the_results_are_the_same(tmp_path: Path) -> None:
     sweep, folder = sweeping(tmp_path, seeds=[0, 1, 2])
     wait_for(lambda: list(folder.glob("runs/*/checkpoints/step_*")))

@@ -131,6 +131,7 @@ def process(folder: Path, kill_at: int, after: int, **environment: str) -> subpr
     )
 
 
+@pytest.mark.slow
 def test_rows_covered_by_checkpoints_each_once_through_kills(tmp_path: Path) -> None:
     """Killed at 33 and 53 of 60: rows of 25 and 30 were logged twice, and sent once."""
     folder = tmp_path / "runs"
