@@ -1,0 +1,152 @@
+"""Many seeds end to end: one population beside single runs, beside a process for each, beside Stable-Baselines3.
+
+    python -m benchmarks.seeds --env HalfCheetah-v5 --seeds 10 --steps 100000 [--singles 2] [--peer-steps 20000]
+    python -m benchmarks.seeds --env Pendulum-v1 --seeds 4 --steps 3000 --processes [--json FILE]
+
+SAC with the settings of its packaged config for that environment, nobody evaluates. Seconds are those of the whole
+call: building, compiling, training, the last checkpoint. What was not run to its end is extrapolated and says so:
+`--singles` of the seeds are trained one after the other, and Stable-Baselines3 one seed for `--peer-steps` steps.
+With `--processes` every seed is also trained by a process of its own, all at the same time, once with one CPU thread
+each and once with torch's own number of threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks import report
+from benchmarks.report import Entry, Results, Sections, table
+from benchmarks.runs import configure
+from benchmarks.training import theirs
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.strict_yaml import dump_yaml
+from rl_training.population.members import members_of, train_population
+from rl_training.runtime.building import choose_device
+from rl_training.runtime.run import Launch
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="HalfCheetah-v5")
+    parser.add_argument("--config", help="path or sac/<name>; by default that of the environment")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--singles", type=int, default=2, help="seeds trained one after the other")
+    parser.add_argument("--processes", action="store_true", help="also all seeds at once, a process each")
+    parser.add_argument("--peer-steps", type=int, default=0, help="steps of Stable-Baselines3; 0: without it")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
+    return parser.parse_args()
+
+
+def together(config: TrainConfig, seeds: int) -> float:
+    """Seconds of one population."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        members = members_of(config.replace(output_dir=folder, seeds=list(range(seeds))))
+        train_population(members, launch=Launch(quiet=True))
+        return time.perf_counter() - started
+
+
+def one_by_one(config: TrainConfig, seeds: int) -> list[float]:
+    """Seconds of each single run in this process."""
+    found = []
+    for seed in range(seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            started = time.perf_counter()
+            one = config.replace(output_dir=folder, seed=seed)
+            get_algorithm_spec(config.algo).train(one, launch=Launch(quiet=True))
+            found.append(time.perf_counter() - started)
+    return found
+
+
+def processes(config: TrainConfig, seeds: int, threads: int | None) -> float:
+    """Seconds until as many processes as seeds have ended that began together, their imports included."""
+    environment = dict(os.environ) | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_text(dump_yaml(config.replace(output_dir=folder).to_dict()), encoding="utf-8")
+        command = [sys.executable, "-m", "rl_training", "--quiet", "train", "--config", str(file), "--seed"]
+        started = time.perf_counter()
+        running = [subprocess.Popen([*command, str(seed)], env=environment) for seed in range(seeds)]
+        if any({process.wait() for process in running}):
+            raise SystemExit("a process failed")
+        return time.perf_counter() - started
+
+
+def measure(config: TrainConfig, options: argparse.Namespace) -> Entry:
+    """Every way in turn; the population first, so that it pays for what is made once in a process."""
+    found: Entry = {"ways": {}}
+
+    def add(way: str, seconds: float, how: str = "measured") -> None:
+        found["ways"][way] = {"seconds": seconds, "how": how}
+        print(f"{way}: {seconds:.1f} s ({how})", flush=True)
+
+    seeds = options.seeds
+    add("one population", together(config, seeds))
+    if options.singles:
+        alone = one_by_one(config, options.singles)
+        each = " and ".join(f"{seconds:.1f}" for seconds in alone)
+        how = "measured" if options.singles == seeds else f"extrapolated from {options.singles} seeds: {each} s"
+        add("single runs, one after the other", sum(alone) * seeds / options.singles, how)
+    if options.processes:
+        add("a process for each, 1 thread", processes(config, seeds, 1))
+        add(f"a process for each, {torch.get_num_threads()} threads", processes(config, seeds, None))
+    if options.peer_steps:
+        steady, _ = theirs(config.replace(total_timesteps=options.peer_steps, seed=0))
+        how = f"extrapolated from {steady:.0f} steps/s over {options.peer_steps:,} steps of one seed"
+        add("Stable-Baselines3, one after the other", seeds * config.total_timesteps / steady, how)
+    return found
+
+
+def sections(entries: dict[str, Entry]) -> Sections:
+    if not entries:
+        return {}
+    rows = []
+    for entry in entries.values():
+        base = entry["ways"]["one population"]["seconds"]
+        for way, found in entry["ways"].items():
+            rows.append([f"SAC {entry['env']}, {entry['seeds']} seeds × {entry['steps']:,} steps", entry["machine"],
+                         way, f"{found['seconds'] / 60:.1f}", f"{found['seconds'] / base:.1f}×",
+                         found["how"]])  # fmt: skip
+    header = ["", "machine", "way", "minutes", "of the population's", "how"]
+    text = table(header, rows)
+    origin = "Written by `python -m benchmarks.seeds`; what it is: [population.md](population.md)."
+    found_text = f"## Many seeds, end to end\n\n{origin}\n\n{text}\n\n{report.origins(list(entries.values()))}"
+    return {("performance", "seeds"): found_text}
+
+
+def main() -> None:
+    options = arguments()
+    source = options.config or f"sac/{options.env.rpartition('-')[0].lower()}"
+    config = configure(
+        source,
+        "sac",
+        options.set,
+        env_id=options.env,
+        total_timesteps=options.steps,
+        device=options.device,
+        eval_episodes=0,
+        algo_kwargs={"eval_interval": None, "early_stopping": None},
+    )
+    results, stamp = Results("seeds", options.json), report.stamp(str(choose_device(config.device)))
+    about = {"env": options.env, "config": source, "overrides": options.set, "seeds": options.seeds}
+    entry = stamp | about | {"steps": options.steps} | measure(config, options)
+    results.add({f"{stamp['machine']}/{options.env}/{options.seeds}": entry})
+    for text in sections(results.load()).values():
+        print(f"\n{text}")
+    results.render(sections)
+
+
+if __name__ == "__main__":
+    main()
