@@ -6,8 +6,8 @@
 SAC with the settings of its packaged config for that environment, nobody evaluates. Seconds are those of the whole
 call: building, compiling, training, the last checkpoint. What was not run to its end is extrapolated and says so:
 `--singles` of the seeds are trained one after the other, and Stable-Baselines3 one seed for `--peer-steps` steps.
-With `--processes` every seed is also trained by a process of its own, all at the same time, once with one CPU thread
-each and once with torch's own number of threads.
+With `--processes` every seed is also trained by a process of its own, all at the same time, once with one CPU
+thread each and once with torch's own number of threads.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -33,6 +34,8 @@ from rl_training.population.members import members_of, train_population
 from rl_training.runtime.building import choose_device
 from rl_training.runtime.run import Launch
 
+POPULATION = "one population"
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -41,6 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--population", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--singles", type=int, default=2, help="seeds trained one after the other")
     parser.add_argument("--processes", action="store_true", help="also all seeds at once, a process each")
     parser.add_argument("--peer-steps", type=int, default=0, help="steps of Stable-Baselines3; 0: without it")
@@ -79,51 +83,50 @@ def processes(config: TrainConfig, seeds: int, threads: int | None) -> float:
         command = [sys.executable, "-m", "rl_training", "--quiet", "train", "--config", str(file), "--seed"]
         started = time.perf_counter()
         running = [subprocess.Popen([*command, str(seed)], env=environment) for seed in range(seeds)]
-        if any({process.wait() for process in running}):
+        if max(process.wait() for process in running) > 0:
             raise SystemExit("a process failed")
         return time.perf_counter() - started
 
 
-def measure(config: TrainConfig, options: argparse.Namespace) -> Entry:
-    """Every way in turn; the population first, so that it pays for what is made once in a process."""
-    found: Entry = {"ways": {}}
-
-    def add(way: str, seconds: float, how: str = "measured") -> None:
-        found["ways"][way] = {"seconds": seconds, "how": how}
-        print(f"{way}: {seconds:.1f} s ({how})", flush=True)
-
-    seeds = options.seeds
-    add("one population", together(config, seeds))
-    if options.singles:
-        alone = one_by_one(config, options.singles)
+def measure(config: TrainConfig, options: argparse.Namespace) -> Iterator[tuple[str, float, str]]:
+    """Every way in turn, its seconds, and how they were found; the population first, so that it pays for what is
+    made once in a process."""
+    seeds, singles = options.seeds, options.singles
+    if options.population:
+        yield POPULATION, together(config, seeds), "measured"
+    if singles:
+        alone = one_by_one(config, singles)
         each = " and ".join(f"{seconds:.1f}" for seconds in alone)
-        how = "measured" if options.singles == seeds else f"extrapolated from {options.singles} seeds: {each} s"
-        add("single runs, one after the other", sum(alone) * seeds / options.singles, how)
+        how = "measured" if singles == seeds else f"extrapolated from {singles} seeds: {each} s"
+        yield "single runs, one after the other", sum(alone) * seeds / singles, how
     if options.processes:
-        add("a process for each, 1 thread", processes(config, seeds, 1))
-        add(f"a process for each, {torch.get_num_threads()} threads", processes(config, seeds, None))
+        yield "a process for each, 1 thread", processes(config, seeds, 1), "measured"
+        yield f"a process for each, {torch.get_num_threads()} threads", processes(config, seeds, None), "measured"
     if options.peer_steps:
         steady, _ = theirs(config.replace(total_timesteps=options.peer_steps, seed=0))
         how = f"extrapolated from {steady:.0f} steps/s over {options.peer_steps:,} steps of one seed"
-        add("Stable-Baselines3, one after the other", seeds * config.total_timesteps / steady, how)
-    return found
+        yield "Stable-Baselines3, one after the other", seeds * config.total_timesteps / steady, how
+
+
+def task(entry: Entry) -> str:
+    return f"SAC {entry['env']}, {entry['seeds']} seeds × {entry['steps']:,} steps"
 
 
 def sections(entries: dict[str, Entry]) -> Sections:
     if not entries:
         return {}
+    found = list(entries.values())
+    base = {(task(e), e["machine"]): e["seconds"] for e in found if e["way"] == POPULATION}
     rows = []
-    for entry in entries.values():
-        base = entry["ways"]["one population"]["seconds"]
-        for way, found in entry["ways"].items():
-            rows.append([f"SAC {entry['env']}, {entry['seeds']} seeds × {entry['steps']:,} steps", entry["machine"],
-                         way, f"{found['seconds'] / 60:.1f}", f"{found['seconds'] / base:.1f}×",
-                         found["how"]])  # fmt: skip
-    header = ["", "machine", "way", "minutes", "of the population's", "how"]
-    text = table(header, rows)
+    for entry in sorted(found, key=lambda e: (task(e), e["machine"], e["seconds"])):
+        whole = base.get((task(entry), entry["machine"]))
+        ratio = "–" if whole is None else f"{entry['seconds'] / whole:.1f}×"
+        minutes = f"{entry['seconds'] / 60:.1f}"
+        rows.append([task(entry), entry["machine"], entry["way"], minutes, ratio, entry["how"]])
+    header = ["", "machine", "way", "minutes", "beside the population", "how"]
     origin = "Written by `python -m benchmarks.seeds`; what it is: [population.md](population.md)."
-    found_text = f"## Many seeds, end to end\n\n{origin}\n\n{text}\n\n{report.origins(list(entries.values()))}"
-    return {("performance", "seeds"): found_text}
+    text = f"## Many seeds, end to end\n\n{origin}\n\n{table(header, rows)}\n\n{report.origins(found)}"
+    return {("performance", "seeds"): text}
 
 
 def main() -> None:
@@ -141,8 +144,10 @@ def main() -> None:
     )
     results, stamp = Results("seeds", options.json), report.stamp(str(choose_device(config.device)))
     about = {"env": options.env, "config": source, "overrides": options.set, "seeds": options.seeds}
-    entry = stamp | about | {"steps": options.steps} | measure(config, options)
-    results.add({f"{stamp['machine']}/{options.env}/{options.seeds}": entry})
+    for way, seconds, how in measure(config, options):
+        entry = stamp | about | {"steps": options.steps, "way": way, "seconds": seconds, "how": how}
+        results.add({f"{stamp['machine']}/{options.env}/{options.seeds} x {options.steps}/{way}": entry})
+        print(f"{way}: {seconds:.1f} s ({how})", flush=True)
     for text in sections(results.load()).values():
         print(f"\n{text}")
     results.render(sections)
