@@ -28,6 +28,7 @@ from rl_training.data.sources import BatchSource, MixedSource, TensorSource
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import ConfigError
 from rl_training.experiment.registry import list_algorithm_specs
+from rl_training.models.arrays import ArrayMLP
 from rl_training.runtime.acceleration import _BLOCK, Acceleration, Updater, accelerate, choose
 from rl_training.runtime.acting import ActingPolicy
 from rl_training.runtime.schedules import OptimizationConfig
@@ -569,6 +570,29 @@ def test_captured_updates_read_nothing_back(kind: Kind) -> None:
         updater.run(2 * _BLOCK + 4)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "elu", "gelu"])
+@every_learner
+def test_a_copy_that_acts_computes_what_the_policy_does(kind: Kind, activation: str) -> None:
+    """On arrays where numpy has the activation; one row, many rows, any noise, after an update and a new map."""
+    free = {"eta": 0.0} if "eta" in kind.Config.model_fields else {}  # of the activation
+    learner = build(kind, normalize=True, network={"activation": activation}, **free)
+    acting, policy = ActingPolicy(learner, copies=True), learner.model.policy
+    for _ in range(2):
+        copied = acting.current()
+        assert copied is not policy
+        assert isinstance(copied.actor.net, ArrayMLP) == (activation in ("relu", "tanh"))
+        for rows in (1, 7):
+            obs = 3.0 * torch.randn(rows, OBS)
+            noise = torch.randn(rows, learner.model.action_dim) if policy.stochastic else None
+            with torch.inference_mode():
+                assert torch.allclose(copied.mode(obs), policy.mode(obs), rtol=0, atol=1e-6)
+                if noise is not None:
+                    assert torch.allclose(copied.sample(obs, noise), policy.sample(obs, noise), rtol=0, atol=1e-6)
+        assert differences(held(copied), held(policy)) == []
+        learner.update(random_batch(discrete=kind.discrete)._asdict(), global_step=0)
+        learner.normalize_by(torch.linspace(-1.0, 1.0, OBS), torch.linspace(0.5, 2.0, OBS))
 
 
 def held(policy: torch.nn.Module) -> State:

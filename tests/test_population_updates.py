@@ -17,6 +17,7 @@ from benchmarks.depth import TOLERANCE
 from rl_training.algorithms import CQL, IQL, SAC, TD3, Learner
 from rl_training.algorithms.execution import draw
 from rl_training.data.sources import BatchSource, MixedSource, TensorSource
+from rl_training.population.acting import fetch_together
 from rl_training.population.stack import Stack
 from rl_training.population.updates import StackedUpdater
 from rl_training.runtime.acceleration import Acceleration, Updater, accelerate
@@ -322,6 +323,27 @@ def test_a_stack_changes_no_number_and_is_seen_through_its_members(kind: Kind) -
     for learner, policy, was in zip(learners, acting, seen):
         assert torch.equal(policy.current().mode(obs), learner.model.policy.mode(obs))
         assert kind.discrete or not torch.equal(policy.current().mode(obs), was)
+
+
+@every_learner
+def test_policies_that_act_are_copied_in_one_transfer(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks first after a change brings the weights of all."""
+    learners = learners_of(kind, normalize=True)
+    acting = [ActingPolicy(learner, copies=True) for learner in learners]
+    stacked = together(learners)
+    fetch_together(stacked.stack, acting)
+    joined, transfers = torch.cat, []
+    monkeypatch.setattr(torch, "cat", lambda *args, **options: transfers.append(args) or joined(*args, **options))
+    obs = random_batch().obs
+    for _ in range(2):
+        stacked.run(2)
+        transfers.clear()
+        for learner, one in zip(learners, acting):
+            assert torch.allclose(one.current().mode(obs), learner.model.policy.mode(obs), rtol=0, atol=1e-6)
+        assert len(transfers) == 1
+    learners[1].normalize_by(torch.ones(OBS), 2.0 * torch.ones(OBS))
+    assert torch.equal(acting[1].current().normalizer.shift, torch.ones(OBS))
+    assert not torch.equal(acting[0].current().normalizer.shift, torch.ones(OBS))
 
 
 def test_a_loaded_state_is_what_the_next_update_starts_from() -> None:

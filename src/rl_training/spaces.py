@@ -76,9 +76,9 @@ class SpaceSpec:
             return (actions.astype(np.int64) + self.start).astype(self.action_dtype)
         low, high, inner_low, inner_high = self._scaling
         # A weighted mean: exact at both bounds, and finite even where `high - low` would overflow.
-        share = 0.5 * np.clip(actions.astype(np.float64), -1.0, 1.0) + 0.5
+        share = 0.5 * np.minimum(np.maximum(actions.astype(np.float64), -1.0), 1.0) + 0.5
         scaled = (1.0 - share) * low + share * high
-        bounded: NDArray[Any] = np.clip(scaled.astype(inner_low.dtype), inner_low, inner_high)
+        bounded: NDArray[Any] = np.minimum(np.maximum(scaled.astype(inner_low.dtype), inner_low), inner_high)
         return bounded
 
     @cached_property

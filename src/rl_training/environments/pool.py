@@ -174,14 +174,22 @@ class EnvPool:
 
         Environments in processes of their own work side by side.
         """
+        self.send(actions, indices)
+        return self.receive(indices)
+
+    def send(self, actions: NDArray[Any], indices: Sequence[int] | None = None) -> None:
+        """The first half of a step: tell the environments what to do."""
         chosen = range(len(self.envs)) if indices is None else indices
         self._before = [(len(episode.actions), episode.total) for episode in self.episodes]
         for action, index in zip(actions, chosen, strict=True):
             self.episodes[index].actions.append(action)
             with _blame(index, self.episodes[index]):
                 self.envs[index].send(action)
+
+    def receive(self, indices: Sequence[int] | None = None) -> list[Transition]:
+        """The second half: what they answer."""
         results: list[Transition] = []
-        for index in chosen:
+        for index in range(len(self.envs)) if indices is None else indices:
             with _blame(index, self.episodes[index]):
                 results.append(self.envs[index].receive())
             self.episodes[index].total += results[-1].reward

@@ -1,5 +1,8 @@
 """Members in step: each goes its own course, and where all wait for updates these are made together.
 
+Environments in processes of their own work side by side, whoever's they are: every member sends its actions before
+the first waits for an answer.
+
 A member is an ordinary run: its folder, log, evaluations, callbacks and checkpoints are its own. It may end before
 the others, finished, stopped or failed, and leaves the stack then. It may also stand behind them when it is taken
 up again (a process was killed while its members were saving, a signal came between two of them): then it goes first
@@ -14,10 +17,11 @@ from pathlib import Path
 
 from rl_training.errors import ClaimLost, RLTrainingError, RunInUse
 from rl_training.experiment.runs import amend_record
+from rl_training.population.acting import fetch_together
 from rl_training.population.stack import Stack
 from rl_training.population.updates import StackedUpdater
 from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.run import Built, Course, Opened, Regime, Updates
+from rl_training.runtime.run import Acted, Built, Course, Opened, Regime, Updates
 from rl_training.runtime.session import Session, TrainResult
 from rl_training.runtime.signals import TrainingInterrupted
 
@@ -28,7 +32,7 @@ class Member:
 
     seed: int
     going: Course
-    event: Built | Opened | Updates | None = None
+    event: Built | Opened | Acted | Updates | None = None
     result: TrainResult | None = None
     error: Exception | None = None
     regime: Regime | None = None
@@ -154,6 +158,8 @@ class Lockstep:
             self.stack = Stack([member.wanted.updater.learner for member in members])
             for member in members:
                 member.wanted.updater.forget()
+            collectors = [member.regime.collector for member in members if member.regime is not None]
+            fetch_together(self.stack, [one.acting for one in collectors if one is not None])
 
     def run(self) -> None:
         while waiting := [member for member in self.members if member.alive]:

@@ -101,7 +101,7 @@ class _OptimizerStack:
     """One optimiser of every member: moments `[S, …]`, step counts and learning rates `[S]`."""
 
     def __init__(self, members: Sequence[Adam], keys: list[str], parameters: list[Tensor]) -> None:
-        self.members, self.keys, self.parameters = list(members), keys, parameters
+        self.keys, self.parameters = keys, parameters
         self.settings = members[0].settings
         self.step = torch.stack([m.step for m in members])
         self.learning_rate = torch.stack([m.learning_rate for m in members])
@@ -156,6 +156,10 @@ class Stack:
             if any(other != value for other in values):
                 found[key] = torch.tensor(values, dtype=self.dtype, device=self.device)
         return found
+
+    def stacked(self, tensor: Tensor) -> Tensor:
+        """The tensor `[S, …]` that holds the first member's `tensor`."""
+        return self.tensors[self._key_of[id(tensor)]]
 
     # One update as a function.
 
@@ -214,7 +218,7 @@ class Stack:
     def follows(self, tau: float | Tensor) -> list[Follow]:
         """Every target `[S, …]` and what it follows."""
         pairs = [
-            (self.tensors[self._key_of[id(target)]], self.tensors[self._key_of[id(source)]])
+            (self.stacked(target), self.stacked(source))
             for one, other in self.learners[0].targets().items()
             for target, source in zip(one.parameters(), other.parameters())
         ]

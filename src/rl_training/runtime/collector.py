@@ -7,7 +7,8 @@ the episode terminated, so that a time limit bootstraps; and no row for a reset.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,7 @@ class Collector:
         self.returns: deque[float] = deque(maxlen=_WINDOW)
         self.lengths: deque[int] = deque(maxlen=_WINDOW)
         self.obs: NDArray[np.float32] = np.empty((0, spaces.obs_dim), dtype=np.float32)
+        self._chosen: NDArray[Any] = np.empty(0)  # internal actions that the environments were sent
 
     def start(self) -> None:
         """Reset every environment."""
@@ -80,15 +82,30 @@ class Collector:
 
     def step(self) -> None:
         """One step of every environment."""
-        actions = self._actions()
+        self.act()
+        self.take_in()
+
+    def act(self) -> None:
+        """The first half of a step: choose actions and send them to the environments."""
+        self._chosen = self._actions()
+        with self._undone_by_failures():
+            self.envs.send(self.spaces.to_env(self._chosen))
+
+    @contextmanager
+    def _undone_by_failures(self) -> Iterator[None]:
         try:
-            transitions = self.envs.step(self.spaces.to_env(actions))
+            yield
         except EnvironmentFailure:
             self.envs.forget_step()
             raise
+
+    def take_in(self) -> None:
+        """The second half: store what the environments answer, and reset those whose episode ended."""
+        with self._undone_by_failures():
+            transitions = self.envs.receive()
         next_obs = np.stack([self._checked(i, t.obs) for i, t in enumerate(transitions)])
         rewards = np.array([t.reward for t in transitions], dtype=np.float32)
-        if not np.all(np.isfinite(rewards)):
+        if not np.isfinite(rewards).all():
             bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise DivergedError(
                 f"environment {bad} returned the reward {transitions[bad].reward} at step {self.steps}; "
@@ -97,7 +114,7 @@ class Collector:
             )
         dones = np.array([t.terminated for t in transitions], dtype=np.float32)
         scale, shift = self.reward_map
-        self.buffer.add(self.layout.pack(self.obs, actions, scale * rewards + shift, next_obs, dones))
+        self.buffer.add(self.layout.pack(self.obs, self._chosen, scale * rewards + shift, next_obs, dones))
         self.steps += len(transitions)
         for i, transition in enumerate(transitions):
             if transition.terminated or transition.truncated:
@@ -127,7 +144,7 @@ class Collector:
         with torch.inference_mode():
             obs = torch.from_numpy(self.obs)
             actions: NDArray[Any] = self.learner.explore(self.acting.current(), obs, self.rng, progress).numpy()
-        if not np.all(np.isfinite(actions)):
+        if not np.isfinite(actions).all():
             # The networks are to blame, not the environment that would be stepped with this.
             check_finite(self.learner, f"by step {self.steps}")
             raise DivergedError(
@@ -136,7 +153,7 @@ class Collector:
         return actions
 
     def _checked(self, index: int, obs: NDArray[np.float32]) -> NDArray[np.float32]:
-        if not np.all(np.isfinite(obs)):
+        if not np.isfinite(obs).all():
             raise DivergedError(
                 f"environment {index} returned a non-finite observation at step {self.steps}; fix the environment",
                 first_bad=f"observation of environment {index}",

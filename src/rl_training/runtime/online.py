@@ -21,7 +21,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.init_from import initialise_from
 from rl_training.runtime.normalization import ObservationConfig, RunningMoments
-from rl_training.runtime.run import Job, Regime, Updates
+from rl_training.runtime.run import Acted, Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.runtime.state import clips_observations, has_normalizer, moments_of, understood
@@ -78,12 +78,14 @@ def fit_online(
     online: OnlineConfig,
     *,
     max_updates: int | None = None,
-) -> Iterator[Updates]:
+) -> Iterator[Acted | Updates]:
     """Train until `total_timesteps` environment steps or `max_updates` are done, or somebody stops the run."""
     total, learner = session.config.total_timesteps, session.learner
     while session.running and collector.steps < total and (max_updates is None or learner.updates < max_updates):
         earned = online.earned(collector.steps)
-        collector.step()
+        collector.act()
+        yield Acted()
+        collector.take_in()
         due = online.earned(collector.steps) - earned
         yield Updates(updater, due if max_updates is None else min(due, max_updates - learner.updates))
         session.clock.global_step = collector.steps
@@ -189,7 +191,7 @@ class Online(Regime):
     def ready(self) -> None:
         self.updates = self.updater(self.job, self.collector.buffer)
 
-    def fit(self, session: Session) -> Iterator[Updates]:
+    def fit(self, session: Session) -> Iterator[Acted | Updates]:
         return fit_online(session, self.updates, self.collector, self.online)
 
     def close(self) -> None:

@@ -126,6 +126,10 @@ class Updates(NamedTuple):
     number: int
 
 
+class Acted(NamedTuple):
+    """A loop has sent actions to its environments: others may send theirs before it waits for the answers."""
+
+
 class Regime(ABC):
     """What online, offline and offline-to-online runs differ in. Constructing one builds all that a `Job` needs."""
 
@@ -150,7 +154,7 @@ class Regime(ABC):
         """Make the updaters; called after restoring, because a captured update keeps its tensors' addresses."""
 
     @abstractmethod
-    def fit(self, session: Session) -> Iterator[Updates]:
+    def fit(self, session: Session) -> Iterator[Acted | Updates]:
         """Train to the end of the budget, or until somebody stops the run, asking for updates under way."""
 
     def updater(self, job: Job, source: BatchSource) -> Updater:
@@ -184,7 +188,7 @@ class Opened(NamedTuple):
     session: Session
 
 
-Course = Generator[Built | Opened | Updates, None, TrainResult]
+Course = Generator[Built | Opened | Acted | Updates, None, TrainResult]
 
 
 def run(
