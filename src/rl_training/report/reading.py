@@ -132,6 +132,7 @@ class _Home:
     read: ReadFile
     study: str | None = None
     settings: Mapping[str, Any] | None = None
+    tags: tuple[str, ...] = ()
     varied: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
 
@@ -221,6 +222,7 @@ class _Reader:
             configuration = plan.configurations[trial.configuration]
             home = _Home(f"{place}/{RUNS}/{trial.name}", trial.name, inside(trial.name), plan.name)
             home.settings, home.varied = settings[trial.configuration], configuration.changes
+            home.tags = tuple(map(str, configuration.settings.get("tags") or ()))
             data = read(name := failure_name(trial))
             home.failure = None if data is None else parse_failure(data, f"{place}/{name}")
             if home.read(RECORD) is not None:
@@ -269,7 +271,7 @@ class _Reader:
 
     def _settings_of(self, home: _Home, notes: list[str]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         if home.settings is not None:
-            return home.settings, ()
+            return home.settings, home.tags
         data = home.read(RESOLVED)
         if data is None:
             notes.append(f"it has no {RESOLVED}: its settings are unknown")
