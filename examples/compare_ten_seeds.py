@@ -5,7 +5,7 @@
 
 The seeds of an algorithm are trained as one population, each in a run folder of its own, so that `rl-training runs`
 and `rl-training report` can be given the output folder afterwards. One seed proves nothing: look at the
-interquartile mean (IQM: of the middle half of the seeds), and at how often a run of the one beats a run of the other.
+interquartile mean (IQM: of the middle half of the seeds), and at how often a run of the one beats one of the other.
 Where the interval of the difference contains 0, these seeds have not shown which is better.
 """
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +19,14 @@ from typer.testing import CliRunner
 
 from rl_training import IQL, SAC, TransitionDataset, cli
 from rl_training import load as load_model
+from rl_training.console import doctor
 from rl_training.environments import filming, video
 from rl_training.errors import ConfigError, EnvironmentFailure, MissingDependencyError
 from rl_training.runtime.workflows import play_checkpoint, record_checkpoint
 
 DRAWN = "DrawnWorld-v0"
 SIZE = 32
+SOURCE = str(Path(__file__).resolve().parents[1] / "src")
 TINY: dict[str, Any] = {
     "hidden_sizes": [8],
     "learning_starts": 10,
@@ -56,6 +60,8 @@ class Drawn(gym.Env[NDArray[np.float32], NDArray[np.float32]]):
         assert self.render_mode == "rgb_array"
         if self.broken == "raise" and self.t == 2:
             raise RuntimeError("no paint left")
+        if self.broken == "interrupt" and self.t == 2:
+            raise KeyboardInterrupt
         if self.broken == "float":
             return np.zeros((8, 8, 3))
         if self.broken == "growing":
@@ -194,6 +200,22 @@ def test_an_environment_that_fails_to_draw_is_named(run_dir: Path, tmp_path: Pat
     with pytest.raises(EnvironmentFailure, match="DrawnWorld-v0 cannot be drawn: RuntimeError: no paint left"):
         record_checkpoint(run_dir, tmp_path / "film.mp4", changes={"env_kwargs": {"broken": "raise"}})
     assert only(tmp_path) == []
+
+
+def test_ctrl_c_leaves_nothing(run_dir: Path, tmp_path: Path) -> None:
+    done = command("record", run_dir, "-o", tmp_path / "film.mp4", "--set", "env_kwargs.broken=interrupt")
+    assert done.exit_code == 130
+    assert only(tmp_path) == []
+
+
+def test_a_slow_film_says_how_far_it_is() -> None:
+    taken: list[Any] = []
+    said: list[str] = []
+    sink = filming.told(taken.append, said.append, every=0.0)
+    quiet = filming.told(taken.append, said.append, every=3600.0)
+    for take in (sink, sink, quiet):
+        take(np.zeros((2, 2, 3), np.uint8))
+    assert (len(taken), said) == (3, ["1 frames in 0 s", "2 frames in 0 s"])
 
 
 def test_what_ffmpeg_cannot_write_is_one_line(
@@ -349,3 +371,55 @@ def test_mujoco_without_anything_to_draw_with_is_one_line(tmp_path: Path, headle
     with pytest.raises(ConfigError, match=r"Hopper-v5 cannot be filmed: .*apt-get install libegl1 or libosmesa6"):
         model.record(tmp_path / "film.mp4")
     assert only(tmp_path) == ["runs"]
+
+
+def test_mujoco_is_drawn_with_what_is_here(tmp_path: Path) -> None:
+    """In a process of its own: what a process draws with cannot be changed."""
+    run = SAC("Hopper-v5", output_dir=tmp_path / "runs", **TINY).learn(12, progress_bar=False).run_dir
+    target = tmp_path / "film.mp4"
+    program = [sys.executable, "-m", "rl_training", "--quiet", "record", run, "-o", target, "--max-steps", "2"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("MUJOCO_GL", "DISPLAY")}
+    done = subprocess.run(program, capture_output=True, text=True, env=environment | {"PYTHONPATH": SOURCE})
+    if filming.drawing_backend() is None:
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "apt-get install libegl1 or libosmesa6" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert rate_of(target) == 125
+    frames = frames_of(target, 480)
+    assert len(frames) == 3
+    assert frames.std() > 20  # a checkered floor, not one colour
+
+
+def test_the_doctor_tells_what_draws(headless: pytest.MonkeyPatch) -> None:
+    headless.setattr(filming.ctypes.util, "find_library", lambda name: name if name == "OSMesa" else None)
+    assert (doctor.rendering().state, doctor.rendering().text) == (
+        "ok",
+        "no display: MuJoCo is drawn through osmesa",
+    )
+    headless.setattr(filming.ctypes.util, "find_library", lambda name: None)
+    assert doctor.rendering().state == "note"
+    assert "apt-get install" in doctor.rendering().text
+    headless.setenv("MUJOCO_GL", "egl")
+    assert doctor.rendering().text == "MUJOCO_GL=egl"
+
+
+# The page.
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "video.md").read_text(encoding="utf-8")
+
+
+def test_the_commands_of_the_page_are_understood() -> None:
+    lines = [line.partition("  #")[0] for line in PAGE.splitlines() if line.startswith("rl-training ")]
+    assert len(lines) == 3
+    for line in lines:
+        answer = CliRunner().invoke(cli.main, [*shlex.split(line)[1:], "--help"])
+        assert answer.exit_code == 0, answer.output
+
+
+def test_the_program_of_the_page_runs(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [program] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    exec(program.replace("runs/RUN", str(run_dir)), scope)
+    assert len(frames_of(Path("policy.mp4"))) == scope["made"].frames

@@ -252,6 +252,7 @@ def record(
             deterministic=not stochastic,
             changes={"allow_import": True} if allow_import else {},
             overrides=overrides or (),
+            say=note,
         )
     )
 

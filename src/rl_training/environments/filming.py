@@ -6,6 +6,7 @@ import ctypes.util
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -66,6 +67,22 @@ class Camera(gym.Wrapper[Any, Any, Any, Any]):
                 f"{name} cannot be drawn: {type(error).__name__}: {error}{_remedy(self.env)}"
             ) from error
         self._sink(_picture(name, frame))
+
+
+def told(sink: Sink, say: Callable[[str], None], every: float = 10.0) -> Sink:
+    """The same sink, with a word every so many seconds: MuJoCo drawn in software takes minutes."""
+    started = spoken = time.monotonic()
+    frames = 0
+
+    def take(frame: NDArray[np.uint8]) -> None:
+        nonlocal spoken, frames
+        sink(frame)
+        frames += 1
+        if (now := time.monotonic()) >= spoken + every:
+            spoken = now
+            say(f"{frames:,} frames in {now - started:.0f} s")
+
+    return take
 
 
 def _name(env: gym.Env[Any, Any]) -> str:

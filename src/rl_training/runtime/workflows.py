@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rl_training.algorithms.base import LearnerConfig
 from rl_training.data.datasets import TransitionDataset
-from rl_training.environments.filming import filmed, frame_rate, prepare_drawing, without_render_mode
+from rl_training.environments.filming import filmed, frame_rate, prepare_drawing, told, without_render_mode
 from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator, Played
@@ -189,11 +189,12 @@ def record_checkpoint(
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     given: Given | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Recording:
     """Film the first episodes of an evaluation, or those of another `seed`, into a new `.mp4` or `.gif` file.
 
     A frame is drawn after each reset and each step. `fps` is by default what the environment says of itself,
-    `max_steps` cuts episodes; the rest is as in `play_checkpoint`.
+    `max_steps` cuts episodes, `say` is told how far it is; the rest is as in `play_checkpoint`.
     """
     target = video_target(output)
     if fps is not None:
@@ -207,7 +208,7 @@ def record_checkpoint(
     _require_playable(path, loaded, plain, num_episodes)
     own = frame_rate(plain.config, plain.given)
     with new_video(target, checked_fps(own if fps is None else fps)) as video:
-        config, given = filmed(plain.config, plain.given, video.add)
+        config, given = filmed(plain.config, plain.given, told(video.add, say))
         seed = EVALUATION_SEED if seed is None else seed
         evaluator = Evaluator(config, loaded.spaces, given, seed=seed, side_by_side=1)
         played = _played(evaluator, loaded, num_episodes, deterministic)
