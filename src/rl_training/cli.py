@@ -20,6 +20,7 @@ from rl_training.console.datasets import datasets
 from rl_training.console.environments import check_env
 from rl_training.console.errors import OneLineGroup
 from rl_training.console.output import flags, note, show_json, show_table, warn
+from rl_training.console.reports import plot, report
 from rl_training.console.studies import status, studies, sweep, work
 from rl_training.console.tuning import tune
 from rl_training.errors import ConfigError
@@ -37,7 +38,7 @@ main = typer.Typer(
 main.add_typer(datasets, name="dataset")
 main.add_typer(studies, name="study")
 main.command("check-env")(check_env)
-for command in (sweep, work, status, tune):
+for command in (sweep, work, status, tune, report, plot):
     main.command()(command)
 
 Overrides = Annotated[
