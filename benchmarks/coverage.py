@@ -2,10 +2,10 @@
 
     python -m benchmarks.coverage [--studies 1000] [--json src/rl_training/assets/report/coverage.json]
 
-Every study is drawn from five tasks whose scores are distributed as those of runs are: evenly, with a tail, with seeds
-that fail, in two camps, close to a ceiling. The truth is the interquartile mean of so many draws that its own error is
-a hundredth of an interval. The best method is the one whose coverage is nearest to what it promises, all sizes
-together; it must be the default of the package. The file is what the footnote of every report is read from.
+Every study is drawn from five tasks whose scores are distributed as those of runs are: evenly, with a tail, with
+seeds that fail, in two camps, close to a ceiling. The truth is the interquartile mean of so many draws that its own
+error is a hundredth of an interval. The best method is the one whose coverage is nearest to what it promises, all
+sizes together; it must be the default of the package. The file is what the footnote of every report is read from.
 """
 
 from __future__ import annotations

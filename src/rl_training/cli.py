@@ -21,6 +21,7 @@ from rl_training.console.environments import check_env
 from rl_training.console.errors import OneLineGroup
 from rl_training.console.listing import runs
 from rl_training.console.output import flags, note, show_json, show_table, warn
+from rl_training.console.reports import plot, report
 from rl_training.console.studies import status, studies, sweep, work
 from rl_training.console.tuning import tune
 from rl_training.errors import ConfigError
@@ -38,7 +39,7 @@ main = typer.Typer(
 main.add_typer(datasets, name="dataset")
 main.add_typer(studies, name="study")
 main.command("check-env")(check_env)
-for command in (sweep, work, status, tune, runs):
+for command in (sweep, work, status, tune, runs, report, plot):
     main.command()(command)
 
 Overrides = Annotated[

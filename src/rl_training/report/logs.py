@@ -23,7 +23,7 @@ def _none() -> Floats:
     return np.empty(0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Curve:
     """The evaluations of a run, one entry each, by rising step."""
 

@@ -34,7 +34,7 @@ ReadFile = Callable[[str], bytes | None]
 """a file of a run by name; None where there is none"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """One run: what its folder says."""
 

@@ -33,6 +33,7 @@ _LATEX = {
     "–": "--",
     "…": r"\dots{}",
 }
+_SHORT = 24
 # What a spreadsheet would take for a formula.
 _FORMULA = re.compile(r"^[=+\-@\t\r]")
 
@@ -92,12 +93,25 @@ class Table:
     def is_number(self, column: int) -> bool:
         return any(isinstance(row[column], int | float | Estimate) for row in self.rows)
 
+    def is_short(self, column: int) -> bool:
+        """Whether the texts of a column need no breaks."""
+        return all(len(text_of(row[column])) <= _SHORT for row in self.rows)
 
-def number(value: Any) -> str:
-    """A number to about three digits, without an exponent where that can be."""
+    def slim(self) -> tuple[Table, list[tuple[str, str]]]:
+        """The table without columns that are empty or the same in every row, and the latter by name."""
+        cells = [{text_of(row[i]) for row in self.rows} for i in range(len(self.columns))]
+        kept = [i for i, found in enumerate(cells) if len(found) > 1]
+        same = [(name, *found) for name, found in zip(self.columns, cells) if len(found) == 1]
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        slim = Table(self.name, self.title, tuple(self.columns[i] for i in kept), rows)
+        return slim, [(name, text) for name, text in same if text not in ("", "–")]
+
+
+def number(value: Any, like: float = 0.0) -> str:
+    """A number to about three digits, as many decimals as a number of the size `like` has."""
     if value is None or not math.isfinite(value):
         return "–"
-    size = abs(float(value))
+    size = max(abs(float(value)), abs(like))
     if size >= 1000 or (isinstance(value, int) and not isinstance(value, bool)):
         return f"{value:,.0f}"
     if size >= 100:
@@ -108,8 +122,10 @@ def number(value: Any) -> str:
 def text_of(cell: Cell) -> str:
     """A cell as it is read."""
     if isinstance(cell, Estimate):
-        interval = "" if cell.low is None else f" [{number(cell.low)}, {number(cell.high)}]"
-        return number(cell.value) + interval
+        if cell.low is None:
+            return number(cell.value)
+        value, low, high = (number(x, like=abs(cell.value)) for x in (cell.value, cell.low, cell.high))
+        return f"{value} [{low}, {high}]"
     return cell if isinstance(cell, str) else number(cell)
 
 
@@ -238,10 +254,7 @@ def _facts(summary: Summary) -> Table:
         )
         for one in facts_of(summary.groups)
     ]
-    empty = {i for i, name in enumerate(columns) if name == "data" and not any(row[i] for row in rows)}
-    kept = [i for i in range(len(columns)) if i not in empty]
-    slim = tuple(tuple(row[i] for i in kept) for row in rows)
-    return Table("compared", "What was compared", tuple(columns[i] for i in kept), slim)
+    return Table("compared", "What was compared", columns, tuple(rows))
 
 
 def _scales(summary: Summary) -> Table:
@@ -265,7 +278,7 @@ def _effects(summary: Summary) -> Table:
 
 def _selecting(summary: Summary) -> Table:
     moments = (1, 5, 10, 20, 50, 100)
-    rows = [
+    rows: list[tuple[Cell, ...]] = [
         (one.task, one.algo, one.policies, *(float(one.scores.mean[k - 1]) for k in moments), one.best)
         for one in summary.selecting
     ]
