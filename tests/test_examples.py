@@ -1,4 +1,4 @@
-"""The examples beside REDQ's reference: data of one's own, and a policy in use."""
+"""The examples beside REDQ's reference: data of one's own, a policy in use, a comparison and a tuning."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.compare_ten_seeds import table, verdict
 from examples.deploy_policy import actions
 from examples.offline_own_arrays import logged_data
 from rl_training import TransitionDataset
+from rl_training.report import runs
 from rl_training.runtime.workflows import load_policy, open_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,3 +56,54 @@ def test_a_wrong_observation_is_one_line(run: Path) -> None:
     done = program("deploy_policy.py", str(run), typed="[1.0]\n")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: obs must have shape [2] or [B, 2], got [1]\n"
+
+
+def test_seeds_of_two_algorithms_are_compared(tmp_path: Path) -> None:
+    size = ["--seeds", "3", "--steps", "60", "--learning-starts", "30", "--episodes", "1"]
+    done = program("compare_ten_seeds.py", *size, "--output-dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    header, *lines = done.stdout.splitlines()
+    assert header.split()[:4] == ["seeds", "mean", "std", "IQM"]
+    found = runs(tmp_path).runs
+    for line, algo in zip(lines, ("sac", "td3")):
+        returns = [run.last for run in found if run.algo == algo]
+        assert len(returns) == 3
+        assert line.split()[:2] == [algo, "3"]
+        assert float(line.split()[2]) == pytest.approx(np.mean(returns), abs=0.06)
+    assert "a run of sac beats a run of td3 with probability" in lines[2]
+    assert lines[3].startswith("difference of the IQMs: ")
+
+
+def test_better_is_said_only_where_the_seeds_show_it() -> None:
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(0.0, 1.0, 10), rng.normal(0.2, 1.0, 10)
+    assert verdict({"a": one, "b": other})[1].endswith("these seeds do not show which is better")
+    assert verdict({"a": one, "b": other + 9})[1].endswith("b is better here")
+    assert verdict({"a": one + 9, "b": other})[0] == "a run of a beats a run of b with probability 1.00"
+    assert len(verdict({"a": one[:1], "b": other[:1]})) == 1
+    assert table({"a": one[:1]})[1].split() == ["a", "1", f"{one[0]:.1f}", "-", f"{one[0]:.1f}", "-"]
+
+
+def test_two_algorithms_are_needed(tmp_path: Path) -> None:
+    done = program("compare_ten_seeds.py", "--algorithms", "sac", "sac", "--output-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert "give two different algorithms" in done.stderr
+    done = program("compare_ten_seeds.py", "--env", "Pendulum-v99", "--output-dir", str(tmp_path))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: env_id: ")
+
+
+def test_a_tuning_goes_on_where_it_was(tmp_path: Path) -> None:
+    size = ["--seeds", "1", "--steps", "60", "--episodes", "1", "--output-dir", str(tmp_path)]
+    first = program("tuning.py", "--trials", "2", *size)
+    assert first.returncode == 0, first.stderr
+    base, best, told = first.stdout.splitlines()
+    assert base.startswith("base   tuning ")
+    assert base.endswith("as it is")
+    assert best.startswith("best   tuning ")
+    assert told.startswith(f"2 trials in {tmp_path}/pendulum")
+    more = program("tuning.py", "--trials", "3", *size)
+    assert more.returncode == 0, more.stderr
+    assert more.stdout.splitlines()[0] == base
+    assert "trial 3/3" in more.stderr
+    assert "trial 2/3" not in more.stderr

@@ -19,7 +19,9 @@ from rl_training import __version__
 from rl_training.console.datasets import datasets
 from rl_training.console.environments import check_env
 from rl_training.console.errors import OneLineGroup
+from rl_training.console.listing import runs
 from rl_training.console.output import flags, note, show_json, show_table, warn
+from rl_training.console.reports import plot, report
 from rl_training.console.studies import status, studies, sweep, work
 from rl_training.console.tuning import tune
 from rl_training.errors import ConfigError
@@ -37,7 +39,7 @@ main = typer.Typer(
 main.add_typer(datasets, name="dataset")
 main.add_typer(studies, name="study")
 main.command("check-env")(check_env)
-for command in (sweep, work, status, tune):
+for command in (sweep, work, status, tune, runs, report, plot):
     main.command()(command)
 
 Overrides = Annotated[
@@ -218,6 +220,42 @@ def evaluate(
 
 main.command("evaluate")(evaluate)
 main.command("eval", hidden=True)(evaluate)
+
+
+@main.command()
+def record(
+    run: Annotated[Path, typer.Argument(metavar="CHECKPOINT|RUN_DIR")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A new .mp4 or .gif file.")],
+    episodes: Annotated[int, typer.Option(min=1)] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, help="Other episodes than those of every evaluation.")] = None,
+    fps: Annotated[
+        float | None, typer.Option(help="Frames per second; by default what the environment says.")
+    ] = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Cut each episode after so many steps.")] = None,
+    stochastic: Stochastic = False,
+    overrides: Overrides = None,
+    allow_import: AllowImport = False,
+) -> None:
+    """Film the policy: the first episodes of an evaluation, or those of another seed."""
+    from rl_training.console.results import show_recording
+    from rl_training.runtime.workflows import record_checkpoint
+
+    place = _checkpoint_given(run, None)
+    note(f"filming {place}")
+    show_recording(
+        record_checkpoint(
+            place,
+            output,
+            episodes,
+            seed=seed,
+            fps=fps,
+            max_steps=max_steps,
+            deterministic=not stochastic,
+            changes={"allow_import": True} if allow_import else {},
+            overrides=overrides or (),
+            say=note,
+        )
+    )
 
 
 @main.command()

@@ -6,8 +6,10 @@ import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 # What a version 1 hierarchy reports when nobody set a limit is close to 2**63; no machine has that much.
 _NO_LIMIT = 1 << 60
@@ -27,6 +29,8 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
 
 def room_on_gpu(device: torch.device) -> int:
     """Bytes that rows may take on a GPU: a fifth of what is free is left to networks and graphs."""
+    import torch  # here, so that what reads folders need not wait for it
+
     return int(0.8 * torch.cuda.mem_get_info(device)[0])
 
 

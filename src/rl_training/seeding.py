@@ -30,9 +30,9 @@ def exploration(seed: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence((seed, _EXPLORATION)))
 
 
-def evaluation_sampling(column: int, number: int) -> np.random.Generator:
+def evaluation_sampling(column: int, number: int, seed: int = EVALUATION_SEED) -> np.random.Generator:
     """The noise of a stochastic policy in one evaluation episode, the same in every run."""
-    return np.random.default_rng(np.random.SeedSequence((EVALUATION_SEED, _SAMPLING, column, number)))
+    return np.random.default_rng(np.random.SeedSequence((seed, _SAMPLING, column, number)))
 
 
 def random_data(seed: int) -> np.random.Generator:

@@ -28,9 +28,11 @@ from rl_training.runtime.session import Session, TrainResult
 from rl_training.runtime.state import config_of, understood
 from rl_training.runtime.workflows import (
     LoadedPolicy,
+    Recording,
     load_policy,
     open_checkpoint,
     play_checkpoint,
+    record_checkpoint,
 )
 
 # An environment as people have it: a Gymnasium id, an object, its class, or a callable that makes one.
@@ -258,6 +260,36 @@ class ManagedAlgorithm:
             self._checkpoint(), num_episodes, deterministic=deterministic, changes=changes, given=self._given
         )
         return {**metrics, **played.episodes()}
+
+    def record(
+        self,
+        path: str | Path,
+        num_episodes: int = 1,
+        deterministic: bool = True,
+        *,
+        seed: int | None = None,
+        fps: float | None = None,
+        max_steps: int | None = None,
+    ) -> Recording:
+        """Film the policy into a new `.mp4` or `.gif` file.
+
+        What is played are the first episodes of an evaluation, or those of another `seed`. `fps` is by
+        default what the environment says of itself; `max_steps` cuts episodes. An environment that was given as an
+        object must have been made with `render_mode="rgb_array"`.
+        """
+        self._require_one("record")
+        changes = self._environments() | {"allow_import": self.config.allow_import}
+        return record_checkpoint(
+            self._checkpoint(),
+            path,
+            num_episodes,
+            seed=seed,
+            fps=fps,
+            max_steps=max_steps,
+            deterministic=deterministic,
+            changes=changes,
+            given=self._given,
+        )
 
     def predict(self, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
         """The action in the environment's units, for one observation or a batch."""

@@ -19,6 +19,7 @@ import gymnasium as gym
 import torch
 
 from rl_training.data.transitions import RowLayout
+from rl_training.environments.filming import NO_BACKEND, drawing_backend, has_display
 from rl_training.experiment.files import package_version, write_durably
 from rl_training.memory import available_memory, human_bytes
 from rl_training.spaces import SpaceSpec
@@ -31,6 +32,7 @@ _EXTRAS = {
     "mujoco": ("mujoco", "imageio"),
     "box2d": ("box2d|box2d-py", "pygame-ce|pygame"),
     "offline": ("h5py", "minari", "pillow"),
+    "video": ("imageio-ffmpeg", "pygame-ce|pygame"),
     "wandb": ("wandb",),
     "tune": ("optuna",),
 }
@@ -148,13 +150,15 @@ def box2d() -> Iterator[Finding]:
 
 
 def rendering() -> Finding:
-    """The rendering backend, which only videos need."""
-    backend = os.environ.get("MUJOCO_GL")
-    if backend:
+    """What MuJoCo draws with, which only videos need."""
+    backend = drawing_backend()
+    if backend is None:
+        return Finding("note", "rendering", NO_BACKEND)
+    if os.environ.get("MUJOCO_GL"):
         return Finding("ok", "rendering", f"MUJOCO_GL={backend}")
-    if sys.platform == "linux" and not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
-        return Finding("note", "rendering", "no display: export MUJOCO_GL=egl before rendering MuJoCo")
-    return Finding("ok", "rendering", "MUJOCO_GL is not set: the display is used")
+    if has_display():
+        return Finding("ok", "rendering", "MUJOCO_GL is not set: the display is used")
+    return Finding("ok", "rendering", f"no display: MuJoCo is drawn through {backend}")
 
 
 def compiler() -> Finding:

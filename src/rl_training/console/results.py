@@ -15,7 +15,9 @@ from rl_training.experiment.manifest import read_manifest, read_verified
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import read_run_record
 from rl_training.experiment.vocabulary import words_of
+from rl_training.memory import human_bytes
 from rl_training.runtime.session import TrainResult
+from rl_training.runtime.workflows import Recording
 
 _MOST_TYPED_NUMBERS = 12
 
@@ -86,6 +88,19 @@ def evaluation_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
             (words_of("eval_normalized_score"), f"{metrics['eval_normalized_score']:.1f} ({NOT_COMPARABLE})")
         )
     return rows
+
+
+def show_recording(made: Recording) -> None:
+    """What a video shows, and where it is."""
+    returns = ", ".join(f"{one:.2f}" for one in made.returns)
+    show_table(
+        [
+            ("episodes", f"{len(made.returns)} ({sum(made.lengths):,} steps)"),
+            ("returns", returns),
+            ("video", f"{made.frames:,} frames, {made.seconds:.1f} s, {human_bytes(made.path.stat().st_size)}"),
+            ("written to", str(made.path)),
+        ]
+    )
 
 
 def _next_commands(result: TrainResult, env_id: str | None) -> list[str]:

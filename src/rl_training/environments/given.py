@@ -6,6 +6,7 @@ The configuration stays plain data and keeps a name of them; what makes them tra
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,12 @@ class EnvMaker:
             entry = self._make.spec.entry_point
             return _is_plain(self._make.spec.kwargs) and (isinstance(entry, str) or is_importable(entry))
         return not self.alone and is_importable(self._make)
+
+    def drawing(self, mode: str) -> EnvMaker:
+        """A maker of the same environments in a render mode; this one where they do not take it."""
+        if self.alone or not _takes(self._make, "render_mode"):
+            return self
+        return EnvMaker(self.name, functools.partial(self._make, render_mode=mode), certain=True)
 
     def close(self, env: Env) -> None:
         """Close an environment made here; the caller's own object is left to its owner."""
@@ -170,6 +177,15 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value)
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def _takes(make: Callable[..., Any], name: str) -> bool:
+    """Whether a keyword of that name may be passed."""
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        return False
+    return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def _name_of(make: Any) -> str:

@@ -52,9 +52,20 @@ class Played:
 class Evaluator:
     """Plays episodes on fixed seeds; its environments are made once and kept."""
 
-    def __init__(self, config: TrainConfig, spaces: SpaceSpec, given: Given | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        spaces: SpaceSpec,
+        given: Given | None = None,
+        *,
+        seed: int = EVALUATION_SEED,
+        side_by_side: int = _SIDE_BY_SIDE,
+    ) -> None:
+        """Another `seed` plays other episodes than every evaluation does; `side_by_side` environments at most."""
         self.config, self.given = (given or Given()).evaluation(config)
         self.spaces = spaces
+        self.seed = seed
+        self.side_by_side = side_by_side
         self.cut_episodes = 0
         self._pool: EnvPool | None = None
 
@@ -82,10 +93,10 @@ class Evaluator:
 
     def open(self, episodes: int) -> EnvPool:
         """Make the environments for `episodes` episodes, if there are not as many yet."""
-        count = 1 if self.given.env is not None and self.given.env.alone else min(episodes, _SIDE_BY_SIDE)
+        count = 1 if self.given.env is not None and self.given.env.alone else min(episodes, self.side_by_side)
         if self._pool is None or len(self._pool.envs) < count:
             self.close()
-            config = self.config.replace(num_envs=count, seed=EVALUATION_SEED)
+            config = self.config.replace(num_envs=count, seed=self.seed)
             self._pool = EnvPool(config, purpose=EVALUATION, given=self.given)
         return self._pool
 
@@ -110,7 +121,8 @@ class Evaluator:
         """
         bound = self.bound or math.inf
         try:
-            act = _mode(policy) if deterministic or not policy.stochastic else _sampled(policy, self.spaces)
+            sampled = not deterministic and policy.stochastic
+            act = _sampled(policy, self.spaces, self.seed) if sampled else _mode(policy)
             played = _play(self.open(episodes), act, self.spaces, episodes, bound, interrupted)
         except BaseException:
             self.close()  # another environment's answer may be under way, and would be taken for its next one
@@ -148,14 +160,14 @@ def _mode(policy: Policy) -> Act:
     return lambda obs, episodes: policy.mode(obs)
 
 
-def _sampled(policy: Policy, spaces: SpaceSpec) -> Act:
+def _sampled(policy: Policy, spaces: SpaceSpec, seed: int) -> Act:
     """Each episode has noise of its own, so that it does not depend on which others are played beside it."""
     sources: dict[int, np.random.Generator] = {}
 
     def act(obs: torch.Tensor, episodes: list[int]) -> torch.Tensor:
         for episode in episodes:
             if episode not in sources:
-                sources[episode] = evaluation_sampling(*_place(episode))
+                sources[episode] = evaluation_sampling(*_place(episode), seed)
         noise = np.stack([sources[episode].standard_normal(spaces.action_dim) for episode in episodes])
         return policy.sample(obs, torch.from_numpy(noise.astype(np.float32)))
 

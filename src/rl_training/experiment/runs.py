@@ -257,16 +257,23 @@ def read_run_record(path: Path) -> dict[str, Any]:
     if not (path / RECORD).is_file():
         raise ConfigError(f"{path}: not a run folder (it has no {RECORD})")
     try:
-        record = files.decode_json((path / RECORD).read_bytes())
+        data = (path / RECORD).read_bytes()
     except OSError as error:
         raise ConfigError(f"{path / RECORD}: cannot be read: {error.strerror}") from None
+    return parse_run_record(data, str(path / RECORD))
+
+
+def parse_run_record(data: bytes, place: str) -> dict[str, Any]:
+    """The contents of a run.json; `place` is what an error calls it."""
+    try:
+        record = files.decode_json(data)
     except ValueError as error:
-        raise CheckpointError(f"{path / RECORD}: damaged: {error}") from None
+        raise CheckpointError(f"{place}: damaged: {error}") from None
     if not isinstance(record, dict):
-        raise CheckpointError(f"{path / RECORD}: damaged: expected a mapping")
+        raise CheckpointError(f"{place}: damaged: expected a mapping")
     for name, kinds in _RECORD_TYPES.items():
         if not isinstance(record.get(name), kinds):
-            raise CheckpointError(f"{path / RECORD}: damaged: {name} is {record.get(name)!r}")
+            raise CheckpointError(f"{place}: damaged: {name} is {record.get(name)!r}")
     return record
 
 

@@ -73,6 +73,12 @@ class _StrictDumper(yaml.SafeDumper):
         return True
 
 
+class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Composes nodes in C where PyYAML was built with libyaml."""
+
+    yaml_implicit_resolvers = _RESOLVERS
+
+
 @dataclass
 class Document:
     """`value` as plain Python data; `lines` maps each dotted path to its line, counted from 1."""
@@ -163,6 +169,31 @@ def parse_yaml(text: str, place: str) -> Document:
         line_number = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{place}:{line_number}: character {error.character!r} is not allowed") from None
     return Document(None if node is None else reader.read(node), reader.lines)
+
+
+def read_dumped(text: str, place: str) -> Any:
+    """What `dump_yaml` wrote, some times faster than `parse_yaml`, which gets whatever looks different."""
+    try:
+        if len(text) <= MAX_CHARACTERS and _is_plain(text):
+            loader = _FastLoader(text)
+            try:
+                return _Reader(place).read(loader.get_single_node())
+            finally:
+                loader.dispose()
+    except (yaml.YAMLError, ConfigError):
+        pass  # said properly by the other
+    return parse_yaml(text, place).value
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a document has neither anchors nor tags, and is not so deep that composing it in C would crash."""
+    depth = most = 0
+    for event in yaml.parse(text, Loader=_FastLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        most = max(most, depth)
+        if most > MAX_DEPTH or getattr(event, "anchor", None) or getattr(event, "tag", None):
+            return False
+    return most > 0
 
 
 def dump_yaml(value: Any) -> str:

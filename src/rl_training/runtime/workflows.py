@@ -15,9 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from rl_training.algorithms.base import LearnerConfig
 from rl_training.data.datasets import TransitionDataset
+from rl_training.environments.filming import filmed, frame_rate, prepare_drawing, told, without_render_mode
 from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator, Played
+from rl_training.environments.video import checked_fps, new_video, video_target
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, list_checkpoints
@@ -42,6 +44,7 @@ from rl_training.runtime.state import (
     spaces_from,
     understood,
 )
+from rl_training.seeding import EVALUATION_SEED
 from rl_training.spaces import SpaceSpec
 
 # Settings of which one value makes, or leaves out, something that is learned.
@@ -136,22 +139,82 @@ def play_checkpoint(
     loaded = load_policy(open_checkpoint(path))
     config = _changed(loaded.config, changes, overrides)
     episodes = config.eval_episodes or 5 if num_episodes is None else num_episodes
+    evaluator = Evaluator(config, loaded.spaces, given)
+    _require_playable(path, loaded, evaluator, episodes)
+    played = _played(evaluator, loaded, episodes, deterministic)
+    if evaluator.notice:
+        warnings.warn(evaluator.notice, stacklevel=2)
+    return evaluator.summary(played), played
+
+
+def _require_playable(path: str | Path, loaded: LoadedPolicy, evaluator: Evaluator, episodes: int) -> None:
+    """Refuse what the policy cannot play in, before anything is played."""
+    config, given = evaluator.config, evaluator.given
     if episodes < 1:
         raise ConfigError(f"num_episodes must be >= 1, got {episodes}")
-    evaluator = Evaluator(config, loaded.spaces, given)
-    config, given = evaluator.config, evaluator.given
     if config.env_id is None:
         raise ConfigError(f"{path} was trained without an environment; name one with --set env_id=…", key="env_id")
     given.check(config.replace(num_envs=1), evaluated=episodes > 1)
     if difference := loaded.spaces.difference(spaces_of(config, given=given)):
         raise ConfigError(f"env_id: {config.env_id} does not fit the policy ({difference})", key="env_id")
+
+
+def _played(evaluator: Evaluator, loaded: LoadedPolicy, episodes: int, deterministic: bool) -> Played:
     try:
-        played = evaluator.play(loaded.policy, episodes, deterministic=deterministic)
+        return evaluator.play(loaded.policy, episodes, deterministic=deterministic)
     finally:
         evaluator.close()
-    if evaluator.notice:
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A video of a policy: where it is, how much it shows, and the episodes in it."""
+
+    path: Path
+    frames: int
+    seconds: float
+    returns: list[float]
+    lengths: list[int]
+
+
+def record_checkpoint(
+    path: str | Path,
+    output: str | Path,
+    num_episodes: int = 1,
+    *,
+    seed: int | None = None,
+    fps: float | None = None,
+    max_steps: int | None = None,
+    deterministic: bool = True,
+    changes: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    given: Given | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Recording:
+    """Film the first episodes of an evaluation, or those of another `seed`, into a new `.mp4` or `.gif` file.
+
+    A frame is drawn after each reset and each step. `fps` is by default what the environment says of itself,
+    `max_steps` cuts episodes, `say` is told how far it is; the rest is as in `play_checkpoint`.
+    """
+    target = video_target(output)
+    if fps is not None:
+        checked_fps(fps)
+    prepare_drawing()
+    loaded = load_policy(open_checkpoint(path))
+    config = without_render_mode(_changed(loaded.config, changes, overrides))
+    if max_steps is not None:
+        config = config.replace(eval_max_steps=max_steps)
+    plain = Evaluator(config, loaded.spaces, given)
+    _require_playable(path, loaded, plain, num_episodes)
+    own = frame_rate(plain.config, plain.given)
+    with new_video(target, checked_fps(own if fps is None else fps)) as video:
+        config, given = filmed(plain.config, plain.given, told(video.add, say))
+        seed = EVALUATION_SEED if seed is None else seed
+        evaluator = Evaluator(config, loaded.spaces, given, seed=seed, side_by_side=1)
+        played = _played(evaluator, loaded, num_episodes, deterministic)
+    if evaluator.notice and max_steps is None:
         warnings.warn(evaluator.notice, stacklevel=2)
-    return evaluator.summary(played), played
+    return Recording(target, video.frames, video.seconds, played.returns.tolist(), played.lengths.tolist())
 
 
 def predict_checkpoint(path: str | Path, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:

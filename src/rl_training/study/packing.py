@@ -7,6 +7,7 @@ the plan, within the sizes they declare; the folder appears whole or not at all,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -90,20 +91,42 @@ def unpack(file: Path, target: Path | None = None) -> Path:
     """Unpack a study into the new folder `target` (`studies/NAME` if it is None), and return that."""
     try:
         with zipfile.ZipFile(file) as archive:
-            members = _checked(archive, file)
-            plan = parse_plan(_bytes(archive, members[PLAN], file), f"{file}: {PLAN}")
-            trials = {trial.name for trial in plan.trials}
-            for name in members:
-                found = _MEMBER.fullmatch(name)
-                if found and (found["trial"] or found["failed"] or plan.name) not in trials | {plan.name}:
-                    raise CheckpointError(f"{file}: {name!r} belongs to no trial of the plan")
-            target = target or Path("studies") / plan.name
-            _extract(archive, members, target, file)
+            packed = Packed(archive, file)
+            target = target or Path("studies") / packed.plan.name
+            _extract(archive, packed.members, target, file)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise CheckpointError(f"{file}: not a packed study, or damaged: {error}") from None
     except OSError as error:
         raise ConfigError(f"{error.filename or target or file}: {error.strerror or error}") from None
     return target
+
+
+class Packed:
+    """A packed study, read where it is: its plan, and any of its files by name."""
+
+    def __init__(self, archive: zipfile.ZipFile, file: Path) -> None:
+        self._archive, self._file = archive, file
+        self.members = _checked(archive, file)
+        self.plan = parse_plan(_bytes(archive, self.members[PLAN], file), f"{file}: {PLAN}")
+        trials = {trial.name for trial in self.plan.trials}
+        for name in self.members:
+            found = _MEMBER.fullmatch(name)
+            if found and (found["trial"] or found["failed"] or self.plan.name) not in trials | {self.plan.name}:
+                raise CheckpointError(f"{file}: {name!r} belongs to no trial of the plan")
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a file; None where the study has none of that name."""
+        return _bytes(self._archive, self.members[name], self._file) if name in self.members else None
+
+
+@contextlib.contextmanager
+def open_packed(file: Path) -> Iterator[Packed]:
+    """Read a packed study without unpacking it; what is wrong with it is a `CheckpointError`."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            yield Packed(archive, file)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        raise CheckpointError(f"{file}: not a packed study, or damaged: {error}") from None
 
 
 def _checked(archive: zipfile.ZipFile, file: Path) -> dict[str, zipfile.ZipInfo]:

@@ -45,13 +45,22 @@ def is_done(record: Mapping[str, Any]) -> bool:
 
 
 def read_failure(study: Path, trial: Trial) -> Failure | None:
+    file = _failure_file(study, trial)
     try:
-        record = files.decode_json(_failure_file(study, trial).read_bytes())
-        return Failure(int(record["code"]), str(record["message"]))
+        return parse_failure(file.read_bytes(), str(file))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        return Failure(1, f"{_failure_file(study, trial)}: cannot be read: {error}")
+    except OSError as error:
+        return Failure(1, f"{file}: cannot be read: {error}")
+
+
+def parse_failure(data: bytes, place: str) -> Failure:
+    """The contents of a failure's file, or that they cannot be read."""
+    try:
+        record = files.decode_json(data)
+        return Failure(int(record["code"]), str(record["message"]))
+    except (ValueError, TypeError, KeyError) as error:
+        return Failure(1, f"{place}: cannot be read: {error}")
 
 
 def note_failure(study: Path, trial: Trial, failure: Failure) -> None:
@@ -65,8 +74,13 @@ def forget_failure(study: Path, trial: Trial) -> None:
     _failure_file(study, trial).unlink(missing_ok=True)
 
 
+def failure_name(trial: Trial) -> str:
+    """Where the study keeps why a trial failed."""
+    return f"{FAILURES}/{trial.name}.json"
+
+
 def _failure_file(study: Path, trial: Trial) -> Path:
-    return study / FAILURES / f"{trial.name}.json"
+    return study / failure_name(trial)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from rl_training.errors import DatasetError, MissingDependencyError
+from rl_training.errors import DatasetError, MissingDependencyError, RLTrainingError
 from rl_training.memory import human_bytes
 
 SMALL = 4096  # more numbers than any action space has components
@@ -64,16 +64,19 @@ def space_of(name: str, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 @contextmanager
-def new_file(target: Path) -> Iterator[Path]:
-    """A path beside `target` that becomes `target` when the block ends well; a file is never replaced."""
-    with _staged(target) as folder:
+def new_file(target: Path, problem: type[RLTrainingError] = DatasetError) -> Iterator[Path]:
+    """A path beside `target` that becomes `target` when the block ends well; a file is never replaced.
+
+    `problem` is raised where it cannot be written.
+    """
+    with _staged(target, problem) as folder:
         staged = folder / target.name
         yield staged
         _sync(staged)
         try:
             os.link(staged, target)
         except FileExistsError:
-            raise _exists(target) from None
+            raise problem(_exists(target)) from None
         except OSError:  # a file system without hard links
             staged.rename(target)
 
@@ -92,9 +95,9 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _staged(target: Path) -> Iterator[Path]:
+def _staged(target: Path, problem: type[RLTrainingError] = DatasetError) -> Iterator[Path]:
     if target.exists():
-        raise _exists(target)
+        raise problem(_exists(target))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".tmp-", dir=target.parent))
@@ -104,11 +107,11 @@ def _staged(target: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
         _sync(target.parent)
     except OSError as error:
-        raise DatasetError(f"{target}: cannot be written: {error.strerror or error}") from None
+        raise problem(f"{target}: cannot be written: {error.strerror or error}") from None
 
 
-def _exists(target: Path) -> DatasetError:
-    return DatasetError(f"{target}: already exists and is not overwritten; choose another name or remove it")
+def _exists(target: Path) -> str:
+    return f"{target}: already exists and is not overwritten; choose another name or remove it"
 
 
 def _sync(path: Path) -> None:

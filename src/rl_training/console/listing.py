@@ -1,0 +1,113 @@
+"""`rl-training runs`: what has been trained, at a glance."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rl_training.console.output import note, one_line, show_json, show_table
+
+if TYPE_CHECKING:
+    from rl_training.report.reading import Run
+
+_AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
+
+
+class Sort(StrEnum):
+    name = "name"
+    algo = "algo"
+    env = "env"
+    seed = "seed"
+    status = "status"
+    step = "step"
+    return_ = "return"
+    best = "best"
+    age = "age"
+
+
+def runs(
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="DIR", help="Folders of runs, run folders, studies, packed studies; runs if unset."),
+    ] = None,
+    algo: Annotated[list[str] | None, typer.Option(help="Of this algorithm; may be repeated.")] = None,
+    env: Annotated[list[str] | None, typer.Option(help="Of this environment: 'Hopper*'.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="With this tag.")] = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option(help="finished, stopped, running, interrupted, failed, diverged, missing or broken."),
+    ] = None,
+    sort: Annotated[Sort | None, typer.Option(help="The best, or the newest, come first.")] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List runs: algorithm, environment, seed, status, step, return, best and age."""
+    from rl_training.report import listing
+
+    found = listing.runs(
+        places or [Path("runs")],
+        algo=algo,
+        env=env,
+        tag=tag,
+        status=status,
+        sort=None if sort is None else sort.value,
+        reverse=reverse,
+    )
+    if as_json:
+        show_json(
+            {
+                "runs": [listing.plain_run(run) for run in found.runs],
+                "unread": [listing.plain_unread(one) for one in found.unread],
+            }
+        )
+        return
+    if found.runs:
+        show_table(*_table(found.runs))
+    if found.unread:
+        print()
+        show_table([(one.kind, one.place, one_line(one.reason)) for one in found.unread])
+    if not found.runs and not found.unread:
+        note("no run fits")
+
+
+def _table(found: tuple[Run, ...]) -> tuple[list[list[str]], list[str]]:
+    """Rows and header; a column in which no run has anything is left out."""
+    now = time.time()
+    rows = [_row(run, now) for run in found]
+    header = list(rows[0])
+    shown = [name for name in header if name in ("status", "step") or any(row[name] for row in rows)]
+    return [[row[name] or "-" for name in shown] for row in rows], shown
+
+
+def _row(run: Run, now: float) -> dict[str, str]:
+    remarks = [one_line(run.cause)] if run.cause is not None else []
+    return {
+        "algo": run.algo,
+        "environment": run.env_id or "none",
+        "seed": "" if run.seed is None else str(run.seed),
+        "status": run.status,
+        "step": f"{run.step:,}",
+        "return": _number(run.last),
+        "best": _number(run.best),
+        "age": "" if run.updated is None else age(now - run.updated),
+        "tags": ", ".join(run.tags),
+        "members": str(run.members) if run.members > 1 else "",
+        "study": run.study or "",
+        "folder": run.place,
+        "remark": "; ".join([*remarks, *(one_line(text) for text in run.notes)]),
+    }
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def age(seconds: float) -> str:
+    """Time since the last sign of life: `40 s`, `5 min`, `3 h`, `12 d`."""
+    seconds = max(seconds, 0.0)
+    unit, name = next((unit, name) for least, unit, name in _AGES if seconds >= least)
+    return f"{seconds / unit:.0f} {name}"

@@ -1,0 +1,163 @@
+"""`rl-training report` and `plot`: what runs say, as a page or as one figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl_training.console.output import note, warn
+from rl_training.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_training.report.report import Report
+
+Paths = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="PATH…", help="Run folders, folders of them, studies or packed studies, in any mixture."
+    ),
+]
+Metric = Annotated[str, typer.Option(help="What is compared, by its name in results or in the log.")]
+Unfinished = Annotated[bool, typer.Option("--unfinished", help="Count runs that are not over, as they stand.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Option("--name", metavar="OLD=NEW", help="Another name of a method or task; may be repeated."),
+]
+
+
+class By(StrEnum):
+    settings = "settings"
+    path = "path"
+    tags = "tags"
+
+
+class Normalize(StrEnum):
+    auto = "auto"
+    d4rl = "d4rl"
+    range = "range"
+
+
+class Axis(StrEnum):
+    steps = "steps"
+    updates = "updates"
+    seconds = "seconds"
+
+
+ByOption = Annotated[
+    By, typer.Option(help="What a method is: algorithm and settings, the path it was given by, or its tags.")
+]
+
+
+def report(
+    paths: Paths,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page; its numbers go to .json beside it.")],
+    metric: Metric = "eval_return_mean",
+    best: Annotated[
+        bool, typer.Option("--best/--last", help="Whether a run counts with its best or its last evaluation.")
+    ] = False,
+    at: Annotated[
+        float | None,
+        typer.Option(metavar="STEP", help="Count evaluations up to this step, of runs that came so far."),
+    ] = None,
+    unfinished: Unfinished = False,
+    by: ByOption = By.settings,
+    name: Names = None,
+    normalize: Annotated[
+        Normalize,
+        typer.Option(help="Scores by D4RL's references, by the range of results, or either as it can be."),
+    ] = Normalize.auto,
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TASK=LOW,HIGH", help="The results that score 0 and 1 on a task; may be repeated."),
+    ] = None,
+    threshold: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[TASK=]VALUE", help="The result to which steps are counted; may be repeated."),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Of the page; by default the names of the paths.")] = None,
+) -> None:
+    """Compare runs on one page that needs no network: tables, intervals, curves, and what so few seeds can say."""
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise typer.BadParameter(f"{output}: a report is a file .html")
+    from rl_training.report import read
+
+    found = read(
+        paths,
+        metric=metric,
+        score="best" if best else "last",
+        at=at,
+        unfinished=unfinished,
+        by=by.value,
+        names=dict(_pair(text, "--name") for text in name or ()),
+        normalize=normalize.value,
+        references={task: _ends(value) for task, value in (_pair(text, "--reference") for text in reference or ())},
+        threshold=_thresholds(threshold or ()),
+        title=title,
+    )
+    found.save(output)
+    _tell(found, output)
+
+
+def plot(
+    paths: Paths,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A file .svg, .pdf or .png.")],
+    metric: Metric = "eval_return_mean",
+    x: Annotated[Axis, typer.Option(help="What the curves are drawn against.")] = Axis.steps,
+    seeds: Annotated[bool, typer.Option("--seeds", help="Draw every run as well.")] = False,
+    by: ByOption = By.settings,
+    name: Names = None,
+) -> None:
+    """Learning curves: the interquartile mean of the runs of each method and its 95 % interval, a panel per task."""
+    if output.suffix.lower() not in (".svg", ".pdf", ".png"):
+        raise typer.BadParameter(f"{output}: a figure is a file .svg, .pdf or .png")
+    from rl_training.report import read
+
+    names = dict(_pair(text, "--name") for text in name or ())
+    found = read(paths, metric=metric, unfinished=True, by=by.value, names=names)
+    if not any(axis == x.value for axis, _, _ in found.summary.bands):
+        raise ConfigError(f"no run has evaluations of {metric} by {x.value}")
+    from rl_training.report.rendering import save_figure
+
+    save_figure(found.curves(x.value, seeds=seeds), output, seeds=seeds)
+    _tell(found, output)
+
+
+def _tell(found: Report, output: Path) -> None:
+    summary = found.summary
+    if unread := len(summary.reading.unread):
+        warn(f"{unread} run{'s' * (unread > 1)} could not be read or {'are' if unread > 1 else 'is'} missing")
+    note(f"{len(summary.reading.runs)} runs, {len(summary.methods)} methods, {len(summary.groups.tasks)} tasks")
+    print(output)
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    name, sign, value = text.rpartition("=")
+    if not sign or not name:
+        raise typer.BadParameter(f"{option} {text!r}: expected NAME=VALUE")
+    return name, value
+
+
+def _ends(text: str) -> tuple[float, float]:
+    low, sign, high = text.partition(",")
+    if not sign:
+        raise typer.BadParameter(f"--reference {text!r}: expected TASK=LOW,HIGH")
+    return _number(low, "--reference"), _number(high, "--reference")
+
+
+def _thresholds(texts: Sequence[str]) -> Any:
+    """One value for all tasks, or values by task."""
+    if len(texts) == 1 and "=" not in texts[0]:
+        return _number(texts[0], "--threshold")
+    found = {task: _number(value, "--threshold") for task, value in (_pair(text, "--threshold") for text in texts)}
+    return found or None
+
+
+def _number(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{option}: expected a number, got {text!r}") from None

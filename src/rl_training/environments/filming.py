@@ -1,0 +1,185 @@
+"""Filming an environment: a camera around it, and something for MuJoCo to draw with where there is no display."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.environments.given import Given
+from rl_training.environments.making import close_env, make_env
+from rl_training.errors import ConfigError, EnvironmentFailure, MissingDependencyError, RLTrainingError
+from rl_training.experiment.config import TrainConfig
+
+MODE = "rgb_array"
+_USUAL_FPS = 30.0
+_CAMERA = "python:<camera>"
+# MuJoCo's ways to draw without a display, the better one first, with the library and the package of each.
+_HEADLESS = {"egl": ("EGL", "libegl1"), "osmesa": ("OSMesa", "libosmesa6")}
+NO_BACKEND = (
+    "MuJoCo draws without a display through EGL or OSMesa, and neither is here; apt-get install "
+    + " or ".join(package for _, package in _HEADLESS.values())
+)
+
+Sink = Callable[[NDArray[np.uint8]], None]
+
+
+class Camera(gym.Wrapper[Any, Any, Any, Any]):
+    """Hands a frame to `sink` after each reset and each step."""
+
+    def __init__(self, env: gym.Env[Any, Any], sink: Sink) -> None:
+        super().__init__(env)
+        self._sink = sink
+
+    def reset(self, **options: Any) -> Any:
+        answer = self.env.reset(**options)
+        self._shoot()
+        return answer
+
+    def step(self, action: Any) -> Any:
+        answer = self.env.step(action)
+        self._shoot()
+        return answer
+
+    def _shoot(self) -> None:
+        name = _name(self.env)
+        try:
+            frame: Any = self.env.render()
+        except gym.error.DependencyNotInstalled as error:
+            cause = " ".join(str(error).split())
+            raise MissingDependencyError(
+                f"{name} cannot be drawn ({cause}); pip install 'rl-training[video]'"
+            ) from error
+        except RLTrainingError:
+            raise
+        except Exception as error:
+            raise EnvironmentFailure(
+                f"{name} cannot be drawn: {type(error).__name__}: {error}{_remedy(self.env)}"
+            ) from error
+        self._sink(_picture(name, frame))
+
+
+def told(sink: Sink, say: Callable[[str], None], every: float = 10.0) -> Sink:
+    """The same sink, with a word every so many seconds: MuJoCo drawn in software takes minutes."""
+    started = spoken = time.monotonic()
+    frames = 0
+
+    def take(frame: NDArray[np.uint8]) -> None:
+        nonlocal spoken, frames
+        sink(frame)
+        frames += 1
+        if (now := time.monotonic()) >= spoken + every:
+            spoken = now
+            say(f"{frames:,} frames in {now - started:.0f} s")
+
+    return take
+
+
+def _name(env: gym.Env[Any, Any]) -> str:
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+
+
+def _picture(name: str, frame: Any) -> NDArray[np.uint8]:
+    """A frame `[H, W, 3]`, if it is one."""
+    form = np.shape(frame)
+    if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or len(form) != 3 or form[2] != 3 or 0 in form:
+        kind = f"{frame.dtype} of shape {list(form)}" if isinstance(frame, np.ndarray) else type(frame).__name__
+        raise ConfigError(f"{name} draws {kind}; a frame is uint8 of shape [height, width, 3]")
+    return frame
+
+
+def without_render_mode(config: TrainConfig) -> TrainConfig:
+    """A run that was watched while it trained is not to open a window now."""
+    kwargs = {key: value for key, value in config.env_kwargs.items() if key != "render_mode"}
+    return config.replace(env_kwargs=kwargs)
+
+
+def filmed(config: TrainConfig, given: Given, sink: Sink) -> tuple[TrainConfig, Given]:
+    """Settings and makers of the same environments with a camera around them, outside every wrapper."""
+    maker = None if given.env is None else given.env.drawing(MODE)
+    kwargs = config.env_kwargs if maker is not None else {**config.env_kwargs, "render_mode": MODE}
+    wrappers = {**given.wrappers, _CAMERA: lambda env: Camera(env, sink)}
+    config = config.replace(environments="local", env_kwargs=kwargs, wrappers=[*config.wrappers, _CAMERA])
+    return config, replace(given, env=maker, wrappers=wrappers)
+
+
+def frame_rate(config: TrainConfig, given: Given) -> float:
+    """Frames per second by the environment's own word; what cannot be filmed is refused in one line."""
+    env = make_env(config, given)
+    try:
+        name, modes = _name(env), env.metadata.get("render_modes") or ()
+        fixed = given.env is not None and given.env.drawing(MODE) is given.env
+        if MODE not in modes or (fixed and env.render_mode != MODE):
+            known = f"it has {', '.join(map(str, modes)) or 'none'}"
+            remedy = f"make it with render_mode={MODE!r}" if MODE in modes else known
+            raise ConfigError(f"env_id: {name} is filmed in the render mode {MODE}; {remedy}", key="env_id")
+        if _is_mujoco(env) and drawing_backend() is None:
+            raise ConfigError(f"env_id: {name} cannot be filmed: {NO_BACKEND}", key="env_id")
+        fps = env.metadata.get("render_fps")
+    finally:
+        close_env(env, given)
+    return float(fps) if isinstance(fps, int | float) and fps > 0 else _USUAL_FPS
+
+
+def _is_mujoco(env: gym.Env[Any, Any]) -> bool:
+    return any(kind.__module__.startswith("gymnasium.envs.mujoco") for kind in type(env.unwrapped).__mro__)
+
+
+def _remedy(env: gym.Env[Any, Any]) -> str:
+    if not _is_mujoco(env):
+        return ""
+    packages = " or ".join(package for _, package in _HEADLESS.values())
+    return f" (MUJOCO_GL={os.environ.get('MUJOCO_GL', '')}; without a display it needs egl or osmesa: {packages})"
+
+
+def has_display() -> bool:
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def drawing_backend() -> str | None:
+    """What MuJoCo draws with: `MUJOCO_GL` where it is set, else the display, else EGL or OSMesa; None: nothing.
+
+    A library that is here may still have no device to draw on, so where both are, the first is tried out.
+    """
+    if chosen := os.environ.get("MUJOCO_GL"):
+        return chosen
+    if has_display():
+        return "display"
+    found = [name for name, (library, _) in _HEADLESS.items() if ctypes.util.find_library(library)]
+    return next((name for name in found if name == found[-1] or _works(name)), None)
+
+
+def _works(backend: str) -> bool:
+    """Whether a context can be made; in a process of its own, as one process can have one backend only."""
+    program = f"from mujoco.{backend} import GLContext; c = GLContext(8, 8); c.make_current(); c.free()"
+    command, environment = [sys.executable, "-c", program], {**os.environ, "MUJOCO_GL": backend}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def prepare_drawing() -> None:
+    """Set `MUJOCO_GL` where the user has not and there is no display, if possible before MuJoCo is imported.
+
+    SDL, which pygame draws with, would look for a display in vain and complain; pygame's greeting would stand among
+    the results on standard output.
+    """
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    if has_display():
+        return
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    if not os.environ.get("MUJOCO_GL") and find_spec("mujoco") is not None and (backend := drawing_backend()):
+        os.environ["MUJOCO_GL"] = backend

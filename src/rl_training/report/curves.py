@@ -1,0 +1,64 @@
+"""Learning curves of a method on a task: the interquartile mean of its runs, and where the truth lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.report.logs import Curve
+from rl_training.report.statistics import Floats, estimate
+
+Axis = Literal["steps", "updates", "seconds"]
+AXES: tuple[Axis, ...] = ("steps", "updates", "seconds")
+_POINTS = 160
+_RESAMPLES = 2_999
+
+
+@dataclass(frozen=True)
+class Band:
+    """A curve over several runs; `low` and `high` are NaN where one run tells no interval."""
+
+    x: Floats
+    middle: Floats
+    low: Floats
+    high: Floats
+    runs: NDArray[np.int64]  # how many have come so far, of
+    of: int
+
+
+def band(curves: Sequence[Curve], axis: Axis) -> Band | None:
+    """The IQM of the runs at each moment, as far as half of them go; None where the logs do not tell `axis`."""
+    lines = [(getattr(curve, axis), curve.values) for curve in curves if len(curve)]
+    lines = [(x, y) for x, y in lines if np.isfinite(x).all()]
+    if not lines:
+        return None
+    x = _grid([x for x, _ in lines])
+    table = np.stack([np.interp(x, *line, left=np.nan, right=np.nan) for line in lines])  # [runs, points]
+    there = np.isfinite(table)
+    kept = there.sum(0) * 2 >= len(lines)
+    x, table, there = x[kept], table[:, kept], there[:, kept]
+    middle, low, high = (np.full(len(x), np.nan) for _ in range(3))
+    # Points that the same runs have come to are computed at once.
+    for mask in np.unique(there, axis=1).T:
+        at = (there == mask[:, None]).all(0)
+        found = estimate([table[mask][:, at].T], resamples=_RESAMPLES)
+        middle[at] = found.value
+        if found.low is not None:
+            low[at], high[at] = found.low, found.high
+    return Band(x, middle, low, high, there.sum(0), len(lines))
+
+
+def _grid(lines: Sequence[Floats]) -> Floats:
+    """Where the runs were evaluated; evenly spaced points where that is at too many places."""
+    x: Floats = np.unique(np.concatenate(lines))
+    return x if len(x) <= _POINTS else np.linspace(x[0], x[-1], _POINTS)
+
+
+def first_above(curve: Curve, threshold: float) -> float | None:
+    """The step of the first evaluation that is not below a threshold."""
+    above = np.flatnonzero(curve.values >= threshold)
+    return float(curve.steps[above[0]]) if len(above) else None

@@ -1,0 +1,310 @@
+"""The figures of a report, as matplotlib makes them: for the page, for papers and for notebooks.
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart, without the two that vanish on light or on
+dark ground; lines differ in their dashes as well. Backgrounds are transparent. Names come from files, so no text is
+taken for mathematics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from rl_training.report.curves import Axis, Band
+from rl_training.report.statistics import Estimate, Floats
+from rl_training.report.summary import Pair, Summary
+from rl_training.report.sweeps import Effect, Selecting
+from rl_training.report.tables import number, words_of
+
+INK = "#0b0c0d"
+"""of text and axes; the page replaces it by the colour of its text"""
+SEED = "seed"
+"""how the ids of lines begin that the page shows on demand"""
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#A6761D")
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
+_MARKERS = "osD^vPX*"
+_STYLE: dict[str, Any] = {
+    "axes.edgecolor": INK,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": "medium",
+    "figure.facecolor": "none",
+    "figure.constrained_layout.use": True,
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "grid.alpha": 0.25,
+    "grid.color": "#808080",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "pdf.fonttype": 42,
+    "savefig.facecolor": "none",
+    "svg.fonttype": "none",
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+_WIDTH = 4.8  # inches: a column of the page, and the width of a phone
+_LABELS = {"steps": "steps", "updates": "updates", "seconds": "seconds of training"}
+_LONG = 28
+_MOST_SEED_POINTS = 40_000
+
+
+@contextmanager
+def style(name: str = "") -> Iterator[None]:
+    """Matplotlib as this module uses it; ids in SVG depend on `name` and the contents alone."""
+    settings: Any = {**_STYLE, "svg.hashsalt": f"rl_training {name}"}
+    with mpl.rc_context(settings):
+        yield
+
+
+def colour(summary: Summary, method: str) -> str:
+    return _COLOURS[summary.shown.index(method) % len(_COLOURS)]
+
+
+def _line(summary: Summary, method: str) -> dict[str, Any]:
+    index = summary.shown.index(method)
+    return {"color": colour(summary, method), "linestyle": _DASHES[index % len(_DASHES)]}
+
+
+def short(name: str, most: int = _LONG) -> str:
+    """A name that fits beside a figure; tables have it whole."""
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def _legend(figure: Figure, axes: Axes, entries: int) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        columns = 1 if max(map(len, labels)) > _LONG / 2 else min(entries, 4)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small")
+
+
+def curves(summary: Summary, task: str, axis: Axis = "steps", *, seeds: bool = True) -> Figure:
+    """IQM and interval of every method shown, and each seed as a thin line."""
+    methods = [method for method in summary.shown if (axis, task, method) in summary.bands]
+    with style():
+        figure = Figure(figsize=(_WIDTH, 3.2))
+        axes = figure.add_subplot()
+        draw_curves(axes, summary, task, axis, seeds=seeds)
+        _legend(figure, axes, len(methods))
+    return figure
+
+
+def draw_curves(axes: Axes, summary: Summary, task: str, axis: Axis, *, seeds: bool) -> None:
+    """Fill a panel with the curves of a task."""
+    found = [(method, summary.bands.get((axis, task, method))) for method in summary.shown]
+    for method, band in found:
+        if band is not None:
+            if seeds and _points(summary, task) <= _MOST_SEED_POINTS:
+                _draw_seeds(axes, summary, method, task, axis)
+            _draw_band(axes, band, short(method, 60), _line(summary, method))
+    axes.set_title(short(task, 60))
+    axes.set_xlabel(_LABELS[axis])
+    axes.set_ylabel(words_of(summary.reading.metric))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+
+
+def _points(summary: Summary, task: str) -> int:
+    return sum(len(run.curve) for method in summary.shown for run in summary.groups.cell(method, task).seen)
+
+
+def _draw_seeds(axes: Axes, summary: Summary, method: str, task: str, axis: Axis) -> None:
+    for number_, run in enumerate(summary.groups.cell(method, task).seen):
+        axes.plot(
+            getattr(run.curve, axis),
+            run.curve.values,
+            color=colour(summary, method),
+            linewidth=0.7,
+            alpha=0.55,
+            gid=f"{SEED}{summary.shown.index(method)}-{number_}",
+        )
+
+
+def _draw_band(axes: Axes, band: Band, label: str, line: dict[str, Any]) -> None:
+    """A curve, fainter where not all runs have come so far."""
+    whole = band.runs == band.of
+    end = int(np.flatnonzero(whole)[-1]) + 1 if whole.any() else 0
+    axes.fill_between(band.x, band.low, band.high, color=line["color"], alpha=0.16, linewidth=0)
+    marker: dict[str, Any] = {"marker": "o", "markersize": 3} if len(band.x) == 1 else {}
+    axes.plot(band.x[:end], band.middle[:end], label=label, **line, **marker)
+    if end < len(band.x):
+        start = max(0, end - 1)
+        axes.plot(band.x[start:], band.middle[start:], color=line["color"], linewidth=0.9, linestyle=(0, (1, 2)))
+
+
+def all_curves(summary: Summary, axis: Axis = "steps", *, seeds: bool = False) -> Figure:
+    """A panel per task, with one legend: the quick look, and the figure of a paper."""
+    tasks = [task for task in summary.groups.tasks if any((axis, task, m) in summary.bands for m in summary.shown)]
+    columns = min(3, max(1, len(tasks)))
+    rows = -(-max(1, len(tasks)) // columns)
+    with style():
+        figure = Figure(figsize=(3.6 * columns + 0.6, 2.7 * rows + 0.5))
+        for index, task in enumerate(tasks):
+            axes = figure.add_subplot(rows, columns, index + 1)
+            draw_curves(axes, summary, task, axis, seeds=seeds)
+        if tasks:
+            _legend_of_all(figure)
+    return figure
+
+
+def _legend_of_all(figure: Figure) -> None:
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels())}
+    columns = 1 if max(map(len, handles)) > _LONG else min(4, len(handles))
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns)
+
+
+def _dots(axes: Axes, rows: Sequence[tuple[str, str, Estimate]]) -> None:
+    """A dot with its interval per row, the first on top; rows are label, colour and estimate."""
+    for index, (_, shade, found) in enumerate(rows):
+        if found.low is not None:
+            axes.plot(
+                [found.low, found.high], [index, index], color=shade, linewidth=5, alpha=0.35, solid_capstyle="butt"
+            )
+        axes.plot([found.value], [index], marker="o", markersize=5.5, color=shade, linestyle="none")
+    axes.set_yticks(range(len(rows)), [short(label) for label, _, _ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+
+
+def intervals(summary: Summary, task: str) -> Figure:
+    """IQM and interval of each method on a task, with a tick for every seed."""
+    methods = [method for method in summary.shown if (method, task) in summary.results]
+    with style():
+        figure = Figure(figsize=(_WIDTH, 0.9 + 0.34 * len(methods)))
+        axes = figure.add_subplot()
+        _dots(axes, [(m, colour(summary, m), summary.results[m, task].chosen) for m in methods])
+        for index, method in enumerate(methods):
+            values = summary.results[method, task].values
+            heights = np.full(len(values), index + 0.3)
+            axes.plot(values, heights, "|", color=colour(summary, method), markersize=5)
+        axes.set_title(short(task, 60))
+        axes.set_xlabel(f"{words_of(summary.reading.metric)}: IQM, 95 % interval, seeds")
+    return figure
+
+
+def overall(summary: Summary) -> Figure:
+    """The four numbers over all tasks."""
+    methods = [method for method in summary.shown if method in summary.overall]
+    with style():
+        figure = Figure(figsize=(2 * _WIDTH, 1.0 + 0.34 * len(methods)))
+        panels: list[tuple[str, Callable[[str], Estimate]]] = [
+            ("IQM", lambda m: summary.overall[m].iqm),
+            ("median", lambda m: summary.overall[m].median),
+            ("mean", lambda m: summary.overall[m].mean),
+            ("optimality gap (lower is better)", lambda m: summary.overall[m].gap),
+        ]
+        for index, (title, of) in enumerate(panels):
+            axes = figure.add_subplot(1, 4, index + 1)
+            _dots(axes, [(m if index == 0 else "", colour(summary, m), of(m)) for m in methods])
+            axes.set_title(title)
+            axes.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))
+        figure.supxlabel("normalised score", fontsize="medium")
+    return figure
+
+
+def profile(summary: Summary) -> Figure:
+    """The share of runs above each score."""
+    methods = [method for method in summary.shown if method in summary.overall]
+    with style():
+        figure = Figure(figsize=(_WIDTH, 3.2))
+        axes = figure.add_subplot()
+        for method in methods:
+            found = summary.overall[method].profile
+            line = _line(summary, method)
+            if found.low is not None:
+                shade = {"color": line["color"], "alpha": 0.16, "linewidth": 0}
+                axes.fill_between(summary.taus, found.low, found.high, step="post", **shade)
+            axes.step(summary.taus, found.value, where="post", label=short(method, 60), **line)
+        axes.set_xlabel("normalised score τ")
+        axes.set_ylabel("share of runs with a score above τ")
+        axes.set_ylim(0, 1.02)
+        axes.set_title("Performance profile")
+        _legend(figure, axes, len(methods))
+    return figure
+
+
+def improvement(summary: Summary, pairs: Sequence[Pair]) -> Figure:
+    """How likely the first of each pair beats the second."""
+    with style():
+        figure = Figure(figsize=(_WIDTH, 0.9 + 0.34 * len(pairs)))
+        axes = figure.add_subplot()
+        rows = [
+            (f"{short(p.first, 16)} > {short(p.second, 16)}", colour(summary, p.first), p.probability)
+            for p in pairs
+        ]
+        _dots(axes, rows)
+        axes.axvline(0.5, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.set_xlim(-0.02, 1.02)
+        axes.set_title("Probability of improvement")
+        axes.set_xlabel("P(a run of the first beats one of the second)")
+    return figure
+
+
+def effect(one: Effect, metric: str) -> Figure:
+    """Results against the values of a setting: every run, IQM and interval."""
+    with style():
+        figure = Figure(figsize=(_WIDTH, 2.7))
+        axes = figure.add_subplot()
+        x = _positions(axes, one)
+        for place, values in zip(x, one.results):
+            axes.plot(np.full(len(values), place), values, "o", color=_COLOURS[5], markersize=3, alpha=0.6)
+        known = [(place, found) for place, found in zip(x, one.iqm) if found.low is not None]
+        for place, found in known:
+            axes.plot([place, place], [found.low, found.high], color=_COLOURS[0], linewidth=5, alpha=0.35)
+        axes.plot(x, [found.value for found in one.iqm], "o-" if one.is_numeric else "o", color=_COLOURS[0])
+        axes.set_title(short(f"{one.algo} on {one.task}", 60))
+        axes.set_xlabel(short(one.setting, 60))
+        axes.set_ylabel(metric)
+    return figure
+
+
+def _positions(axes: Axes, one: Effect) -> Floats:
+    """Where the values stand: by size, on a logarithmic axis where they span a decade, or side by side."""
+    if not one.is_numeric:
+        axes.set_xticks(range(len(one.values)), [short(str(value), 18) for value in one.values])
+        return np.arange(len(one.values), dtype=np.float64)
+    x = np.array(one.values, dtype=np.float64)
+    if x.min() > 0 and x.max() / x.min() >= 10:
+        axes.set_xscale("log")
+    axes.set_xticks(x, [f"{value:g}" for value in one.values])
+    axes.set_xticks([], minor=True)
+    return x
+
+
+def selecting(summary: Summary) -> Figure:
+    """The score of what is chosen after k episodes, by algorithm and task."""
+    with style():
+        figure = Figure(figsize=(_WIDTH, 3.0))
+        axes = figure.add_subplot()
+        for index, one in enumerate(summary.selecting):
+            _draw_selecting(axes, index, one)
+        axes.set_title("Choosing among what was trained")
+        axes.set_xlabel("episodes played online, k")
+        axes.set_ylabel("normalised score of the choice")
+        _legend(figure, axes, len(summary.selecting))
+    return figure
+
+
+def _draw_selecting(axes: Axes, index: int, one: Selecting) -> None:
+    shade = _COLOURS[index % len(_COLOURS)]
+    k = np.arange(1, len(one.scores.mean) + 1)
+    axes.fill_between(k, one.scores.low, one.scores.high, color=shade, alpha=0.16, linewidth=0)
+    label = f"{short(one.algo)} on {short(one.task)} ({number(one.policies)} policies)"
+    axes.plot(k, one.scores.mean, color=shade, linestyle=_DASHES[index % len(_DASHES)], label=label)
+    axes.axhline(one.best, color=shade, linewidth=0.8, alpha=0.7, linestyle=(0, (1, 2)))

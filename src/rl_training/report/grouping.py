@@ -1,0 +1,238 @@
+"""Which runs are compared: methods and tasks, the runs that count, and why others do not.
+
+A method is an algorithm and those of its settings that differ between runs on one task. What differs between tasks
+alone (budgets, mostly) makes no other method, and neither does a setting that the version of some run did not have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rl_training.errors import ConfigError
+from rl_training.report.reading import Reading, Run, Unread
+from rl_training.study.plan import described, short
+
+By = Literal["settings", "path", "tags"]
+BY = ("settings", "path", "tags")
+Score = Literal["last", "best"]
+# Settings of looking on, which change no result; and the old name of one of how a run is made.
+_IGNORED = frozenset({"algo", "env_id", "log_interval", "checkpoint_interval", "algo_kwargs.eval_interval"})
+_OLD_NAMES = frozenset({"env_processes", "allow_import"})
+_OVER = ("finished", "stopped", "diverged")
+_MOST_WORDS = 120
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How runs are grouped, and which number of each counts."""
+
+    by: By = "settings"
+    score: Score = "last"
+    at: float | None = None
+    """a step: runs count with their last evaluation up to it, and must have come so far"""
+    unfinished: bool = False
+    """whether runs that are not over count as well, as they stand"""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """other names of methods and tasks"""
+
+    def value_of(self, run: Run) -> float | None:
+        """The number a run counts with."""
+        curve = run.curve if self.at is None else run.curve.until(self.at)
+        if not len(curve):
+            return None
+        return float(curve.values[-1] if self.score == "last" else curve.values.max())
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A run that does not count, or counts with a reservation."""
+
+    place: str
+    what: str
+    reason: str
+    effect: str
+
+
+@dataclass
+class Cell:
+    """The runs of one method on one task."""
+
+    method: str
+    task: str
+    runs: list[Run] = field(default_factory=list)  # that count
+    others: list[Run] = field(default_factory=list)  # with evaluations, which curves show as far as they go
+
+    @property
+    def seen(self) -> list[Run]:
+        return [*self.runs, *self.others]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Methods and tasks in the order in which they were found."""
+
+    methods: tuple[str, ...]
+    tasks: tuple[str, ...]
+    cells: Mapping[tuple[str, str], Cell]
+    changes: Mapping[str, Mapping[str, Any]]  # by method: the settings that make it
+    algos: Mapping[str, str]  # by method
+    env_ids: Mapping[str, str | None]  # by task
+    troubles: tuple[Trouble, ...]
+
+    def cell(self, method: str, task: str) -> Cell:
+        return self.cells.get((method, task), Cell(method, task))
+
+
+def group(reading: Reading, selection: Selection) -> Groups:
+    """Sort what was read into methods and tasks."""
+    tasks = _tasks(reading.runs)
+    varying = _varying(reading.runs, tasks)
+    cells: dict[tuple[str, str], Cell] = {}
+    changes: dict[str, Mapping[str, Any]] = {}
+    algos: dict[str, str] = {}
+    env_ids: dict[str, str | None] = {}
+    for run in reading.runs:
+        made = {key: run.settings[key] for key in varying.get(run.algo, ()) if key in run.settings}
+        method, task = _named(_method(run, made, selection.by), selection), _named(tasks[run.place], selection)
+        changes.setdefault(method, made if selection.by == "settings" else {})
+        algos.setdefault(method, run.algo)
+        env_ids.setdefault(task, run.env_id)
+        cells.setdefault((method, task), Cell(method, task)).others.append(run)
+    troubles = [_unread(one) for one in reading.unread]
+    for cell in cells.values():
+        troubles += _sorted_out(cell, selection)
+    return Groups(tuple(changes), tuple(env_ids), cells, changes, algos, env_ids, tuple(troubles))
+
+
+def _named(name: str, selection: Selection) -> str:
+    return selection.names.get(name, name)
+
+
+def _method(run: Run, made: Mapping[str, Any], by: By) -> str:
+    if by == "path":
+        return f"{run.given.rstrip('/').rsplit('/', 1)[-1] or run.given}: {run.algo}"
+    if by == "tags":
+        return f"{run.algo} ({', '.join(run.tags) or 'no tags'})"
+    words = described(made)
+    words = words if len(words) <= _MOST_WORDS else words[: _MOST_WORDS - 1] + "…"
+    return f"{run.algo} ({words})" if words else run.algo
+
+
+def _is_offline(run: Run) -> bool:
+    """Whether the data is the task; an online run may have prior data, which is part of its method."""
+    return bool(run.dataset) and "algo_kwargs.buffer_capacity" not in run.settings
+
+
+def _tasks(runs: Iterable[Run]) -> dict[str, str]:
+    """The task of each run by its place: environment and, offline, the data by name and contents."""
+    prints: dict[tuple[str, str], set[str]] = {}
+    for run in runs:
+        if _is_offline(run):
+            prints.setdefault((str(run.env_id), str(run.dataset.get("name"))), set()).add(
+                str(run.dataset.get("fingerprint"))
+            )
+    found = {}
+    for run in runs:
+        name = run.env_id or "no environment"
+        if _is_offline(run):
+            data = str(run.dataset.get("name"))
+            several = len(prints[str(run.env_id), data]) > 1
+            name += f", {data}" + (f" [{run.dataset.get('fingerprint')}]" if several else "")
+        found[run.place] = name
+    return found
+
+
+def _varying(runs: Iterable[Run], tasks: Mapping[str, str]) -> dict[str, list[str]]:
+    """By algorithm: the settings that take several values on one task."""
+    values: dict[tuple[str, str, str], set[str]] = {}
+    for run in runs:
+        for key, value in run.settings.items():
+            of_task = _is_offline(run) and key.startswith("algo_kwargs.dataset")
+            if key not in _IGNORED | _OLD_NAMES and not of_task:
+                values.setdefault((run.algo, tasks[run.place], key), set()).add(text_of(value))
+    found: dict[str, list[str]] = {}
+    for (algo, _, key), several in values.items():
+        if len(several) > 1 and key not in found.setdefault(algo, []):
+            found[algo].append(key)
+    return found
+
+
+def text_of(value: Any) -> str:
+    """A setting as text by which equal ones are known."""
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _unread(one: Unread) -> Trouble:
+    return Trouble(one.place, one.kind, one.reason, "not counted")
+
+
+def _sorted_out(cell: Cell, selection: Selection) -> list[Trouble]:
+    """Move the runs that count to `runs`; returns what is to be said of the others, and of some that count."""
+    troubles, others = [], []
+    newest: dict[int | None, Run] = {}
+    for run in sorted(cell.others, key=lambda run: (run.status in _OVER, run.created or 0.0)):
+        newest[run.seed] = run
+    for run in cell.others:
+        again = newest[run.seed] is not run and run.seed is not None
+        counts, what, reason = _judged(run, selection) if not again else _repeated(newest[run.seed])
+        if counts:
+            cell.runs.append(run)
+        elif len(run.curve) and not again:
+            others.append(run)
+        if reason:
+            effect = "counted" if counts else "not counted"
+            troubles.append(Trouble(run.place, what, reason, effect))
+        troubles += [Trouble(run.place, run.status, note, "see there") for note in run.notes]
+    cell.others = others
+    return troubles
+
+
+def _repeated(newest: Run) -> tuple[bool, str, str]:
+    return False, "repeated", f"the same settings and seed as {newest.place}, which is newer or further"
+
+
+def _judged(run: Run, selection: Selection) -> tuple[bool, str, str]:
+    """Whether a run counts, what it is, and what is to be said of that, if anything."""
+    cause = f": {run.cause}" if run.cause else ""
+    if not len(run.curve):
+        return False, run.status, f"{run.status} without an evaluation{cause}"
+    if selection.at is not None:
+        reached = bool(run.curve.steps[-1] >= selection.at)
+        return reached, run.status, "" if reached else f"{run.status} before step {selection.at:,.0f}{cause}"
+    if run.status == "diverged":
+        return True, "diverged", f"counts with its evaluations up to step {run.curve.steps[-1]:,.0f}{cause}"
+    if run.status not in _OVER:
+        total = run.settings.get("total_timesteps")
+        of = f" of {total:,}" if isinstance(total, int) else ""
+        return selection.unfinished, run.status, f"{run.status} at step {run.step:,}{of}{cause}"
+    return True, run.status, ""
+
+
+def base_of(runs: Iterable[Run]) -> dict[str, Any]:
+    """The most frequent value of every setting, by its short name."""
+    counts: dict[str, Counter[str]] = {}
+    for run in runs:
+        for key, value in run.settings.items():
+            if key not in _OLD_NAMES:
+                counts.setdefault(short(key), Counter())[text_of(value)] += 1
+    return {key: json.loads(found.most_common(1)[0][0]) for key, found in counts.items()}
+
+
+def differences(run: Run, base: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in which a run differs from a base."""
+    return {
+        short(key): value
+        for key, value in run.settings.items()
+        if short(key) in base and key not in _IGNORED and text_of(value) != text_of(base[short(key)])
+    }
+
+
+def checked_by(value: str) -> By:
+    for name in BY:
+        if value == name:
+            return name  # type: ignore[return-value]
+    raise ConfigError(f"by must be one of {', '.join(BY)}, got {value!r}", key="by")

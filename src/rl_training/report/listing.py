@@ -1,0 +1,113 @@
+"""Runs as a list: those that are asked for, in the order that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import ConfigError, nearest
+from rl_training.report.reading import Reading, Run, Unread, read_runs
+
+Patterns = str | Iterable[str] | None
+
+# What runs are sorted by; of numbers the largest comes first, and the newest of times.
+SORTS: dict[str, Callable[[Run], Any]] = {
+    "name": lambda run: run.name,
+    "algo": lambda run: run.algo,
+    "env": lambda run: run.env_id,
+    "seed": lambda run: run.seed,
+    "status": lambda run: run.status,
+    "step": lambda run: run.step,
+    "return": lambda run: run.last,
+    "best": lambda run: run.best,
+    "age": lambda run: run.updated,
+}
+_LARGEST_FIRST = ("step", "return", "best", "age")
+
+
+def runs(
+    paths: str | Path | Iterable[str | Path] = "runs",
+    *,
+    algo: Patterns = None,
+    env: Patterns = None,
+    tag: Patterns = None,
+    status: Patterns = None,
+    sort: str | None = None,
+    reverse: bool = False,
+) -> Reading:
+    """The runs below `paths`: run folders, folders of such at any depth, studies and packed studies.
+
+    `algo`, `env`, `tag` and `status` are one or several patterns each (`Hopper*`), whatever their case; a run that
+    fits one of each is kept. What cannot be read has the status `broken`, and a trial that was planned and is not
+    there `missing` or `failed`; it is kept where nothing is asked that it cannot tell. `sort` is one of `SORTS`;
+    unsorted, runs come folder by folder.
+    """
+    if sort is not None and sort not in SORTS:
+        raise ConfigError(f"sort: unknown {sort!r}{nearest(sort, SORTS)}; known: {', '.join(SORTS)}")
+    found = read_runs(paths)
+    wanted = [_lower(one) for one in (algo, env, tag, status)]
+    kept = [run for run in found.runs if _fits(run, *wanted)]
+    if sort is not None:
+        kept = _ordered(kept, sort, reverse)
+    elif reverse:
+        kept.reverse()
+    unread = () if any(wanted[:3]) else tuple(one for one in found.unread if _one_of(wanted[3], [one.kind]))
+    return replace(found, runs=tuple(kept), unread=unread)
+
+
+def _lower(patterns: Patterns) -> list[str]:
+    given = [patterns] if isinstance(patterns, str) else patterns or ()
+    return [pattern.casefold() for pattern in given]
+
+
+def _fits(run: Run, algo: list[str], env: list[str], tag: list[str], status: list[str]) -> bool:
+    return (
+        _one_of(algo, [run.algo])
+        and _one_of(env, [run.env_id or "none"])
+        and _one_of(tag, run.tags)
+        and _one_of(status, [run.status])
+    )
+
+
+def _one_of(patterns: list[str], words: Iterable[str]) -> bool:
+    """Whether any of the words fits any of the patterns; none of them asks for nothing."""
+    return not patterns or any(fnmatchcase(word.casefold(), pattern) for word in words for pattern in patterns)
+
+
+def _ordered(found: list[Run], sort: str, reverse: bool) -> list[Run]:
+    """By one key; what has no such value is last either way."""
+    key = SORTS[sort]
+    known = [run for run in found if key(run) is not None]
+    known.sort(key=key, reverse=reverse != (sort in _LARGEST_FIRST))
+    return known + [run for run in found if key(run) is None]
+
+
+def plain_run(run: Run) -> dict[str, Any]:
+    """A run of a list as plain data."""
+    return {
+        "place": run.place,
+        "algo": run.algo,
+        "env_id": run.env_id,
+        "seed": run.seed,
+        "status": run.status,
+        "cause": run.cause,
+        "step": run.step,
+        "total_timesteps": run.settings.get("total_timesteps"),
+        "return": run.last,
+        "best": run.best,
+        "updated": run.updated,
+        "seconds": run.seconds,
+        "tags": list(run.tags),
+        "members": run.members,
+        "study": run.study,
+        "varied": dict(run.varied),
+        "notes": list(run.notes),
+    }
+
+
+def plain_unread(one: Unread) -> dict[str, Any]:
+    """The same for what could not be read."""
+    return asdict(one)

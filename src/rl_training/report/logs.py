@@ -1,0 +1,139 @@
+"""metrics.csv as the evaluations of a run: only the columns that a report needs are kept."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.experiment.vocabulary import tag_of
+
+Floats = NDArray[np.float64]
+
+_UPDATES = tag_of("update_count")
+
+
+def _none() -> Floats:
+    return np.empty(0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """The evaluations of a run, one entry each, by rising step."""
+
+    steps: Floats = field(default_factory=_none)
+    """environment steps online, updates offline, the sum of both for a run that begins on prior data"""
+    updates: Floats = field(default_factory=_none)
+    """NaN where the log does not tell"""
+    seconds: Floats = field(default_factory=_none)
+    """spent training, without the time between an interruption and its resumption"""
+    values: Floats = field(default_factory=_none)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def until(self, step: float) -> Curve:
+        """What was evaluated up to `step`."""
+        kept = self.steps <= step
+        return Curve(self.steps[kept], self.updates[kept], self.seconds[kept], self.values[kept])
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What is kept of metrics.csv."""
+
+    curve: Curve
+    step: int = 0
+    """of the last row"""
+    time: float | None = None
+    """Unix seconds of the last row"""
+    bad: int = 0
+    """evaluations that are not a finite number"""
+
+
+@dataclass
+class _Rows:
+    """Columns as they are collected; a step that is logged twice (0.1 did so) is completed by its later row."""
+
+    times: list[float] = field(default_factory=list)
+    last: int = 0
+    evaluated: dict[int, tuple[float, float]] = field(default_factory=dict)  # step: time, value
+    updated: dict[int, float] = field(default_factory=dict)  # step: updates
+
+
+def read_log(data: bytes, metric: str, created: float | None = None, resumed: Sequence[float] = ()) -> Log:
+    """The evaluations in a metrics.csv, which may be written to at this moment; ValueError where it is none."""
+    text = data[: data.rfind(b"\n") + 1].decode("utf-8", "replace")
+    try:
+        lines = csv.reader(io.StringIO(text))
+        header = next(lines, [])
+        if header and header[:2] != ["step", "time"]:
+            raise ValueError("not a log of this package")
+        rows, bad = _collect(lines, header, tag_of(metric))
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+    if not rows.times:
+        return Log(Curve(), bad=bad)
+    steps = np.array(sorted(rows.evaluated), dtype=np.float64)
+    pairs = np.array([rows.evaluated[int(step)] for step in steps]).reshape(-1, 2)
+    worked = _worked(np.array(rows.times), pairs[:, 0], created, resumed)
+    curve = Curve(steps, _updates_at(steps, rows.updated), worked, pairs[:, 1].copy())
+    return Log(curve, rows.last, rows.times[-1], bad)
+
+
+def _collect(lines: Any, header: list[str], tag: str) -> tuple[_Rows, int]:
+    """Rows that are whole; cells that are no numbers (a file somebody edited) count as empty."""
+    rows, bad, width = _Rows(), 0, len(header)
+    value_at = header.index(tag) if tag in header else None
+    updates_at = header.index(_UPDATES) if _UPDATES in header else None
+    for cells in lines:
+        if len(cells) != width or not cells[0].isdecimal() or not math.isfinite(time := _number(cells[1])):
+            continue
+        rows.last = step = int(cells[0])
+        rows.times.append(time)
+        if updates_at is not None and cells[updates_at]:
+            rows.updated[step] = _number(cells[updates_at])
+        if value_at is not None and cells[value_at]:
+            value = _number(cells[value_at])
+            if math.isfinite(value):
+                rows.evaluated[step] = time, value
+            else:
+                bad += 1
+    return rows, bad
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan
+
+
+def _updates_at(steps: Floats, known: dict[int, float]) -> Floats:
+    """Updates at each evaluation, between two rows that tell them in proportion to the steps."""
+    known = {step: count for step, count in known.items() if math.isfinite(count)}
+    if not known:
+        return np.full_like(steps, np.nan)
+    at = sorted(known)
+    found: Floats = np.interp(steps, at, [known[step] for step in at])
+    return found
+
+
+def _worked(rows: Floats, at: Floats, created: float | None, resumed: Sequence[float]) -> Floats:
+    """Seconds of work up to the times `at`; what lies between a last row and a resumption is no work."""
+    start = rows[0] if created is None else min(created, rows[0])
+    idle = np.zeros_like(at)
+    since = start
+    for moment in sorted(resumed):
+        before = rows[rows < moment]
+        since = max(since, before.max() if len(before) else start)
+        idle[at >= moment] += max(0.0, moment - since)
+        since = max(since, moment)
+    found: Floats = at - start - idle
+    return found

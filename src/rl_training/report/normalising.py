@@ -1,0 +1,61 @@
+"""Scores that tasks have in common: 0 and 1 of each, and who says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rl_training.data.scores import reference_returns
+from rl_training.errors import ConfigError
+from rl_training.report.statistics import Floats
+
+Normalize = Literal["auto", "d4rl", "range"]
+NORMALIZE = ("auto", "d4rl", "range")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The returns of a task that score 0 and 1."""
+
+    low: float
+    high: float
+    source: str
+
+    def score(self, values: Floats) -> Floats:
+        found: Floats = (values - self.low) / (self.high - self.low)
+        return found
+
+
+def scale_of(
+    task: str,
+    env_id: str | None,
+    results: Sequence[Floats],
+    normalize: str = "auto",
+    references: Mapping[str, tuple[float, float]] | None = None,
+) -> Scale | None:
+    """The scale of a task: as given, by D4RL's references, or by the range of all that counts.
+
+    `references` are by the name of the task or of its environment. None where the range is empty.
+    """
+    if normalize not in NORMALIZE:
+        raise ConfigError(f"normalize must be one of {', '.join(NORMALIZE)}, got {normalize!r}", key="normalize")
+    for name in (task, env_id or ""):
+        if references and name in references:
+            return _given(name, *references[name])
+    known = reference_returns(env_id) if env_id and normalize != "range" else None
+    if known is not None:
+        return Scale(*known, "D4RL's reference returns of a random and an expert policy (its v2 tasks)")
+    if normalize == "d4rl":
+        raise ConfigError(f"normalize d4rl: {task} has no reference returns; give it a range", key="normalize")
+    values = [float(value) for result in results for value in result]
+    if not values or not min(values) < max(values):
+        return None
+    return Scale(min(values), max(values), "the lowest and the highest result of any run in this report")
+
+
+def _given(name: str, low: float, high: float) -> Scale:
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ConfigError(f"reference of {name}: expected two numbers, the lower first, got {low:g} and {high:g}")
+    return Scale(low, high, "given")

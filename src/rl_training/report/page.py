@@ -1,0 +1,203 @@
+"""One page that needs nothing else: no network, no script, no other file.
+
+Whatever comes from files is escaped by jinja2; figures come from matplotlib, which escapes its texts. The page's
+own policy forbids it to load or run anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from rl_training.experiment.files import package_version
+from rl_training.report import figures
+from rl_training.report.curves import AXES
+from rl_training.report.facts import bases
+from rl_training.report.rendering import inline, rendered, svg_with_seeds, without_seeds
+from rl_training.report.statistics import CONFIDENCE, EXPANDED, METHOD, POWER
+from rl_training.report.summary import MOST_SHOWN, Pair, Summary
+from rl_training.report.tables import Table, number, tables, text_of, words_of
+
+_MOST_EFFECTS = 12
+_TYPES = {"csv": "text/csv", "md": "text/markdown", "tex": "application/x-tex"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure in the page, and as files inside links."""
+
+    name: str
+    figure: Figure
+    words: str
+    wide: bool = False
+
+    @cached_property
+    def _drawn(self) -> str:
+        return svg_with_seeds(self.figure, self.name)
+
+    @property
+    def svg(self) -> Markup:
+        return Markup(inline(self._drawn, escape(self.words)))  # noqa: S704 - made by matplotlib
+
+    @property
+    def links(self) -> list[tuple[str, str, str]]:
+        svg, pdf = without_seeds(self._drawn).encode(), rendered(self.figure, "pdf", self.name)
+        return [_link(self.name, "svg", svg, "image/svg+xml"), _link(self.name, "pdf", pdf, "application/pdf")]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table in the page, and as files inside links."""
+
+    whole: Table
+
+    @cached_property
+    def _slim(self) -> tuple[Table, list[tuple[str, str]]]:
+        return self.whole.slim() if self.whole.name == "compared" else (self.whole, [])
+
+    @property
+    def table(self) -> Table:
+        return self._slim[0]
+
+    @property
+    def same(self) -> list[tuple[str, str]]:
+        """What is the same in every row, and said once."""
+        return self._slim[1]
+
+    @property
+    def links(self) -> list[tuple[str, str, str]]:
+        texts = {"csv": self.whole.csv(), "md": self.whole.markdown(), "tex": self.whole.latex()}
+        return [_link(self.whole.name, kind, text.encode(), _TYPES[kind]) for kind, text in texts.items()]
+
+
+def _link(name: str, kind: str, data: bytes, of: str) -> tuple[str, str, str]:
+    """Label, file name and address of a file inside the page."""
+    label = {"md": "Markdown", "tex": "LaTeX"}.get(kind, kind.upper())
+    file = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-")
+    return label, f"{file}.{kind}", f"data:{of};base64,{base64.b64encode(data).decode()}"
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The figures of a page by section."""
+
+    overall: list[Picture] = field(default_factory=list)
+    tasks: list[Picture] = field(default_factory=list)
+    curves: dict[str, list[Picture]] = field(default_factory=dict)  # by axis
+    improvement: list[Picture] = field(default_factory=list)
+    settings: list[Picture] = field(default_factory=list)
+
+
+def pictures(summary: Summary) -> Pictures:
+    """Every figure that has something to show."""
+    found = Pictures()
+    if summary.overall:
+        found.overall.append(Picture("overall", figures.overall(summary), "Scores over all tasks", wide=True))
+        found.overall.append(Picture("profile", figures.profile(summary), "Performance profiles"))
+    if pairs := [pair for pair in summary.pairs if (pair.task is None) == bool(summary.overall)]:
+        few = _strongest(pairs, summary)
+        found.improvement.append(
+            Picture("improvement", figures.improvement(summary, few), "Probability of improvement")
+        )
+    for number_, task in enumerate(summary.tasks):
+        figure = figures.intervals(summary, task)
+        found.tasks.append(Picture(f"task-{number_ + 1}", figure, f"Results on {task}"))
+    for axis in AXES:
+        drawn = {task for at, task, _ in summary.bands if at == axis}
+        found.curves[axis] = [
+            Picture(f"curve-{axis}-{n + 1}", figures.curves(summary, task, axis), f"Curves on {task} by {axis}")
+            for n, task in enumerate(task for task in summary.groups.tasks if task in drawn)
+        ]
+    found.settings.extend(_settings(summary))
+    return found
+
+
+def _settings(summary: Summary) -> Iterator[Picture]:
+    for number_, one in enumerate(summary.effects[:_MOST_EFFECTS]):
+        figure = figures.effect(one, words_of(summary.reading.metric))
+        yield Picture(f"setting-{number_ + 1}", figure, f"Results against {one.setting} on {one.task}")
+    if summary.selecting:
+        yield Picture("choosing", figures.selecting(summary), "Score of choosing with k episodes")
+
+
+def _strongest(pairs: list[Pair], summary: Summary) -> list[Pair]:
+    """On one task or over all, every pair; on several tasks without a common score, those of the first."""
+    task = pairs[0].task
+    return [pair for pair in pairs if pair.task == task][: MOST_SHOWN * (MOST_SHOWN - 1) // 2]
+
+
+def verdicts(summary: Summary) -> list[str]:
+    """What the seeds show, in sentences, over all tasks first."""
+    found = []
+    for pair in sorted(summary.pairs, key=lambda pair: pair.task is not None):
+        if pair.better is None:
+            continue
+        other = pair.second if pair.better == pair.first else pair.first
+        sign = 1 if pair.better == pair.first else -1
+        ends = sorted((sign * pair.difference.low, sign * pair.difference.high))
+        where = "over all tasks" if pair.task is None else f"on {pair.task}"
+        size = f"{number(sign * pair.difference.value)} [{number(ends[0])}, {number(ends[1])}]"
+        found.append(f"{pair.better} is better than {other} {where}: difference of the IQM {size}")
+    return found
+
+
+def coverage() -> dict[str, Any]:
+    """How often intervals cover the truth, as benchmarks/coverage.py measured it."""
+    text = resources.files("rl_training").joinpath("assets", "report", "coverage.json").read_text("utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _coverage_words() -> str:
+    found = coverage()
+    cases = []
+    for size in found["sizes"]:
+        measured, tasks = (
+            size["methods"][METHOD]["coverage"],
+            "1 task" if size["tasks"] == 1 else f"{size['tasks']} tasks",
+        )
+        cases.append(f"{measured * 100:.1f} % with {tasks} and {size['seeds']} seeds")
+    return f"{'; '.join(cases)} ({found['studies']:,} synthetic studies each)"
+
+
+def render(summary: Summary, title: str) -> str:
+    """The page as text."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("rl_training", "assets/report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    drawn = pictures(summary)
+    return environment.get_template("page.html").render(
+        title=title,
+        summary=summary,
+        metric=words_of(summary.reading.metric),
+        tables={name: Shown(table) for name, table in tables(summary).items()},
+        pictures=drawn,
+        verdicts=verdicts(summary),
+        bases=bases(summary.groups),
+        coverage=_coverage_words(),
+        method=METHOD,
+        expanded=EXPANDED == METHOD,
+        confidence=f"{CONFIDENCE * 100:g} %",
+        power=f"{POWER * 100:g} %",
+        version=package_version(),
+        text_of=text_of,
+        number=number,
+        json_text=lambda value: json.dumps(value, ensure_ascii=False),
+        lonely=[key for key, result in summary.results.items() if result.seeds == 1],
+        pairs=len(summary.pairs),
+    )

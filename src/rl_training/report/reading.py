@@ -1,0 +1,335 @@
+"""Run folders, read as they are: one after another, lean, and without torch.
+
+A path is a run folder, a folder of run folders at any depth, a study's folder, or a packed study. Runs may be of
+any length and age, in work at this moment, interrupted or broken; what cannot be read is listed with its reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.experiment.files import MAX_JSON_BYTES
+from rl_training.experiment.runs import RECORD, RESOLVED, parse_run_record
+from rl_training.experiment.strict_yaml import read_dumped
+from rl_training.report.logs import Curve, Log, read_log
+from rl_training.study.packing import open_packed
+from rl_training.study.plan import PLAN, RUNS, Plan, identity, parse_plan
+from rl_training.study.trials import Failure, failure_name, parse_failure
+
+METRICS = "metrics.csv"
+RETURN = "eval_return_mean"
+_LARGEST_FILE = MAX_JSON_BYTES
+_SEED = re.compile(r"^seed:.*\n", re.M)
+
+Kind = Literal["broken", "missing", "failed"]
+ReadFile = Callable[[str], bytes | None]
+"""a file of a run by name; None where there is none"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One run: what its folder says."""
+
+    place: str
+    name: str
+    given: str  # the path, as the caller gave it, below which it was found
+    study: str | None
+    algo: str
+    env_id: str | None
+    seed: int | None
+    status: str
+    cause: str | None  # why it ended, where it was not the end of its budget
+    settings: Mapping[str, Any]  # flat, without seed, and without where and how it ran; empty where unknown
+    varied: Mapping[str, Any]  # those that its study varies
+    tags: tuple[str, ...]
+    record: Mapping[str, Any] = field(repr=False)  # run.json
+    curve: Curve = field(repr=False)
+    step: int  # of the last row of its log
+    updated: float | None  # Unix seconds of the last sign of life
+    notes: tuple[str, ...] = ()  # what is wrong with a run that could be read
+
+    @property
+    def created(self) -> float | None:
+        return _timestamp(self.record.get("created"))
+
+    @property
+    def seconds(self) -> float | None:
+        """Of work so far, all resumptions together."""
+        found = self.record.get("seconds")
+        return float(found) if isinstance(found, int | float) else None
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """Results of a run that is over."""
+        found = self.record.get("metrics")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def members(self) -> int:
+        """How many runs were trained as one with this, itself included."""
+        population = self.record.get("population")
+        names = population.get("members") if isinstance(population, Mapping) else None
+        return len(names) if isinstance(names, list) and names else 1
+
+    @property
+    def dataset(self) -> Mapping[str, Any]:
+        """Name, rows and fingerprint of the data it learned from."""
+        found = self.record.get("dataset")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def last(self) -> float | None:
+        """The newest evaluation."""
+        return float(self.curve.values[-1]) if len(self.curve) else None
+
+    @property
+    def best(self) -> float | None:
+        """The best evaluation."""
+        return float(self.curve.values.max()) if len(self.curve) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A run that is not there, or cannot be read, and why."""
+
+    place: str
+    kind: Kind
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Everything found below some paths."""
+
+    runs: tuple[Run, ...]
+    unread: tuple[Unread, ...]
+    metric: str = RETURN
+
+
+def read_runs(paths: str | Path | Iterable[str | Path], metric: str = RETURN) -> Reading:
+    """Every run below `paths`, each once, with the evaluations of `metric` (a name of results or of the log)."""
+    places = [paths] if isinstance(paths, str | Path) else list(paths)
+    reader = _Reader(metric)
+    for place in places:
+        reader.take(Path(place))
+    return Reading(tuple(reader.runs), tuple(reader.unread), metric)
+
+
+@dataclass
+class _Home:
+    """Where a run is read from, and what its study says of it."""
+
+    place: str
+    name: str
+    read: ReadFile
+    study: str | None = None
+    settings: Mapping[str, Any] | None = None
+    tags: tuple[str, ...] = ()
+    varied: Mapping[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
+
+
+class _Reader:
+    """Goes through paths; `runs` and `unread` fill up. Equal settings are kept once."""
+
+    def __init__(self, metric: str) -> None:
+        self.runs: list[Run] = []
+        self.unread: list[Unread] = []
+        self._metric = metric
+        self._given = ""
+        self._seen: set[tuple[int, int]] = set()
+        self._settings: dict[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {}
+
+    def take(self, path: Path) -> None:
+        """Everything below a path that the caller named."""
+        self._given = str(path)
+        found = len(self.runs) + len(self.unread)
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file or folder")
+        if _inode(path) in self._seen:
+            return
+        if path.is_dir():
+            self._folder(path)
+        elif path.is_file() and zipfile.is_zipfile(path):
+            self._packed(path)
+        else:
+            raise ConfigError(f"{path}: neither a folder nor a packed study")
+        if len(self.runs) + len(self.unread) == found:
+            raise ConfigError(f"{path}: no runs in it (no {RECORD} at any depth)")
+
+    def _is_seen(self, path: Path) -> bool:
+        """Whether it was read before; from now on it is."""
+        known = _inode(path) in self._seen
+        self._seen.add(_inode(path))
+        return known
+
+    def _folder(self, folder: Path) -> None:
+        """A run, a study, or a folder of either; links are followed, each folder once."""
+        try:
+            if self._is_seen(folder):
+                return
+            names = {entry.name: entry.is_dir() for entry in os.scandir(folder)}
+        except OSError as error:
+            self.unread.append(Unread(str(folder), "broken", f"cannot be read: {error.strerror}"))
+            return
+        if RECORD in names:
+            self._run(_Home(str(folder), folder.name, _reader_of(folder)))
+        elif PLAN in names:
+            self._study(folder)
+        elif METRICS in names or RESOLVED in names:
+            self.unread.append(Unread(str(folder), "broken", f"a run folder without {RECORD}"))
+        else:
+            for name in sorted(name for name, is_folder in names.items() if is_folder and name[0] != "."):
+                self._folder(folder / name)
+
+    def _study(self, folder: Path) -> None:
+        read = _reader_of(folder)
+        try:
+            plan = parse_plan(read(PLAN) or b"", str(folder / PLAN))
+        except (RLTrainingError, OSError) as error:
+            self.unread.append(Unread(str(folder), "broken", f"its runs are read without its plan: {error}"))
+        else:
+            self._trials(plan, read, lambda trial: _reader_of(folder / RUNS / trial), str(folder))
+            for trial in plan.trials:
+                if (folder / RUNS / trial.name).is_dir():
+                    self._is_seen(folder / RUNS / trial.name)
+        if (folder / RUNS).is_dir():
+            self._folder(folder / RUNS)
+
+    def _packed(self, file: Path) -> None:
+        try:
+            if self._is_seen(file):
+                return
+            with open_packed(file) as packed:
+                self._trials(packed.plan, packed.read, lambda trial: _inside(packed.read, trial), str(file))
+        except RLTrainingError as error:
+            self.unread.append(Unread(str(file), "broken", str(error)))
+        except OSError as error:
+            self.unread.append(Unread(str(file), "broken", f"cannot be read: {error.strerror or error}"))
+
+    def _trials(self, plan: Plan, read: ReadFile, inside: Callable[[str], ReadFile], place: str) -> None:
+        """The trials of a plan; those without a folder are told by what is known of them."""
+        settings = [identity(one.settings) for one in plan.configurations]
+        for trial in plan.trials:
+            configuration = plan.configurations[trial.configuration]
+            home = _Home(f"{place}/{RUNS}/{trial.name}", trial.name, inside(trial.name), plan.name)
+            home.settings, home.varied = settings[trial.configuration], configuration.changes
+            home.tags = tuple(map(str, configuration.settings.get("tags") or ()))
+            data = read(name := failure_name(trial))
+            home.failure = None if data is None else parse_failure(data, f"{place}/{name}")
+            if home.read(RECORD) is not None:
+                self._run(home)
+            elif home.failure is not None:
+                self.unread.append(Unread(home.place, "failed", home.failure.message))
+            else:
+                self.unread.append(Unread(home.place, "missing", "planned, and not begun"))
+
+    def _run(self, home: _Home) -> None:
+        try:
+            record = parse_run_record(home.read(RECORD) or b"", f"{home.name}/{RECORD}")
+            self.runs.append(self._read(home, record))
+        except RLTrainingError as error:
+            self.unread.append(Unread(home.place, "broken", str(error)))
+        except OSError as error:
+            self.unread.append(Unread(home.place, "broken", f"cannot be read: {error.strerror or error}"))
+
+    def _read(self, home: _Home, record: Mapping[str, Any]) -> Run:
+        notes: list[str] = []
+        settings, tags = self._settings_of(home, notes)
+        log = self._log_of(home, record, notes)
+        status, cause = record["status"], record.get("cause") or record.get("stop_reason")
+        if home.failure is not None and status not in ("finished", "stopped", "diverged"):
+            status, cause = "failed", home.failure.message
+        signs = [log.time, _timestamp(record.get("updated"))]
+        return Run(
+            place=home.place,
+            name=home.name,
+            given=self._given,
+            study=home.study,
+            algo=record["algo"],
+            env_id=record["env_id"],
+            seed=record["seed"],
+            status=status,
+            cause=None if cause is None else str(cause),
+            settings=settings,
+            varied=home.varied,
+            tags=tags,
+            record=record,
+            curve=log.curve,
+            step=log.step,
+            updated=max((sign for sign in signs if sign is not None), default=None),
+            notes=tuple(notes),
+        )
+
+    def _settings_of(self, home: _Home, notes: list[str]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        if home.settings is not None:
+            return home.settings, home.tags
+        data = home.read(RESOLVED)
+        if data is None:
+            notes.append(f"it has no {RESOLVED}: its settings are unknown")
+            return {}, ()
+        text = _SEED.sub("", data.decode("utf-8", "replace"), count=1)
+        if text not in self._settings:
+            self._settings[text] = _parsed(text, notes)
+        return self._settings[text]
+
+    def _log_of(self, home: _Home, record: Mapping[str, Any], notes: list[str]) -> Log:
+        resumed = [moment for text in record["resumed"] if (moment := _timestamp(text)) is not None]
+        try:
+            log = read_log(home.read(METRICS) or b"", self._metric, _timestamp(record.get("created")), resumed)
+        except ValueError as error:
+            notes.append(f"{METRICS} cannot be read: {error}")
+            return Log(Curve())
+        if log.bad:
+            notes.append(f"{log.bad} of its evaluations are not finite numbers")
+        return log
+
+
+def _parsed(text: str, notes: list[str]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Settings and tags in a resolved configuration without its seed."""
+    try:
+        value = read_dumped(text, RESOLVED)
+        if not isinstance(value, dict) or not isinstance(value.get("algo_kwargs"), dict):
+            raise ConfigError(f"{RESOLVED}: not a configuration")
+    except RLTrainingError as error:
+        notes.append(f"its settings are unknown: {error}")
+        return {}, ()
+    tags = value.get("tags")
+    return identity(value), tuple(map(str, tags)) if isinstance(tags, list) else ()
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    of = path.stat()
+    return of.st_dev, of.st_ino
+
+
+def _reader_of(folder: Path) -> ReadFile:
+    def read(name: str) -> bytes | None:
+        path = folder / name
+        if not path.is_file():
+            return None
+        if (size := path.stat().st_size) > _LARGEST_FILE:
+            raise OSError(None, f"{name} has {size:,} bytes, at most {_LARGEST_FILE:,} are read")
+        return path.read_bytes()
+
+    return read
+
+
+def _inside(read: ReadFile, trial: str) -> ReadFile:
+    return lambda name: read(f"{RUNS}/{trial}/{name}")
+
+
+def _timestamp(text: Any) -> float | None:
+    """Unix seconds of a time in run.json; None where it is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,78 @@
+"""Figures as bytes: SVG inside the page, SVG, PDF and PNG as files. The same figure gives the same bytes."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from rl_training.errors import ConfigError
+from rl_training.report.figures import INK, SEED, style
+
+FORMATS = ("svg", "pdf", "png")
+_METADATA: dict[str, dict[str, Any]] = {
+    "svg": dict.fromkeys(("Creator", "Date", "Format", "Type")),
+    "pdf": {"Creator": "rl_training", "Producer": None, "CreationDate": None},
+    "png": {"Software": None},
+}
+_ID = re.compile(r' id="([^"]*)"')
+_DRAWN_SEED = re.compile(rf'<g id="{SEED}[0-9-]*">.*?</g>\s*', re.S)
+_REFERENCE = re.compile(r"#([\w-]+)")
+
+
+def rendered(figure: Figure, kind: str = "svg", name: str = "", *, dpi: float = 200) -> bytes:
+    """A figure as a file of some kind; seeds that are drawn are left out."""
+    seeds = [line for axes in figure.axes for line in axes.lines if str(line.get_gid()).startswith(SEED)]
+    for line in seeds:
+        line.set_visible(False)
+    try:
+        return _saved(figure, kind, name, dpi)
+    finally:
+        for line in seeds:
+            line.set_visible(True)
+
+
+def _saved(figure: Figure, kind: str, name: str, dpi: float) -> bytes:
+    out = io.BytesIO()
+    with style(name):
+        figure.savefig(out, format=kind, metadata=_METADATA[kind], dpi=dpi)
+    return out.getvalue()
+
+
+def svg_with_seeds(figure: Figure, name: str) -> str:
+    """A figure as SVG, with all that is drawn."""
+    return _saved(figure, "svg", name, 72).decode()
+
+
+def without_seeds(svg: str) -> str:
+    return _DRAWN_SEED.sub("", svg)
+
+
+def inline(svg: str, words: str) -> str:
+    """SVG for the page: its ink is the page's, its seeds have a class, and no id is there twice."""
+    text = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    used = set(_REFERENCE.findall(text))
+
+    def keep(match: re.Match[str]) -> str:
+        if match[1].startswith(SEED):
+            return f' class="{SEED}"'
+        return match[0] if match[1] in used else ""
+
+    head, rest = _ID.sub(keep, text).split(">", 1)
+    return f'{head} role="img" aria-label="{words}">{rest}'
+
+
+def save_figure(figure: Figure, path: Path, *, seeds: bool = False) -> None:
+    """Write a figure to a file of the kind its name says."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        raise ConfigError(f"{path}: a figure is a file .svg, .pdf or .png")
+    data = _saved(figure, kind, path.stem, 200) if seeds else rendered(figure, kind, path.stem)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None

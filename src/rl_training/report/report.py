@@ -1,0 +1,187 @@
+"""`Report`: a page, its numbers, its figures and its tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, is_dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.files import package_version, replace_atomically
+from rl_training.report import figures as drawing
+from rl_training.report.curves import Axis
+from rl_training.report.facts import bases, facts_of
+from rl_training.report.grouping import Score, Selection, checked_by
+from rl_training.report.page import Picture, pictures, render
+from rl_training.report.reading import RETURN, read_runs
+from rl_training.report.summary import Options, Summary, summarise
+from rl_training.report.tables import Table, tables
+
+SCHEMA = 1
+_MOST_NAMED = 3
+
+
+class Report:
+    """What some runs say; a notebook shows it as the page."""
+
+    def __init__(self, summary: Summary, title: str) -> None:
+        self.summary, self.title = summary, title
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to `path`, and its numbers beside it, to the same name with `.json`."""
+        path = Path(path)
+        if path.suffix.lower() not in (".html", ".htm"):
+            raise ConfigError(f"{path}: a report is a file .html")
+        page, numbers = self.html().encode(), self.json().encode()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_atomically(path, page)
+            replace_atomically(path.with_suffix(".json"), numbers)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
+        return path
+
+    def html(self) -> str:
+        """The page."""
+        return render(self.summary, self.title)
+
+    def json(self) -> str:
+        """What report.json holds."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every number of the report as plain data."""
+        return _to_dict(self.summary, self.title)
+
+    @cached_property
+    def tables(self) -> dict[str, Table]:
+        """The tables by name; `records()`, `csv()`, `markdown()` and `latex()` of each."""
+        return tables(self.summary)
+
+    @cached_property
+    def figures(self) -> dict[str, Figure]:
+        """The figures of the page by name, as matplotlib's objects."""
+        return {picture.name: picture.figure for picture in _all(self.summary)}
+
+    def curves(self, axis: Axis = "steps", *, seeds: bool = False) -> Figure:
+        """Learning curves, a panel per task."""
+        return drawing.all_curves(self.summary, axis, seeds=seeds)
+
+    def _repr_html_(self) -> str:
+        frame = 'style="width:100%;height:900px;border:0" sandbox="allow-downloads"'
+        return f'<iframe {frame} srcdoc="{escape(self.html())}"></iframe>'
+
+    def __repr__(self) -> str:
+        found = self.summary
+        counts = {"runs": found.reading.runs, "methods": found.methods, "tasks": found.groups.tasks}
+        return f"Report({', '.join(f'{len(of)} {name}' for name, of in counts.items())})"
+
+
+def read(
+    paths: str | Path | Iterable[str | Path],
+    *more: str | Path,
+    metric: str = RETURN,
+    score: Score = "last",
+    at: float | None = None,
+    unfinished: bool = False,
+    by: str = "settings",
+    names: Mapping[str, str] | None = None,
+    normalize: str = "auto",
+    references: Mapping[str, tuple[float, float]] | None = None,
+    threshold: Mapping[str, float] | float | None = None,
+    title: str | None = None,
+) -> Report:
+    """A report of every run below some paths: run folders, folders of them, studies, packed studies.
+
+    `metric` is a name of results or of the log; a run counts with its `last` or `best` evaluation, `at` a step.
+    `by` says what a method is: `settings`, the `path` it was given by, or its `tags`; `names` are other names for
+    methods and tasks. `normalize` is `auto`, `d4rl` or `range`; `references` are the results that score 0 and 1, by
+    task. `threshold` is the result to which steps are counted, for all tasks or by task.
+    """
+    places = [paths, *more] if isinstance(paths, str | Path) else [*paths, *more]
+    selection = Selection(checked_by(by), score, at, unfinished, names or {})
+    options = Options(selection, normalize, references or {}, threshold)
+    return Report(summarise(read_runs(places, metric), options), title or _title(places))
+
+
+def _title(places: Iterable[str | Path]) -> str:
+    names = [Path(place).resolve().stem for place in places]
+    return ", ".join(names[:_MOST_NAMED]) + (" and more" if len(names) > _MOST_NAMED else "")
+
+
+def _all(summary: Summary) -> list[Picture]:
+    found = pictures(summary)
+    curves = [picture for several in found.curves.values() for picture in several]
+    return [*found.overall, *found.improvement, *found.tasks, *curves, *found.settings]
+
+
+def _to_dict(summary: Summary, title: str) -> dict[str, Any]:
+    groups = summary.groups
+    record = {
+        "kind": "rl_training.report",
+        "schema": SCHEMA,
+        "rl_training": package_version(),
+        "title": title,
+        "metric": summary.reading.metric,
+        "options": summary.options,
+        "methods": {
+            method: {"algo": groups.algos[method], "changes": groups.changes[method]} for method in groups.methods
+        },
+        "tasks": {task: {"env_id": groups.env_ids[task], "scale": summary.scales[task]} for task in groups.tasks},
+        "bases": bases(groups),
+        "compared": facts_of(groups),
+        "runs": _runs(summary),
+        "results": list(summary.results.values()),
+        "overall": list(summary.overall.values()),
+        "taus": summary.taus,
+        "pairs": [{**asdict(pair), "better": pair.better} for pair in summary.pairs],
+        "curves": [
+            {"axis": axis, "task": task, "method": method, **asdict(band)}
+            for (axis, task, method), band in summary.bands.items()
+        ],
+        "effects": summary.effects,
+        "choosing": summary.selecting,
+        "troubles": summary.troubles,
+    }
+    found: dict[str, Any] = _plain(record)
+    return found
+
+
+def _runs(summary: Summary) -> list[dict[str, Any]]:
+    return [
+        {
+            "place": run.place,
+            "method": cell.method,
+            "task": cell.task,
+            "seed": run.seed,
+            "status": run.status,
+            "counted": run in cell.runs,
+            "last": run.last,
+            "best": run.best,
+            "step": run.step,
+            "seconds": run.seconds,
+        }
+        for cell in summary.groups.cells.values()
+        for run in cell.seen
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Plain data; numbers that JSON has no name for become null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(item) for name, item in asdict(value).items()}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,189 @@
+"""What few runs can say: robust means, intervals, comparisons.
+
+Scores come as one array per task, one number per seed. Resampling within each task is the stratified bootstrap; the
+interquartile mean (IQM) is the mean of the middle half of all scores. The definitions are those of Agarwal et al.,
+"Deep reinforcement learning at the edge of the statistical precipice" (2021); scipy does the statistics.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+Samples = Sequence[Floats]
+"""scores, one array per task"""
+Statistic = Callable[..., Any]
+"""of samples, taken along `axis`, so that scipy computes it for all resamples at once"""
+
+CONFIDENCE = 0.95
+POWER = 0.8
+RESAMPLES = 9_999
+EXPANDED = "expanded percentile"
+METHODS = ("percentile", "basic", "BCa", EXPANDED)
+METHOD = EXPANDED
+"""the one whose intervals cover the truth most nearly as often as they say; measured by benchmarks/coverage.py"""
+_SEED = 0
+
+
+def iqm(*samples: Floats, axis: int = -1) -> Any:
+    """The interquartile mean of all scores."""
+    return stats.trim_mean(np.concatenate(samples, axis=axis), 0.25, axis=axis)
+
+
+def mean(*samples: Floats, axis: int = -1) -> Any:
+    """The mean over tasks of their means."""
+    return np.mean([np.mean(sample, axis=axis) for sample in samples], axis=0)
+
+
+def median(*samples: Floats, axis: int = -1) -> Any:
+    """The median over tasks of their means."""
+    return np.median([np.mean(sample, axis=axis) for sample in samples], axis=0)
+
+
+def optimality_gap(*samples: Floats, axis: int = -1) -> Any:
+    """By how much scores miss 1 on average; what exceeds 1 makes up for nothing."""
+    return 1.0 - mean(*(np.minimum(sample, 1.0) for sample in samples), axis=axis)
+
+
+def probability_of_improvement(*samples: Floats, axis: int = -1) -> Any:
+    """How likely a run of the first half of the samples beats one of the second on a task; a tie counts half."""
+    ours, theirs = _halves(samples)
+    wins = [
+        stats.mannwhitneyu(x, y, axis=axis, method="asymptotic").statistic / (x.shape[axis] * y.shape[axis])
+        for x, y in zip(ours, theirs)
+    ]
+    return np.mean(wins, axis=0)
+
+
+def difference_of_iqm(*samples: Floats, axis: int = -1) -> Any:
+    """IQM of the first half of the samples minus that of the second."""
+    ours, theirs = _halves(samples)
+    return iqm(*ours, axis=axis) - iqm(*theirs, axis=axis)
+
+
+def profile(thresholds: Floats) -> Statistic:
+    """The share of runs whose score exceeds each threshold, tasks counting alike."""
+
+    def shares(*samples: Floats, axis: int = -1) -> Any:
+        return np.stack([mean(*(np.asarray(x > t, float) for x in samples), axis=axis) for t in thresholds])
+
+    return shares
+
+
+def _halves(samples: Samples) -> tuple[Samples, Samples]:
+    middle = len(samples) // 2
+    return samples[:middle], samples[middle:]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A statistic, and where the truth lies by an interval of `CONFIDENCE`; None where one seed tells nothing."""
+
+    value: Any
+    low: Any = None
+    high: Any = None
+    error: Any = None  # the standard error
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low is not None and bool(self.low > 0 or self.high < 0)
+
+
+def estimate(
+    samples: Samples, statistic: Statistic = iqm, *, method: str = METHOD, resamples: int = RESAMPLES
+) -> Estimate:
+    """`statistic` with its interval; scores are along the last axis, any other axis is computed at once."""
+    samples = [np.asarray(sample, dtype=np.float64) for sample in samples]
+    value = statistic(*samples, axis=-1)
+    if any(sample.shape[-1] < 2 for sample in samples):
+        return Estimate(value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # BCa has none where all scores are equal
+        found = stats.bootstrap(
+            tuple(samples),
+            statistic,
+            n_resamples=resamples,
+            vectorized=True,
+            axis=-1,
+            confidence_level=_level(samples) if method == EXPANDED else CONFIDENCE,
+            method="percentile" if method == EXPANDED else method,
+            rng=np.random.default_rng(_SEED),
+        )
+    low, high = (np.where(np.isnan(end), value, end) for end in found.confidence_interval)
+    return Estimate(value, low[()], high[()], found.standard_error)
+
+
+def _level(samples: Samples) -> float:
+    """The level at which percentiles of few scores have the width of Student's interval.
+
+    Resamples of n scores vary by a factor of (n - 1) / n too little, and the normal distribution has thinner tails
+    than Student's; Hesterberg, "What teachers should know about the bootstrap" (2015), widens percentiles by both.
+    """
+    scores = sum(sample.shape[-1] for sample in samples)
+    freedom = scores - len(samples)
+    tail = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * math.sqrt(scores / freedom)
+    return float(1 - 2 * stats.norm.sf(tail))
+
+
+def compare(ours: Samples, theirs: Samples, statistic: Statistic = difference_of_iqm) -> Estimate:
+    """Two methods on the same tasks."""
+    return estimate([*ours, *theirs], statistic)
+
+
+def detectable(difference: Estimate) -> float | None:
+    """The smallest true difference that so many seeds would have shown in `POWER` of all repetitions."""
+    if difference.error is None:
+        return None
+    return float((stats.norm.ppf((1 + CONFIDENCE) / 2) + stats.norm.ppf(POWER)) * difference.error)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The true score of what a bandit holds for best, after 1, 2, … evaluations."""
+
+    mean: Floats
+    low: Floats  # half of all choosers end between these
+    high: Floats
+
+
+def choice(
+    scores: Floats,
+    spreads: Floats,
+    evaluations: int = 100,
+    *,
+    arms: int = 8,
+    trials: int = 2_000,
+    alpha: float = 2.0,
+) -> Choice:
+    """The score expected of choosing among trained policies by so many episodes played online.
+
+    The protocol of Jackson et al., "A clean slate for offline reinforcement learning" (2025): UCB pulls one of
+    `arms` policies drawn at random, and at each moment names the one with the best mean so far. `scores` are the
+    policies' true scores, `spreads` the deviations of single episodes, which are drawn from normal distributions.
+    """
+    rng = np.random.default_rng(_SEED)
+    arms, rows = min(arms, len(scores)), np.arange(trials)
+    drawn = rng.permuted(np.tile(np.arange(len(scores)), (trials, 1)), axis=1)[:, :arms]  # [trials, arms]
+    true, spread = scores[drawn], spreads[drawn]
+    pulls, sums = np.zeros((trials, arms)), np.zeros((trials, arms))
+    named = np.empty((evaluations, trials))
+    for number in range(evaluations):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            bonus = np.sqrt(alpha * math.log(number + 1) / pulls)
+            bound = np.where(pulls > 0, sums / pulls + bonus, np.inf)
+        arm = np.argmax(bound + rng.random(bound.shape) * 1e-9 * (pulls > 0), axis=1)
+        pulls[rows, arm] += 1
+        sums[rows, arm] += rng.normal(true[rows, arm], spread[rows, arm])
+        with np.errstate(invalid="ignore"):
+            best = np.argmax(np.where(pulls > 0, sums / pulls, -np.inf), axis=1)
+        named[number] = true[rows, best]
+    low, high = np.quantile(named, [0.25, 0.75], axis=1)
+    return Choice(named.mean(axis=1), low, high)

@@ -1,0 +1,276 @@
+"""What a report says, as data: all of report.json, from which tables, figures and the page are made."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from rl_training.experiment.vocabulary import tag_of
+from rl_training.report import statistics
+from rl_training.report.curves import AXES, Axis, Band, band, first_above
+from rl_training.report.grouping import Cell, Groups, Selection, Trouble, group
+from rl_training.report.normalising import Scale, scale_of
+from rl_training.report.reading import RETURN, Reading
+from rl_training.report.statistics import Estimate, Floats, estimate
+from rl_training.report.sweeps import Effect, Selecting, effects, selecting
+
+MOST_SHOWN = 8
+"""methods that are drawn and compared in pairs; tables have all"""
+_THRESHOLD = 0.9
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a report is asked for."""
+
+    selection: Selection = field(default_factory=Selection)
+    normalize: str = "auto"
+    references: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    threshold: Mapping[str, float] | float | None = None
+    """a return, for all tasks or by task; None: 90 % of the way from the first evaluations to the best IQM"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A method on a task."""
+
+    method: str
+    task: str
+    values: Floats  # one per seed
+    last: Estimate  # IQM
+    best: Estimate  # IQM of each run's best evaluation
+    chosen: Estimate  # the one of the two that counts
+    threshold: float | None
+    reached: int  # runs that reached it,
+    steps_to: float | None  # and the median of the steps of all, where half of them did
+
+    @property
+    def seeds(self) -> int:
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.values))
+
+    @property
+    def std(self) -> float | None:
+        return float(np.std(self.values, ddof=1)) if self.seeds > 1 else None
+
+
+@dataclass(frozen=True)
+class Overall:
+    """A method over all tasks, in scores."""
+
+    method: str
+    iqm: Estimate
+    median: Estimate
+    mean: Estimate
+    gap: Estimate
+    profile: Estimate
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two methods on a task, in returns, or over all (`task` None), in scores."""
+
+    first: str
+    second: str
+    task: str | None
+    difference: Estimate
+    probability: Estimate
+    detectable: float | None
+
+    @property
+    def better(self) -> str | None:
+        """Who is better, where the interval of the difference excludes 0."""
+        if not self.difference.excludes_zero:
+            return None
+        return self.first if self.difference.value > 0 else self.second
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Everything a report says."""
+
+    reading: Reading
+    options: Options
+    groups: Groups
+    results: Mapping[tuple[str, str], Result]
+    scales: Mapping[str, Scale | None]
+    overall: Mapping[str, Overall]  # of methods that have results on every task, where there are several
+    taus: Floats  # of the profiles
+    shown: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+    effects: tuple[Effect, ...]
+    selecting: tuple[Selecting, ...]
+
+    @property
+    def troubles(self) -> tuple[Trouble, ...]:
+        return self.groups.troubles
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Those with a result."""
+        return tuple(task for task in self.groups.tasks if any((m, task) in self.results for m in self.methods))
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return self.groups.methods
+
+    @cached_property
+    def bands(self) -> dict[tuple[Axis, str, str], Band]:
+        """Learning curves of the methods shown, by axis, task and method."""
+        found = {}
+        for axis, task, method in itertools.product(AXES, self.groups.tasks, self.shown):
+            curve = band([run.curve for run in self.groups.cell(method, task).seen], axis)
+            if curve is not None:
+                found[axis, task, method] = curve
+        return found
+
+
+def summarise(reading: Reading, options: Options | None = None) -> Summary:
+    """Compute everything a report says of what was read."""
+    options = options or Options()
+    groups = group(reading, options.selection)
+    cells = [cell for cell in groups.cells.values() if cell.runs]
+    thresholds = {task: _threshold(task, groups, options) for task in groups.tasks}
+    results = {(cell.method, cell.task): _result(cell, thresholds[cell.task], options) for cell in cells}
+    scales = {task: _scale(task, groups, results, options) for task in groups.tasks}
+    scores = _scores(groups, results, scales)
+    taus = _taus(scores)
+    several = len({task for _, task in results}) > 1
+    overall = {method: _overall(method, found, taus) for method, found in scores.items()} if several else {}
+    shown = _shown(groups, results, scales)
+    return Summary(
+        reading,
+        options,
+        groups,
+        results,
+        scales,
+        overall,
+        taus,
+        shown,
+        tuple(_pairs(shown, groups.tasks, results, scores if several else {})),
+        tuple(effects(groups, {key: result.values for key, result in results.items()})),
+        tuple(selecting(groups, scales, options.selection)) if tag_of(reading.metric) == tag_of(RETURN) else (),
+    )
+
+
+def _threshold(task: str, groups: Groups, options: Options) -> float | None:
+    given = options.threshold
+    if isinstance(given, Mapping):
+        given = given.get(task, given.get(groups.env_ids[task] or ""))
+    if given is not None:
+        return float(given)
+    cells = [groups.cell(method, task) for method in groups.methods]
+    finals = [_values(cell, options.selection) for cell in cells if cell.runs]
+    if not finals:
+        return None
+    first = float(np.mean([run.curve.values[0] for cell in cells for run in cell.runs]))
+    best = max(float(statistics.iqm(values)) for values in finals)
+    return first + _THRESHOLD * (best - first) if best > first else None
+
+
+def _values(cell: Cell, selection: Selection) -> Floats:
+    return np.array([selection.value_of(run) for run in cell.runs], dtype=np.float64)
+
+
+def _result(cell: Cell, threshold: float | None, options: Options) -> Result:
+    selection = options.selection
+    curves = [run.curve if selection.at is None else run.curve.until(selection.at) for run in cell.runs]
+    last = np.array([curve.values[-1] for curve in curves])
+    best = np.array([curve.values.max() for curve in curves])
+    steps = [] if threshold is None else [first_above(curve, threshold) for curve in curves]
+    reached = [step for step in steps if step is not None]
+    late = sorted(reached) + [np.inf] * (len(curves) - len(reached))
+    middle = float(np.median(late)) if late else np.inf
+    found = {"last": estimate([last]), "best": estimate([best])}
+    return Result(
+        cell.method,
+        cell.task,
+        last if selection.score == "last" else best,
+        found["last"],
+        found["best"],
+        found[selection.score],
+        threshold,
+        len(reached),
+        middle if np.isfinite(middle) else None,
+    )
+
+
+Results = Mapping[tuple[str, str], Result]
+
+
+def _scale(task: str, groups: Groups, results: Results, options: Options) -> Scale | None:
+    found = [result.values for (_, of), result in results.items() if of == task]
+    return scale_of(task, groups.env_ids[task], found, options.normalize, options.references)
+
+
+def _scores(groups: Groups, results: Results, scales: Mapping[str, Scale | None]) -> dict[str, dict[str, Floats]]:
+    """Scores by method and task, of methods that have them on every task that can be scored."""
+    tasks = [task for task in groups.tasks if scales[task] is not None]
+    found: dict[str, dict[str, Floats]] = {}
+    for method in groups.methods:
+        if tasks and all((method, task) in results for task in tasks):
+            scaled = {task: scales[task] for task in tasks}
+            found[method] = {
+                task: scale.score(results[method, task].values)
+                for task, scale in scaled.items()
+                if scale is not None
+            }
+    return found
+
+
+def _taus(scores: Mapping[str, Mapping[str, Floats]]) -> Floats:
+    values = [value for found in scores.values() for sample in found.values() for value in sample]
+    low, high = (min(0.0, *values), max(1.0, *values)) if values else (0.0, 1.0)
+    return np.linspace(low, high, 101)
+
+
+def _overall(method: str, scores: Mapping[str, Floats], taus: Floats) -> Overall:
+    samples = list(scores.values())
+    return Overall(
+        method,
+        iqm=estimate(samples, statistics.iqm),
+        median=estimate(samples, statistics.median),
+        mean=estimate(samples, statistics.mean),
+        gap=estimate(samples, statistics.optimality_gap),
+        profile=estimate(samples, statistics.profile(taus), resamples=1_999),
+    )
+
+
+def _shown(groups: Groups, results: Results, scales: Mapping[str, Scale | None]) -> tuple[str, ...]:
+    """The methods that are drawn: all, or the best of too many, by their mean score."""
+    if len(groups.methods) <= MOST_SHOWN:
+        return groups.methods
+    means: dict[str, float] = {}
+    for method in groups.methods:
+        known = [(results[method, task], scales[task]) for task in groups.tasks if (method, task) in results]
+        found = [scale.score(result.values).mean() for result, scale in known if scale is not None]
+        means[method] = float(np.mean(found)) if found else -np.inf
+    best = sorted(groups.methods, key=lambda method: -means[method])[:MOST_SHOWN]
+    return tuple(method for method in groups.methods if method in best)
+
+
+def _pairs(
+    shown: Sequence[str], tasks: Sequence[str], results: Results, scores: Mapping[str, Mapping[str, Floats]]
+) -> list[Pair]:
+    found = []
+    for first, second in itertools.combinations(shown, 2):
+        if first in scores and second in scores:
+            found.append(_pair(first, second, None, list(scores[first].values()), list(scores[second].values())))
+        for task in tasks:
+            if (first, task) in results and (second, task) in results:
+                ours, theirs = results[first, task].values, results[second, task].values
+                found.append(_pair(first, second, task, [ours], [theirs]))
+    return found
+
+
+def _pair(first: str, second: str, task: str | None, ours: list[Floats], theirs: list[Floats]) -> Pair:
+    difference = statistics.compare(ours, theirs)
+    probability = statistics.compare(ours, theirs, statistics.probability_of_improvement)
+    return Pair(first, second, task, difference, probability, statistics.detectable(difference))

@@ -1,0 +1,309 @@
+"""The tables of a report, and each of them as records, CSV, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rl_training.experiment.vocabulary import METRICS, tag_of
+from rl_training.report.facts import facts_of
+from rl_training.report.statistics import Estimate
+from rl_training.report.summary import Pair, Result, Summary
+
+Cell = str | float | int | Estimate | None
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "–": "--",
+    "…": r"\dots{}",
+}
+_SHORT = 24
+# What a spreadsheet would take for a formula.
+_FORMULA = re.compile(r"^[=+\-@\t\r]")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of plain values; an `Estimate` is shown with its interval."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Each row by column; of an estimate also `… low` and `… high`."""
+        found = []
+        for row in self.rows:
+            record: dict[str, Any] = {}
+            for column, cell in zip(self.columns, row):
+                if isinstance(cell, Estimate):
+                    ends = {"": cell.value, " low": cell.low, " high": cell.high}
+                    record |= {column + end: _plain(value) for end, value in ends.items()}
+                else:
+                    record[column] = _plain(cell)
+            found.append(record)
+        return found
+
+    def texts(self) -> list[list[str]]:
+        """The cells as they are read."""
+        return [[text_of(cell) for cell in row] for row in self.rows]
+
+    def csv(self) -> str:
+        out = io.StringIO()
+        records = self.records()
+        columns = list(dict.fromkeys(name for record in records for name in record)) or list(self.columns)
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(columns)
+        for record in records:
+            writer.writerow(_safe(record.get(name)) for name in columns)
+        return out.getvalue()
+
+    def markdown(self) -> str:
+        def line(cells: Sequence[str]) -> str:
+            return "| " + " | ".join(cells) + " |"
+
+        rule = "|" + "|".join("---:" if self.is_number(i) else "---" for i in range(len(self.columns))) + "|"
+        rows = [[_markdown(cell) for cell in row] for row in (self.columns, *self.texts())]
+        return "\n".join([line(rows[0]), rule, *map(line, rows[1:])]) + "\n"
+
+    def latex(self) -> str:
+        """A tabular for the package booktabs."""
+        kinds = "".join("r" if self.is_number(i) else "l" for i in range(len(self.columns)))
+        rows = [" & ".join(_latex(cell) for cell in row) + r" \\" for row in (self.columns, *self.texts())]
+        body = [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule"]
+        return "\n".join([*body, r"\end{tabular}"]) + "\n"
+
+    def is_number(self, column: int) -> bool:
+        return any(isinstance(row[column], int | float | Estimate) for row in self.rows)
+
+    def is_short(self, column: int) -> bool:
+        """Whether the texts of a column need no breaks."""
+        return all(len(text_of(row[column])) <= _SHORT for row in self.rows)
+
+    def slim(self) -> tuple[Table, list[tuple[str, str]]]:
+        """The table without columns that are empty or the same in every row, and the latter by name."""
+        cells = [{text_of(row[i]) for row in self.rows} for i in range(len(self.columns))]
+        kept = [i for i, found in enumerate(cells) if len(found) > 1]
+        same = [(name, *found) for name, found in zip(self.columns, cells) if len(found) == 1]
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        slim = Table(self.name, self.title, tuple(self.columns[i] for i in kept), rows)
+        return slim, [(name, text) for name, text in same if text not in ("", "–")]
+
+
+def number(value: Any, like: float = 0.0) -> str:
+    """A number to about three digits, as many decimals as a number of the size `like` has."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    size = max(abs(float(value)), abs(like))
+    if size >= 1000 or (isinstance(value, int) and not isinstance(value, bool)):
+        return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 0.01 or size == 0 else f"{value:.2g}"
+
+
+def text_of(cell: Cell) -> str:
+    """A cell as it is read."""
+    if isinstance(cell, Estimate):
+        if cell.low is None:
+            return number(cell.value)
+        value, low, high = (number(x, like=abs(cell.value)) for x in (cell.value, cell.low, cell.high))
+        return f"{value} [{low}, {high}]"
+    return cell if isinstance(cell, str) else number(cell)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    return float(value) if math.isfinite(value) else None
+
+
+def _safe(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def _markdown(text: str) -> str:
+    escaped = re.sub(r"([\\|<>`*_\[\]])", r"\\\1", text)
+    return re.sub(r"\s*[\r\n]+\s*", " ", escaped)
+
+
+def _latex(text: str) -> str:
+    return re.sub(r"\s*[\r\n]+\s*", " ", "".join(_LATEX.get(letter, letter) for letter in text))
+
+
+def words_of(metric: str) -> str:
+    """The metric of a report in words."""
+    return next((known.words for known in METRICS if known.tag and known.tag == tag_of(metric)), metric)
+
+
+def _by_task(summary: Summary) -> Table:
+    columns = (
+        "task",
+        "method",
+        "seeds",
+        "mean ± std",
+        "IQM, last",
+        "IQM, best",
+        "threshold",
+        "reached by",
+        "steps to it",
+    )
+    rows = [
+        _row(summary.results[method, task])
+        for task in summary.tasks
+        for method in summary.methods
+        if (method, task) in summary.results
+    ]
+    return Table("tasks", f"By task: {words_of(summary.reading.metric)}", columns, tuple(rows))
+
+
+def _row(result: Result) -> tuple[Cell, ...]:
+    std = "one seed" if result.std is None else f"± {number(result.std)}"
+    reached = f"{result.reached}/{result.seeds}" if result.threshold is not None else None
+    spread = f"{number(result.mean)} {std}" if result.std is not None else f"{number(result.mean)} ({std})"
+    return (
+        result.task,
+        result.method,
+        result.seeds,
+        spread,
+        result.last,
+        result.best,
+        result.threshold,
+        reached,
+        result.steps_to,
+    )
+
+
+def _overall(summary: Summary) -> Table:
+    columns = ("method", "IQM", "median", "mean", "optimality gap")
+    rows = [(one.method, one.iqm, one.median, one.mean, one.gap) for one in summary.overall.values()]
+    return Table("overall", "Over all tasks: normalised scores", columns, tuple(rows))
+
+
+def verdict(pair: Pair) -> str:
+    """What may be said of two methods."""
+    if pair.difference.low is None:
+        return "one seed: no interval"
+    return f"{pair.better} is better" if pair.better else "no difference shown"
+
+
+def _pairs(summary: Summary) -> Table:
+    columns = ("task", "first", "second", "difference of IQM", "P(first > second)", "detectable", "verdict")
+    order: dict[str | None, int] = {task: i for i, task in enumerate((None, *summary.tasks))}
+    rows = [
+        (
+            pair.task or "all (scores)",
+            pair.first,
+            pair.second,
+            pair.difference,
+            pair.probability,
+            pair.detectable,
+            verdict(pair),
+        )
+        for pair in sorted(summary.pairs, key=lambda pair: order.get(pair.task, 0))
+    ]
+    return Table("differences", "Differences, and what the seeds can say", columns, tuple(rows))
+
+
+def _facts(summary: Summary) -> Table:
+    columns = (
+        "task",
+        "method",
+        "seeds",
+        "differs from its base",
+        "budget",
+        "episodes",
+        "data",
+        "versions",
+        "device",
+        "seconds",
+        "updates/s",
+        "trained together",
+    )
+    rows = [
+        (
+            one.task,
+            one.method,
+            one.seeds,
+            one.differs,
+            one.budget,
+            one.episodes,
+            one.data,
+            one.versions,
+            one.device,
+            one.seconds,
+            one.updates_per_second,
+            one.together,
+        )
+        for one in facts_of(summary.groups)
+    ]
+    return Table("compared", "What was compared", columns, tuple(rows))
+
+
+def _scales(summary: Summary) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for task in summary.tasks:
+        scale = summary.scales[task]
+        none = (None, None, "none: every run has the same result")
+        rows.append((task, *(none if scale is None else (scale.low, scale.high, scale.source))))
+    return Table("scales", "Normalisation", ("task", "scores 0", "scores 1", "by"), tuple(rows))
+
+
+def _effects(summary: Summary) -> Table:
+    rows = [
+        (one.task, one.algo, one.setting, str(value), len(values), found)
+        for one in summary.effects
+        for value, values, found in zip(one.values, one.results, one.iqm)
+    ]
+    columns = ("task", "algorithm", "setting", "value", "runs", "IQM")
+    return Table("settings", "Results against each setting", columns, tuple(rows))
+
+
+def _selecting(summary: Summary) -> Table:
+    moments = (1, 5, 10, 20, 50, 100)
+    rows: list[tuple[Cell, ...]] = [
+        (one.task, one.algo, one.policies, *(float(one.scores.mean[k - 1]) for k in moments), one.best)
+        for one in summary.selecting
+    ]
+    columns = ("task", "algorithm", "policies", *(f"k = {k}" for k in moments), "best policy")
+    return Table("choosing", "Expected score when choosing with k episodes online", columns, tuple(rows))
+
+
+def _troubles(summary: Summary) -> Table:
+    rows = tuple((one.place, one.what, one.reason, one.effect) for one in summary.troubles)
+    return Table("troubles", "Failed, diverged, unfinished, missing", ("run", "is", "because", "effect"), rows)
+
+
+_MAKERS: tuple[Callable[[Summary], Table], ...] = (
+    _overall,
+    _by_task,
+    _pairs,
+    _effects,
+    _selecting,
+    _facts,
+    _scales,
+    _troubles,
+)
+
+
+def tables(summary: Summary) -> dict[str, Table]:
+    """Every table that has rows, by name."""
+    found = (make(summary) for make in _MAKERS)
+    return {table.name: table for table in found if table.rows}

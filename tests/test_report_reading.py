@@ -1,0 +1,211 @@
+"""Reading run folders: any depth, age and state; what cannot be read is listed with its reason."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml, read_dumped
+from rl_training.report.logs import read_log
+from rl_training.report.reading import read_runs
+from rl_training.study.packing import pack
+from rl_training.study.plan import read_plan
+from rl_training.study.trials import Failure, note_failure
+from tests.report_files import CREATED, log_of, settings_of, write_run
+from tests.runs import interrupted, tiny, train
+from tests.studies import study_in
+
+
+def test_a_run_folder(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [-3.0, -1.0, -2.0], seed=4, settings=settings_of("td3", gamma=0.9))
+    reading = read_runs(run)
+    [found] = reading.runs
+    assert not reading.unread
+    assert (found.algo, found.env_id, found.seed, found.status) == ("td3", "Pendulum-v1", 4, "finished")
+    assert found.settings["algo_kwargs.gamma"] == 0.9
+    assert "seed" not in found.settings
+    assert "output_dir" not in found.settings
+    assert found.curve.steps.tolist() == [100, 200, 300]
+    assert found.curve.updates.tolist() == [100, 200, 250]  # the log tells them between evaluations only
+    assert found.curve.seconds.tolist() == [2, 4, 6]
+    assert found.curve.values.tolist() == [-3, -1, -2]
+    assert (found.last, found.best, found.step) == (-2.0, -1.0, 300)
+    assert (found.created, found.updated) == (CREATED, CREATED + 6)
+
+
+def test_folders_at_any_depth_each_run_once(tmp_path: Path) -> None:
+    for place in ("a", "deep/er/b", "deep/c"):
+        write_run(tmp_path / place)
+    (tmp_path / "deep" / "again").symlink_to(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a" / "checkpoints" / "step_1").mkdir(parents=True)
+    names = [run.name for run in read_runs([tmp_path, tmp_path / "a", str(tmp_path / "deep")]).runs]
+    assert names == ["a", "c", "b"]
+
+
+def test_paths_without_runs_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.txt").write_text("text")
+    for name, message in (
+        ("empty", "no runs in it"),
+        ("nowhere", "no such file"),
+        ("text.txt", "neither a folder"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read_runs(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reason"),
+    [
+        ("run.json", b"{", "damaged"),
+        ("run.json", b"[]", "expected a mapping"),
+        ("run.json", b'{"algo": 3}', "algo is 3"),
+        ("run.json", None, "without run.json"),
+    ],
+)
+def test_broken_runs_are_listed(tmp_path: Path, file: str, text: bytes | None, reason: str) -> None:
+    write_run(tmp_path / "whole")
+    broken = write_run(tmp_path / "broken")
+    (broken / file).unlink()
+    if text is not None:
+        (broken / file).write_bytes(text)
+    reading = read_runs(tmp_path)
+    assert [run.name for run in reading.runs] == ["whole"]
+    [unread] = reading.unread
+    assert (unread.place, unread.kind) == (str(broken), "broken")
+    assert reason in unread.reason
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "note"),
+    [
+        ("metrics.csv", b"a,b\n1,2\n", "not a log"),
+        ("metrics.csv", b'step,time\n"1', ""),
+        ("metrics.csv", None, ""),
+        ("metrics.csv", b"", ""),
+        ("config.resolved.yaml", None, "settings are unknown"),
+        ("config.resolved.yaml", b"a: [", "settings are unknown"),
+        ("config.resolved.yaml", b"- 1\n", "not a configuration"),
+        ("config.resolved.yaml", b"a: &x 1\nb: *x\n", "anchors"),
+        ("config.resolved.yaml", b"- " * 100_000, "nested deeper"),
+        ("config.resolved.yaml", b"\xff\xfe\x00", "settings are unknown"),
+    ],
+)
+def test_a_run_with_a_broken_file_is_read_with_a_note(
+    tmp_path: Path, file: str, text: bytes | None, note: str
+) -> None:
+    run = write_run(tmp_path / "a")
+    (run / file).unlink()
+    if text is not None:
+        (run / file).write_bytes(text)
+    [found] = read_runs(run).runs
+    assert note in " ".join(found.notes)
+    assert bool(found.notes) == bool(note)
+    assert (found.last is None) == (file == "metrics.csv")
+
+
+def test_a_pipe_in_place_of_a_file_does_not_block(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    (run / "metrics.csv").unlink()
+    os.mkfifo(run / "metrics.csv")
+    assert read_runs(run).runs[0].last is None
+
+
+def test_a_torn_line_and_what_is_no_number_are_left_out() -> None:
+    log = log_of([1.0, 2.0]).encode() + b"300,1800000010.0,2,,,inf,\n400,x,2,,,3.0,\n500,1800000012.0,2,,,4.0,9"
+    found = read_log(log, "eval_return_mean")
+    assert (found.curve.values.tolist(), found.bad, found.step) == ([1.0, 2.0], 1, 300)
+
+
+def test_two_rows_of_a_step_are_one_evaluation() -> None:
+    """As version 0.1 wrote them, without a schema."""
+    log = b"step,time,train/n_updates,eval/mean_reward\n10,5.0,7.0,\n10,6.0,,1.5\n20,8.0,17.0,\n20,9.0,,2.5\n"
+    curve = read_log(log, "eval/mean_reward", created=4.0).curve
+    assert (curve.steps.tolist(), curve.updates.tolist()) == ([10, 20], [7, 17])
+    assert (curve.values.tolist(), curve.seconds.tolist()) == ([1.5, 2.5], [2, 5])
+
+
+def test_time_between_an_interruption_and_its_resumption_is_no_work() -> None:
+    log = b"step,time,eval/mean_reward\n1,110.0,1.0\n2,120.0,2.0\n3,1010.0,3.0\n4,1020.0,4.0\n5,5005.0,5.0\n"
+    curve = read_log(log, "eval_return_mean", created=100.0, resumed=[500.0, 1000.0, 5000.0]).curve
+    assert curve.seconds.tolist() == [10, 20, 30, 40, 45]
+
+
+def test_another_metric(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [1.0])
+    for name in ("eval_length_mean", "eval/mean_ep_length"):
+        assert read_runs(tmp_path, metric=name).runs[0].last == 200.0
+    assert read_runs(tmp_path, metric="custom/none").runs[0].last is None
+
+
+def test_real_runs_finished_and_interrupted(tmp_path: Path) -> None:
+    config = tiny("sac", tmp_path, kwargs={"eval_interval": 20}, seed=1)
+    result = train(config)
+    half = interrupted(config.replace(seed=2), 30)
+    runs = {run.seed: run for run in read_runs(tmp_path).runs}
+    assert runs[1].curve.steps.tolist() == [20, 40, 60]
+    assert runs[1].last == result.metrics["eval_return_mean"]
+    assert runs[1].best == result.metrics["eval_return_best"]
+    assert runs[1].settings == runs[2].settings
+    assert runs[1].seconds is not None
+    assert (runs[2].name, runs[2].status) == (half.name, "failed")
+    assert runs[2].cause
+    assert np.all(runs[1].curve.updates <= runs[1].curve.steps)
+
+
+def test_a_study_and_its_packed_file_say_the_same(tmp_path: Path) -> None:
+    study = study_in(tmp_path, seeds=[0, 1, 2], grid={"gamma": [0.9, 0.99]}, set={"eval_interval": 30})
+    study.run(1, quiet=True)
+    plan = read_plan(study.folder)
+    doomed, failed, *_ = plan.trials
+    for trial in (doomed, failed):
+        home = study.folder / "runs" / trial.name
+        home.rename(tmp_path / trial.name)
+    note_failure(study.folder, failed, Failure(4, "it diverged"))
+    write_run(study.folder / "runs" / "stray")
+    folder = read_runs(study.folder)
+    assert [(one.kind, one.reason) for one in folder.unread] == [
+        ("missing", "planned, and not begun"),
+        ("failed", "it diverged"),
+    ]
+    assert [run.name for run in folder.runs if run.study is None] == ["stray"]
+    pack(study.folder, tmp_path / "packed.zip")
+    packed = read_runs(tmp_path / "packed.zip")
+    assert [one.kind for one in packed.unread] == ["missing", "failed"]
+    ours = [run for run in folder.runs if run.study]
+    assert [run.name for run in packed.runs] == [run.name for run in ours]
+    for one, other in zip(packed.runs, ours):
+        assert (one.settings, one.record, one.varied) == (other.settings, other.record, other.varied)
+        assert one.curve.values.tolist() == other.curve.values.tolist()
+        assert set(one.varied) == {"algo_kwargs.gamma"}
+
+
+def test_a_damaged_packed_study_and_plan_are_listed(tmp_path: Path) -> None:
+    study = study_in(tmp_path, seeds=[0], set={"eval_interval": 30})
+    study.run(1, quiet=True)
+    pack(study.folder, tmp_path / "packed.zip")
+    data = bytearray((tmp_path / "packed.zip").read_bytes())
+    data[200:260] = bytes(60)
+    (tmp_path / "packed.zip").write_bytes(data)
+    (study.folder / "plan.json").write_text("{}")
+    reading = read_runs([tmp_path / "packed.zip", study.folder])
+    assert [one.kind for one in reading.unread] == ["broken", "broken"]
+    assert "its runs are read without its plan" in reading.unread[1].reason
+    assert [run.algo for run in reading.runs] == ["dqn"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [1, {"b": None}], "on": "yes", "no": True, "x": 1e-6, "t": "# no\n&"},
+        {"a": "1e3", "b": "*"},
+        {"a": {}},
+    ],
+)
+def test_settings_are_read_fast_and_the_same(value: dict[str, object]) -> None:
+    assert read_dumped(dump_yaml(value), "x") == parse_yaml(dump_yaml(value), "x").value == value
