@@ -16,6 +16,7 @@ from rich.live import Live
 
 from rl_training.console.bar import Pace, Standing, draw, duration, named, per_second
 from rl_training.console.output import Unbreakable, open_nothing
+from rl_training.experiment.vocabulary import tag_of
 
 _NOTEBOOK_WIDTH = 100
 # What takes less than this is not worth a word.
@@ -137,7 +138,7 @@ class Progress:
             bar.close()
 
 
-_RETURNS = {"rollout/ep_rew_mean": "return", "eval/mean_reward": "eval"}
+_RETURNS = {tag_of("rollout_return_mean"): "return", tag_of("eval_return_mean"): "eval"}
 
 
 def _headlines(values: Mapping[str, float]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from rl_training.algorithms.base import Learner, Terms
 from rl_training.algorithms.optim import Follow, Group, apply_lists, follow
 from rl_training.data.sources import TensorSource
 from rl_training.population.stack import Stack, Variant
-from rl_training.runtime.acceleration import Updater
+from rl_training.runtime.acceleration import Updater, compiled
 
 
 class Inputs(NamedTuple):
@@ -54,7 +54,7 @@ class StackedUpdater(Updater):
         self._variants: dict[Hashable, Variant] = {}
         self._functions: dict[Hashable, Callable[..., Any]] = {}
         compiles = first.learner.execution.acceleration == "compile"
-        self._transform = _compiled if compiles else lambda function: function
+        self._transform = compiled if compiles else lambda function: function
         self._apply = self._transform(apply_stacked)
 
     @property
@@ -129,7 +129,3 @@ class StackedUpdater(Updater):
     def _finish(self, terms: Terms, count: int) -> None:
         for i, learner in enumerate(self.stack.learners):
             learner.finish_steps({name: term[i] for name, term in terms.items()}, count)
-
-
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, fullgraph=True, dynamic=False)

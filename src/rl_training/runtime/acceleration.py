@@ -12,7 +12,7 @@ import copy
 import logging
 import shutil
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -77,11 +77,16 @@ def accelerate(learner: Learner, acceleration: Acceleration) -> None:
     execution.acceleration = chosen
     if chosen == "compile":
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 1_024)
-        execution.transform = lambda function: torch.compile(function, fullgraph=True, dynamic=False)
-        execution.apply = torch.compile(apply_lists, fullgraph=True, dynamic=False)
+        execution.transform = compiled
+        execution.apply = compiled(apply_lists)
     if chosen != "eager" and on_gpu:
         execution.branches = tuple(_stream(learner.device) for _ in range(_BRANCHES))
     learner.execution = execution
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` compiled whole, anew for every shape."""
+    return torch.compile(function, fullgraph=True, dynamic=False)
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

@@ -14,11 +14,9 @@ made at once; a population makes those of all its members together.
 
 from __future__ import annotations
 
-import platform
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -30,7 +28,7 @@ from rl_training.data.sources import BatchSource
 from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
-from rl_training.errors import ClaimLost, ConfigError, DivergedError, EnvironmentFailure
+from rl_training.errors import ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid
 from rl_training.experiment.config import TrainConfig
@@ -44,11 +42,12 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig, build_control_callbacks
+from rl_training.runtime.ending import duration, status
 from rl_training.runtime.init_from import starting_point
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.sections import Resolved, Sections
 from rl_training.runtime.session import Session, TrainResult
-from rl_training.runtime.signals import SignalGuard, TrainingInterrupted
+from rl_training.runtime.signals import SignalGuard
 from rl_training.settings import Settings
 from rl_training.spaces import SpaceSpec
 
@@ -230,8 +229,8 @@ def course(
         yield Built(regime)
         opening = _open_session(job, regime, callbacks or (), launch or Launch(), suffix)
         session = open_until_the_end.enter_context(opening)
-        open_until_the_end.enter_context(_duration(session))
-        open_until_the_end.enter_context(_status(session))
+        open_until_the_end.enter_context(duration(session))
+        open_until_the_end.enter_context(status(session))
         if job.checkpoint is None:
             regime.start()
         else:
@@ -409,74 +408,6 @@ def _open_log(folder: RunDirectory, job: Job, progress: Progress, loggers: Seque
     for logger in [*make_loggers(job.config.loggers), *loggers]:
         log.add(logger, facts, kept)
     return log
-
-
-@contextmanager
-def _duration(session: Session) -> Iterator[None]:
-    """Keep in run.json where the run worked and for how long, all its resumptions together."""
-    started, before = time.monotonic(), session.run.record.get("seconds")
-    so_far = float(before) if isinstance(before, int | float) else 0.0
-    session.note_in_run(device=str(session.learner.device), host=platform.node())
-    try:
-        yield
-    finally:
-        session.note_in_run(seconds=round(so_far + time.monotonic() - started, 3))
-
-
-@contextmanager
-def _status(session: Session) -> Iterator[None]:
-    """However the run ends: write its status to run.json, after saving what it learned if it failed."""
-    try:
-        yield
-    except ClaimLost:
-        raise
-    except TrainingInterrupted:
-        session.note_in_run(status="interrupted")
-        raise
-    except DivergedError as error:
-        raise _diverged(session, error) from error
-    except (Exception, SystemExit) as error:
-        what = (
-            "the environment failed"
-            if isinstance(error, EnvironmentFailure)
-            else f"{type(error).__name__} was raised"
-        )
-        _rescue(session, what, error)
-        # A run that failed before it could go on keeps the status it had.
-        status = "failed" if session.begun else session.run.status_before or "failed"
-        session.note_in_run(status=status, cause=f"{type(error).__name__}: {error}")
-        raise
-    except BaseException:
-        session.note_in_run(status="interrupted" if session.begun else session.run.status_before or "interrupted")
-        raise
-    session.note_in_run(status="stopped" if session.should_stop else "finished", stop_reason=session.stop_reason)
-
-
-def _rescue(session: Session, what: str, cause: BaseException) -> None:
-    """Save before the error is raised; failing to save is a warning, so that it does not hide the error."""
-    try:
-        session.rescue(what)
-    except DivergedError as error:
-        raise _diverged(session, error) from cause
-    except Exception as error:
-        session.say(f"warning: not saved: {type(error).__name__}: {error}")
-
-
-def _diverged(session: Session, error: DivergedError) -> DivergedError:
-    """Leave a small file that names the first bad tensor; the error to raise names the last finite checkpoint."""
-    last = session.checkpoint_path
-    report = {
-        "message": str(error),
-        "first_bad": error.first_bad,
-        "step": session.clock.ticks,
-        "last_checkpoint": str(last) if last else None,
-    }
-    with suppress(OSError):  # the error itself says the same
-        place = session.run.path / "divergence.json"
-        files.replace_atomically(place, files.encode_json(report), session.run.fence)
-    session.note_in_run(status="diverged", cause=f"{type(error).__name__}: {error}")
-    advice = f"the last finite checkpoint is {last}" if last is not None else "no checkpoint was written before"
-    return DivergedError(f"{error}; {advice}", first_bad=error.first_bad)
 
 
 def _run_directory(job: Job, launch: Launch, suffix: str | None) -> RunDirectory:
