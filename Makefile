@@ -18,7 +18,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 $(VENV)/.installed-all: $(VENV)/.installed-dev
-	$(INSTALL) --editable '.[dev,ray]'
+	$(INSTALL) --editable '.[dev,ray]' 'ray[tune]'
 	touch $@
 
 train: install

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -207,19 +208,21 @@ class EnvPool:
             self.episodes[index].actions.append(action)
             with _blame(index, self.episodes[index]):
                 self.envs[index].send(action)
-        results: list[Transition] = []
+        answers: dict[int, Transition] = {}
+        lost: list[int] = []
         for index in chosen:
             with _blame(index, self.episodes[index]):
-                results.append(self._receive(index))
-            self.episodes[index].total += results[-1].reward
-            self._seen[index] = results[-1].obs
-        return results
-
-    def _receive(self, index: int) -> Transition:
-        try:
-            return self.envs[index].receive()
-        except EnvLost:
-            return _insist(lambda: self._receive_again(index))
+                try:
+                    answers[index] = self.envs[index].receive()
+                except EnvLost:
+                    lost.append(index)  # all are being made again before the first is replayed
+        for index in lost:
+            with _blame(index, self.episodes[index]):
+                answers[index] = _insist(partial(self._receive_again, index))
+        for index in chosen:
+            self.episodes[index].total += answers[index].reward
+            self._seen[index] = answers[index].obs
+        return [answers[index] for index in chosen]
 
     def _receive_again(self, index: int) -> Transition:
         """The answer to the last action from an environment that has just been made: it must get there first."""

@@ -84,7 +84,7 @@ def connect(address: str, why: str) -> Any:
     try:
         with _signals_kept():
             ray.init(address=address, **options)
-    except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
+    except (ray.exceptions.RayError, ValueError, RuntimeError, OSError) as error:
         raise ConfigError(f"{why} {address}: no connection to a Ray cluster: {_first_line(error)}") from None
     return ray
 
