@@ -17,6 +17,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) --editable '.[dev]'
 	touch $@
 
+$(VENV)/.installed-all: $(VENV)/.installed-dev
+	$(INSTALL) --editable '.[dev,ray]' 'ray[tune]'
+	touch $@
+
 train: install
 	$(BIN)/rl-training train --config configs/redq/pendulum.yaml
 
@@ -29,7 +33,7 @@ lint: $(VENV)/.installed-dev
 test: lint
 	$(BIN)/python -m pytest -q -n 2
 
-test-all: lint
+test-all: lint $(VENV)/.installed-all
 	$(BIN)/python -m pytest -q -n 2 -m ''
 
 clean:

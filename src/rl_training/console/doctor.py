@@ -35,6 +35,7 @@ _EXTRAS = {
     "video": ("imageio-ffmpeg", "pygame-ce|pygame"),
     "wandb": ("wandb",),
     "tune": ("optuna",),
+    "ray": ("ray",),
 }
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++")
 _LITTLE_DISK = 2**30

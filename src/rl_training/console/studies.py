@@ -32,6 +32,12 @@ def sweep(
     gpus: Annotated[
         str | None, typer.Option(metavar="0,1", help="GPUs to share out among the workers, one each.")
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Run the workers on a Ray cluster: auto, local or host:port (extra `ray`)."
+        ),
+    ] = None,
     retry: Annotated[
         Retry | None, typer.Option(help="Try failed trials again, unless they would fail in the same way.")
     ] = None,
@@ -45,6 +51,7 @@ def sweep(
     status = study.run(
         workers,
         gpus=parse_gpus(gpus),
+        ray=ray,
         retry_failed=retry is not None,
         allow_import=allow_import,
         quiet=flags.quiet,

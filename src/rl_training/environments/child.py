@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import traceback
+from collections.abc import Callable
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from typing import Any
@@ -27,24 +28,31 @@ def is_env_process() -> bool:
     return sys.orig_argv[-1:] == [MARK]
 
 
+def be_env_process() -> None:
+    """Mark a process that somebody else has started, and that is now an environment's."""
+    sys.orig_argv.append(MARK)
+
+
 def main(handle: int) -> None:
     """Serve the connection with this file descriptor; its other end closed means that nobody is there any more."""
     connection: Connection[Any, Any] = Connection(handle)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         spawn.prepare(connection.recv())
-        _serve(connection, _Served(connection.recv_bytes()))
+        _serve(connection, Served(connection.recv_bytes()))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # as multiprocessing ends its processes: threads that an environment left behind do not matter
 
 
-class _Served:
+class Served:
     """An environment made before it is asked for, so that several are made side by side; a failure waits too."""
 
-    def __init__(self, order: bytes) -> None:
+    def __init__(self, order: bytes, prepare: Callable[[], None] = lambda: None) -> None:
+        """`prepare` is what must be done before the order can be read."""
         self.env: LocalEnv | None = None
         self._failure: tuple[str, str] | None = None
         try:
+            prepare()
             self.env = _made(pickle.loads(order))  # noqa: S301 - from the process that started this one
         except (Exception, SystemExit) as error:
             self._failure = _told(error)
@@ -62,6 +70,10 @@ class _Served:
             return "error", _told(error)
         return "ok", (result.obs, result.reward, result.terminated, result.truncated)
 
+    def close(self) -> None:
+        if self.env is not None:
+            self.env.close()
+
 
 def _made(order: EnvOrder) -> LocalEnv:
     order.prepare()
@@ -72,11 +84,10 @@ def _told(error: BaseException) -> tuple[str, str]:
     return f"{type(error).__name__}: {error}", traceback.format_exc()
 
 
-def _serve(connection: Connection[Any, Any], served: _Served) -> None:
+def _serve(connection: Connection[Any, Any], served: Served) -> None:
     while True:
         command, argument = connection.recv()
         if command == "close":
-            if served.env is not None:
-                served.env.close()
+            served.close()
             return
         connection.send(served.answer(command, argument))

@@ -8,8 +8,10 @@ actions, and a resumed run can replay it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +26,22 @@ from rl_training.structured import Misfit
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
 
+Answer = TypeVar("Answer")
+# How often in a row an environment is made again elsewhere before its run fails.
+_MOST_LOSSES = 3
 _STEP = "(observation, reward, terminated, truncated, info)"
 
 
 class WrongAnswer(Exception):
     """An environment answered in another form than its spaces and Gymnasium's interface promise."""
+
+
+class EnvLost(Exception):
+    """The machine of an environment was lost, and with it the episode; a new environment has taken its place."""
+
+
+class NotReplayed(Exception):
+    """An environment that was lost and made again did not come back to where it had been."""
 
 
 @dataclass(slots=True)
@@ -45,7 +58,8 @@ class SteppedEnv(Protocol):
     """One environment of a pool, wherever it lives.
 
     Each action that is sent is answered once, so that several environments can work side by side. What goes wrong
-    is raised; the pool says in which environment.
+    is raised; the pool says in which environment. `EnvLost` is not the environment's fault: the pool replays its
+    episode in the one that took its place.
     """
 
     def reset(self, seed: int) -> NDArray[np.float32]: ...
@@ -127,10 +141,22 @@ class Episode:
     total: float = 0.0
 
 
+def require_place(config: TrainConfig) -> None:
+    """Refuse `environments: ray` where there is no Ray, before anything is built."""
+    if config.environments == "ray":
+        from rl_training.environments.ray_actors import require_ray
+
+        require_ray("environments: ray")
+
+
 def _kind(config: TrainConfig) -> Callable[[TrainConfig, Given | None], SteppedEnv]:
     """What makes environments where `environments` says they live."""
     if config.environments == "local":
         return LocalEnv
+    if config.environments == "ray":
+        from rl_training.environments.ray_actors import RayEnv
+
+        return RayEnv
     from rl_training.environments.processes import ProcessEnv
 
     return ProcessEnv
@@ -158,6 +184,7 @@ class EnvPool:
         self.purpose = purpose
         self.envs = _made(config, given)
         self._before: list[tuple[int, float]] = []
+        self._seen: dict[int, NDArray[np.float32]] = {}  # the last observation of each
         self.episodes = [Episode(-1, 0, []) for _ in self.envs]
 
     def reset(self, index: int, place: tuple[int, int] | None = None) -> NDArray[np.float32]:
@@ -167,7 +194,8 @@ class EnvPool:
         seed = episode_seed(self.seed, self.purpose, column, number)
         self.episodes[index] = Episode(number, seed, [])
         with _blame(index, self.episodes[index]):
-            return self.envs[index].reset(seed)
+            self._seen[index] = _insist(lambda: self.envs[index].reset(seed))
+        return self._seen[index]
 
     def step(self, actions: NDArray[Any], indices: Sequence[int] | None = None) -> list[Transition]:
         """Step every environment, or those in `indices`; `actions` has a row for each, in the environment's units.
@@ -187,13 +215,35 @@ class EnvPool:
                 self.envs[index].send(action)
 
     def receive(self, indices: Sequence[int] | None = None) -> list[Transition]:
-        """The second half: what they answer."""
-        results: list[Transition] = []
-        for index in range(len(self.envs)) if indices is None else indices:
+        """The second half: what they answer; one that was lost is brought back to where it was."""
+        chosen = range(len(self.envs)) if indices is None else indices
+        answers: dict[int, Transition] = {}
+        lost: list[int] = []
+        for index in chosen:
             with _blame(index, self.episodes[index]):
-                results.append(self.envs[index].receive())
-            self.episodes[index].total += results[-1].reward
-        return results
+                try:
+                    answers[index] = self.envs[index].receive()
+                except EnvLost:
+                    lost.append(index)  # all are being made again before the first is replayed
+        for index in lost:
+            with _blame(index, self.episodes[index]):
+                answers[index] = _insist(partial(self._receive_again, index))
+        for index in chosen:
+            self.episodes[index].total += answers[index].reward
+            self._seen[index] = answers[index].obs
+        return [answers[index] for index in chosen]
+
+    def _receive_again(self, index: int) -> Transition:
+        """The answer to the last action from an environment that has just been made: it must get there first."""
+        episode, env = self.episodes[index], self.envs[index]
+        *before, action = episode.actions
+        if not np.array_equal(self._replayed(index, episode.seed, before), self._seen[index]):
+            raise NotReplayed(
+                f"it was lost with its machine, and elsewhere its first {len(before)} actions led to another "
+                "observation: it does not depend on its seed alone"
+            )
+        env.send(action)
+        return env.receive()
 
     def forget_step(self) -> None:
         """Undo, in the running episodes, a step in which some environment failed."""
@@ -204,17 +254,29 @@ class EnvPool:
     def replay(self, index: int, episode: Episode) -> NDArray[np.float32]:
         """Bring one environment to where `episode` was: reset with its seed, repeat its actions."""
         self.episodes[index] = episode
-        env = self.envs[index]
         with _blame(index, episode):
-            obs = env.reset(episode.seed)
-            for action in episode.actions:
-                env.send(action)
-                obs = env.receive().obs
+            self._seen[index] = _insist(lambda: self._replayed(index, episode.seed, episode.actions))
+        return self._seen[index]
+
+    def _replayed(self, index: int, seed: int, actions: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+        env = self.envs[index]
+        obs = env.reset(seed)
+        for action in actions:
+            env.send(action)
+            obs = env.receive().obs
         return obs
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+
+def _insist(attempt: Callable[[], Answer]) -> Answer:
+    """What `attempt` returns, though the environment may be lost meanwhile, a few times."""
+    for _ in range(_MOST_LOSSES):
+        with suppress(EnvLost):
+            return attempt()
+    return attempt()
 
 
 class _blame:  # noqa: N801 - reads as a verb

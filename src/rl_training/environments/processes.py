@@ -31,13 +31,17 @@ if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
 
 # A fresh interpreter may take long to import its libraries before it can answer for the first time.
-_START_SECONDS = 120.0
-_GUARD = (
-    "with environments: processes a script that defines its environment needs "
-    '`if __name__ == "__main__":` around its training call'
-)
+START_SECONDS = 120.0
 # Environments stand side by side already; a user's own values win.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def guard(where: str) -> str:
+    """What a main script lacks that trains while it is imported again; `where` is the setting `environments`."""
+    return (
+        f"with environments: {where} a script that defines its environment needs "
+        '`if __name__ == "__main__":` around its training call'
+    )
 
 
 class EnvProcessDied(Exception):
@@ -63,10 +67,15 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def import_path() -> list[str]:
+    """Where this process finds modules."""
+    return [os.getcwd() if place == "" else str(place) for place in sys.path]  # noqa: PTH109
+
+
 def _start(handle: int) -> subprocess.Popen[bytes]:
     """Start a child that serves this file descriptor, with the interpreter, flags and path of this process."""
-    path = [os.getcwd() if place == "" else str(place) for place in sys.path]  # noqa: PTH109
-    program = f"import sys; sys.path[:] = {path!a}; from rl_training.environments.child import main; main({handle})"
+    path = f"import sys; sys.path[:] = {import_path()!a}"
+    program = f"{path}; from rl_training.environments.child import main; main({handle})"
     interpreter = spawn.get_command_line()[:-3]  # without multiprocessing's own program
     with _signals_held():
         return subprocess.Popen(  # noqa: S603
@@ -77,7 +86,7 @@ def _start(handle: int) -> subprocess.Popen[bytes]:
         )
 
 
-def _preparation(main: bool) -> dict[str, Any]:
+def preparation(main: bool) -> dict[str, Any]:
     """What `spawn.prepare` does first in the child: `sys.argv` and, if need be, importing the main script."""
     known = spawn.get_preparation_data("environment")
     wanted = ("name", "sys_argv", "init_main_from_name", "init_main_from_path")
@@ -99,7 +108,7 @@ class ProcessEnv:
 
     def __init__(self, config: TrainConfig, given: Given | None = None) -> None:
         if is_env_process():
-            raise RuntimeError(_GUARD)
+            raise RuntimeError(guard("processes"))
         order, self._imports_main = EnvOrder.of(config, given).packed()
         self._timeout = config.env_timeout
         self._started = False
@@ -113,7 +122,7 @@ class ProcessEnv:
             child.close()
         self._finalizer = weakref.finalize(self, _end, os.getpid(), self._process, self._connection)
         with contextlib.suppress(OSError):  # one that is dead already is reported when it is asked
-            self._connection.send(_preparation(self._imports_main))
+            self._connection.send(preparation(self._imports_main))
             self._connection.send_bytes(order)
 
     def reset(self, seed: int) -> NDArray[np.float32]:
@@ -134,7 +143,7 @@ class ProcessEnv:
             raise EnvProcessDied(self._how_it_ended()) from None
 
     def _answer(self) -> Any:
-        patience = self._timeout if self._started else max(self._timeout, _START_SECONDS)
+        patience = self._timeout if self._started else max(self._timeout, START_SECONDS)
         try:
             if not self._connection.poll(patience):
                 self._process.kill()
@@ -158,8 +167,8 @@ class ProcessEnv:
             return f"its process was killed by signal {-code}"
         hint = "" if self._started else " before its first answer"
         # A main script that trains while it is imported again ends the child right there.
-        guard = f"; {_GUARD}" if hint and self._imports_main else ""
-        return f"its process ended with exit code {code}{hint}{guard}"
+        advice = f"; {guard('processes')}" if hint and self._imports_main else ""
+        return f"its process ended with exit code {code}{hint}{advice}"
 
     def close(self) -> None:
         if self._started:  # one that never answered may be making its environment still

@@ -159,9 +159,10 @@ class TrainConfig(Settings):
     """checkpoint whose networks the run starts from"""
     allow_import: bool = False
     """permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import that module"""
-    environments: Literal["local", "processes"] = "local"
+    environments: Literal["local", "processes", "ray"] = "local"
     """where environments live: `local` is this process; with `processes` each has one of its own, which may die or
-    hang without harm (`env_processes: true` means the same)"""
+    hang without harm (`env_processes: true` means the same); with `ray` they are actors of a Ray cluster, the one
+    that RAY_ADDRESS names or a new one on this machine"""
     env_timeout: PositiveFloat = 60.0
     """seconds after which an environment in a process of its own counts as hung"""
     acceleration: Literal["auto", "eager", "compile", "graph"] = "auto"

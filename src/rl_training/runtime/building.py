@@ -48,6 +48,8 @@ def choose_device(name: str) -> torch.device:
 
 def require_room_for_environments(config: TrainConfig) -> None:
     """Refuse more environments than memory or the limit on processes can hold, before the first is made."""
+    if config.environments == "ray":  # not on this machine alone
+        return
     processes = config.environments == "processes"
     each = _PROCESS_BYTES if processes else _ENV_BYTES
     free = available_memory()

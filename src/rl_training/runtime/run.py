@@ -28,6 +28,7 @@ from rl_training.data.sources import BatchSource
 from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
+from rl_training.environments.pool import require_place
 from rl_training.errors import ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid
@@ -110,6 +111,7 @@ class Job:
                 key="algo_kwargs.early_stopping",
             )
         require_installed(config.loggers)
+        require_place(config)
         given = given or Given()
         given.check(config, evaluated=config.eval_episodes > 0)
         settings = config.to_dict() | {"algo_kwargs": resolved.to_dict()}

@@ -21,6 +21,8 @@ Say = Callable[[str], None]
 _POLL = 1.0
 # How often in a row a sweep tries what nobody seems to hold and its workers nevertheless left.
 _PATIENCE = 3
+# Workers among whom the cores are shared, where it is not known how many there will be.
+_ONE_THREAD_EACH = 2**31
 
 
 def iqm(values: Sequence[float]) -> float:
@@ -83,6 +85,7 @@ class Study:
         workers: int | None = None,
         *,
         gpus: Sequence[str | int] = (),
+        ray: str | None = None,
         retry_failed: bool = False,
         allow_import: bool = False,
         quiet: bool = True,
@@ -90,14 +93,57 @@ class Study:
     ) -> StudyStatus:
         """Run what is missing and wait until all is done or failed, also what workers elsewhere hold.
 
-        One worker is this process; several are processes of their own, on `gpus` in turn (by default one each). A
-        trial that fails does not stop the others: look at `failed` of what is returned. `retry_failed` tries those
-        again that failed for a reason which may have gone.
+        One worker is this process; several are processes of their own, on `gpus` in turn (by default one each).
+        With `ray`, the address of a Ray cluster (`auto`, `local` or host:port), they are tasks there, by default as
+        many as there is room for. A trial that fails does not stop the others: look at `failed` of what is
+        returned. `retry_failed` tries those again that failed for a reason which may have gone.
         """
-        workers = max(1, len(gpus)) if workers is None else workers
-        if workers < 1:
+        if workers is not None and workers < 1:
             raise ConfigError(f"workers must be >= 1, got {workers}")
-        plan = self.plan(workers)
+        if ray is not None:
+            return self._run_on_ray(ray, workers, bool(gpus), retry_failed, allow_import, say)
+        from rl_training.study import worker
+
+        size = workers or max(1, len(gpus))
+        plan = self.plan(size)
+
+        def work(waiting: int) -> None:
+            if size == 1 and not gpus:
+                worker.work(self.folder, quiet=quiet, allow_import=allow_import, say=say)
+            elif waiting:
+                self._crew(plan, min(size, waiting), gpus, allow_import, say)
+
+        return self._until_over(plan, work, retry_failed, say)
+
+    def _crew(self, plan: Plan, workers: int, gpus: Sequence[str | int], allow_import: bool, say: Say) -> None:
+        from rl_training.study.crew import Crew
+
+        crew = Crew(self.folder, plan, workers, [str(gpu) for gpu in gpus], allow_import=allow_import)
+        crew.run(_Watcher(self.folder, say))
+
+    def _run_on_ray(
+        self, address: str, workers: int | None, gpus: bool, retry_failed: bool, allow_import: bool, say: Say
+    ) -> StudyStatus:
+        from rl_training.study.ray_crew import on_ray
+
+        with on_ray(address) as cluster:
+            plan = self.plan(_ONE_THREAD_EACH)
+            folder = self.folder.absolute()  # tasks have a working directory of their own
+            room = cluster.room(cluster.needs(plan, gpus))
+            size = workers or room
+            cluster.check(folder)
+
+            def work(waiting: int) -> None:
+                if waiting:
+                    crew = cluster.crew(
+                        folder, plan, min(size, waiting), gpus=gpus, allow_import=allow_import, say=say
+                    )
+                    crew.run(_Watcher(folder, say))
+
+            return self._until_over(plan, work, retry_failed, say)
+
+    def _until_over(self, plan: Plan, work: Callable[[int], None], retry_failed: bool, say: Say) -> StudyStatus:
+        """Have workers `work`, who are told how many trials wait, until every trial is done or failed."""
         from rl_training.study import worker
 
         if retry_failed:
@@ -113,17 +159,8 @@ class Study:
                 )
             if idle != 1:
                 time.sleep(_POLL)
-            if workers == 1 and not gpus:
-                worker.work(self.folder, quiet=quiet, allow_import=allow_import, say=say)
-            elif status.counts["waiting"]:
-                self._crew(plan, min(workers, status.counts["waiting"]), gpus, allow_import, say)
+            work(status.counts["waiting"])
         return status
-
-    def _crew(self, plan: Plan, workers: int, gpus: Sequence[str | int], allow_import: bool, say: Say) -> None:
-        from rl_training.study.crew import Crew
-
-        crew = Crew(self.folder, plan, workers, [str(gpu) for gpu in gpus], allow_import=allow_import)
-        crew.run(_Watcher(self.folder, say))
 
     def status(self) -> StudyStatus:
         """How the study stands."""

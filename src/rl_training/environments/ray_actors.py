@@ -1,0 +1,282 @@
+"""Environments as Ray actors, spread over the nodes of a cluster; and the connection to that cluster.
+
+An actor's process does what an environment's own process does (`child.py`): it is sent an order as bytes, makes the
+environment and answers for it. Ray carries the messages and chooses the node. An environment whose node is lost is
+made again on another; the pool replays its episode there. One that dies while its node lives is a failure, as it is
+in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from multiprocessing import spawn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.environments.child import Served, be_env_process, is_env_process
+from rl_training.environments.given import Given
+from rl_training.environments.pool import EnvLost, Transition
+from rl_training.environments.processes import (
+    START_SECONDS,
+    ChildError,
+    EnvProcessDied,
+    EnvTimeout,
+    guard,
+    import_path,
+    preparation,
+)
+from rl_training.environments.recipe import EnvOrder
+from rl_training.errors import ConfigError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
+
+_log = logging.getLogger(__name__)
+
+# Seconds in which a cluster must answer for the first time; Ray itself would try for minutes.
+_REACH_SECONDS = 5.0
+# What passes through the object store here is small; Ray would take a third of the memory.
+_STORE_BYTES = 200 * 2**20
+_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_HTTP2_SETTINGS = 4
+# What Ray says of an actor whose node died before anybody knew that it was there.
+_NODE_DIED = "its node has died"
+_REMEDY = "start one with `ray start --head`, or give `local`"
+
+
+def require_ray(why: str) -> Any:
+    """The module ray; `why` names what needs it."""
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingDependencyError(f"{why} needs Ray ({error}); pip install 'rl-training[ray]'") from None
+    return ray
+
+
+def connect(address: str, why: str) -> Any:
+    """Ray, connected to the cluster at `address`: `auto`, `local` or host:port.
+
+    A connection this process has already is used as it is. `local` starts a cluster on this machine, for this
+    process alone. Signals stay with those who handle them, and nothing is reported to Ray's makers.
+    """
+    ray = require_ray(why)
+    if ray.is_initialized():
+        return ray
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address == "local":
+        options |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
+        options["_node_ip_address"] = "127.0.0.1"
+    else:
+        address = _reachable(address, why)
+    try:
+        with _signals_kept():
+            ray.init(address=address, **options)
+    except (ray.exceptions.RayError, ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"{why} {address}: no connection to a Ray cluster: {_first_line(error)}") from None
+    return ray
+
+
+def _reachable(address: str, why: str) -> str:
+    """`address` as host:port, where something answers in the protocol Ray speaks; otherwise one line, at once."""
+    found = _resolved(address, why)
+    host, colon, port = found.rpartition(":")
+    if not colon or not host or not port.isdecimal() or "/" in host:
+        raise ConfigError(f"{why}: write auto, local or host:port, got {address!r}")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") != "1":
+                connection.sendall(_HTTP2_GREETING)
+                answer = connection.recv(9)
+                if len(answer) < 4 or answer[3] != _HTTP2_SETTINGS:
+                    raise ConfigError(f"{why} {found}: what answers there is no Ray cluster; {_REMEDY}")
+    except (OSError, OverflowError) as error:
+        reason = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or error
+        raise ConfigError(f"{why} {found}: no Ray cluster can be reached there ({reason}); {_REMEDY}") from None
+    return found
+
+
+def _resolved(address: str, why: str) -> str:
+    """What `auto` means here: RAY_ADDRESS, or the cluster that was started on this machine."""
+    if address != "auto":
+        return address
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        found = canonicalize_bootstrap_address("auto")
+    except ConnectionError:
+        found = None
+    if found is None:
+        raise ConfigError(f"{why} auto: no Ray cluster runs on this machine; {_REMEDY}")
+    return str(found)
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself when it connects; whoever handles it keeps it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def go_to(folder: str) -> None:
+    """Be where the caller was, on a node that has this folder too: names of files may be relative."""
+    if Path(folder).is_dir():
+        os.chdir(folder)
+
+
+class _Host:
+    """In the actor's process: the environment, made before it is asked for."""
+
+    def __init__(self, order: bytes, prepared: Mapping[str, Any], path: list[str], folder: str) -> None:
+        be_env_process()
+        go_to(folder)
+        sys.path += [place for place in path if place not in sys.path]
+        self._served = Served(order, lambda: spawn.prepare(dict(prepared)))
+
+    def node(self) -> str:
+        import ray
+
+        found: str = ray.get_runtime_context().get_node_id()
+        return found
+
+    def answer(self, command: str, argument: Any) -> tuple[str, Any]:
+        return self._served.answer(command, argument)
+
+    def close(self) -> None:
+        self._served.close()
+
+
+class RayEnv:
+    """`LocalEnv` in a Ray actor. An actor is scheduled where a CPU is free, and holds none while it lives."""
+
+    def __init__(self, config: TrainConfig, given: Given | None = None) -> None:
+        if is_env_process():
+            raise RuntimeError(guard("ray"))
+        self._ray = _cluster()
+        order, imports_main = EnvOrder.of(config, given).packed()
+        self._sent = (order, preparation(imports_main), import_path(), str(Path.cwd()))
+        self._timeout = config.env_timeout
+        self._lost: set[str] = set()  # nodes not to go to: Ray may count on them for some time
+        self._make()
+
+    def _make(self) -> None:
+        self._node: str | None = None  # known with the first answer
+        host = self._ray.remote(_Host).options(max_restarts=0, scheduling_strategy=self._strategy())
+        self._actor = host.remote(*self._sent)
+        self._where = self._actor.node.remote()
+        self._pending: Any = None
+
+    def _strategy(self) -> Any:
+        """Spread over the nodes; what was lost goes to any but those it was lost with."""
+        alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
+        if not self._lost or not alive - self._lost:
+            return "SPREAD"
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return NodeAffinitySchedulingStrategy(secrets.choice(sorted(alive - self._lost)), soft=True)
+
+    def reset(self, seed: int) -> NDArray[np.float32]:
+        self._pending = self._actor.answer.remote("reset", seed)
+        obs: NDArray[np.float32] = self._answer()
+        return obs
+
+    def send(self, action: Any) -> None:
+        self._pending = self._actor.answer.remote("step", action)
+
+    def receive(self) -> Transition:
+        return Transition(*self._answer())
+
+    def _answer(self) -> Any:
+        errors = self._ray.exceptions
+        patience = max(self._timeout, START_SECONDS) if self._node is None else self._timeout
+        try:
+            status, value = self._ray.get(self._pending, timeout=patience)
+            self._node = self._node or self._ray.get(self._where)
+        except errors.GetTimeoutError:
+            if self._node_is_gone():
+                self._make_again("its node was lost")
+            self._ray.kill(self._actor)
+            raise EnvTimeout(self._silence(patience)) from None
+        except errors.ActorUnavailableError:
+            self._make_again("its node cannot be reached")
+        except errors.RayError as error:
+            if self._node_is_gone() or _NODE_DIED in str(error):
+                self._make_again("its node was lost")
+            raise EnvProcessDied(f"its actor died: {_told(error)}") from None
+        if status == "error":
+            message, trace = value
+            failure = ChildError(message)
+            failure.add_note(trace)
+            raise failure
+        return value
+
+    def _node_is_gone(self) -> bool:
+        alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+        return self._node is not None and self._node not in alive
+
+    def _make_again(self, why: str) -> NoReturn:
+        """Have the environment made elsewhere, and say that it knows nothing of its episode."""
+        self._lost |= {self._node} if self._node is not None else set()
+        with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
+            self._ray.kill(self._actor)  # it may only have been out of reach
+        self._make()
+        raise EnvLost(why)
+
+    def _silence(self, patience: float) -> str:
+        if self._node is None:
+            return (
+                f"its actor did not start within {patience:g} s: is a CPU of the Ray cluster free? "
+                f"({self._ray.available_resources().get('CPU', 0):g} now; environments need one each to start)"
+            )
+        return f"its actor did not answer within {patience:g} s and was killed (env_timeout)"
+
+    def close(self) -> None:
+        if not self._ray.is_initialized():
+            return
+        with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
+            if self._node is not None:
+                self._ray.wait([self._actor.close.remote()], timeout=1.0)
+            self._ray.kill(self._actor)
+
+
+def _cluster() -> Any:
+    """The cluster in use, the one RAY_ADDRESS names, or a new one on this machine."""
+    ray = require_ray("environments: ray")
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local" and not ray.is_initialized():
+        _log.warning(
+            "environments: RAY_ADDRESS names no cluster; Ray is started on this machine and ends with this process"
+        )
+    return connect(address, "environments: ray" if address == "local" else "RAY_ADDRESS")
+
+
+def _told(error: BaseException) -> str:
+    """What Ray says of an actor's end, without its advice."""
+    text = " ".join(str(error).split())
+    for pattern in (r"Worker exit detail: (.*?)\.(?: |$)", r"(\w*(?:Error|Exception): .*)$"):
+        if found := re.search(pattern, text):
+            return found[1]
+    return text[:200]

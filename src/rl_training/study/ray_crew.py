@@ -1,0 +1,274 @@
+"""A study's workers as tasks of a Ray cluster.
+
+A task starts `rl-training work FOLDER` as a child of the Ray worker that runs it, and waits for it. The child is
+what it is on one machine: signals reach its main thread, its threads are fixed before torch is imported, its log
+lies in the study's folder, its exit code tells how it ended, and nothing of one worker stays behind for the next.
+Ray kills its workers, and their children, when their driver is gone or their node is lost: then what was done since
+the last checkpoint is done again. A driver that is asked to stop asks them to save, by cancelling its tasks.
+
+Ray retries nothing: run folders are the state, and a worker that was lost is started again elsewhere while trials
+are left. What it held is taken over when its claim has expired.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import rl_training
+from rl_training.console.output import one_line
+from rl_training.environments.ray_actors import connect, go_to, require_ray
+from rl_training.errors import ConfigError
+from rl_training.study.crew import Worker, Workers, start_worker
+from rl_training.study.plan import Plan
+
+OPTION = "--ray"
+_POLL = 0.2
+_INTERRUPTED = 128 + signal.SIGINT
+_LOST = -signal.SIGKILL
+# Seconds in which a node must say what it sees, and a file made elsewhere must appear on a shared disk.
+_CHECK_SECONDS, _APPEAR_SECONDS = 60.0, 5.0
+# Seconds that workers have to save when something else went wrong.
+_SAVE_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def on_ray(address: str) -> Iterator[Cluster]:
+    """The cluster at `address`; a connection this program had before stays."""
+    connected = require_ray(OPTION).is_initialized()
+    ray = connect(address, OPTION)
+    try:
+        yield Cluster(ray)
+    finally:
+        if not connected:
+            ray.shutdown()
+
+
+class Cluster:
+    """A Ray cluster on which studies are worked."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+
+    def needs(self, plan: Plan, gpus: bool) -> dict[str, int]:
+        """What one worker takes of a node: its threads, and a GPU where trials are to use one."""
+        devices = {configuration.settings["device"] for configuration in plan.configurations}
+        wanted = any(device.startswith("cuda") for device in devices)
+        chance = "auto" in devices and self._ray.cluster_resources().get("GPU", 0) >= 1
+        return {"num_cpus": plan.threads, "num_gpus": int(gpus or wanted or chance)}
+
+    def room(self, needs: Mapping[str, int]) -> int:
+        """How many workers fit at a time; none at all is one line."""
+        kinds = {"num_cpus": "CPU", "num_gpus": "GPU"}
+        room = 0
+        for node in self._alive():
+            room += int(min(node["Resources"].get(kinds[key], 0) // need for key, need in needs.items() if need))
+        if not room:
+            raise ConfigError(
+                f"{OPTION}: a worker needs {needs['num_cpus']} CPUs and {needs['num_gpus']} GPUs, and no node of "
+                "the cluster has them; `threads` and `device` in the study's file decide"
+            )
+        return room
+
+    def check(self, folder: Path) -> None:
+        """Refuse nodes that do not share the study's folder, or have another version of this package.
+
+        Each takes away a marker that was put there for it.
+        """
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        look = self._ray.remote(_look)
+        asked = []
+        for node in self._alive():
+            marker = put_marker(folder)
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = look.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(str(marker))
+            asked.append((node, marker, task))
+        try:
+            for node, _, task in asked:
+                if problem := self._problem(task):
+                    raise ConfigError(f"{folder}: node {_name(node)} {problem}")
+        finally:
+            for _, marker, _ in asked:
+                marker.unlink(missing_ok=True)
+
+    def _problem(self, task: Any) -> str | None:
+        errors = self._ray.exceptions
+        try:
+            problem, version = self._ray.get(task, timeout=_CHECK_SECONDS)
+        except errors.GetTimeoutError:
+            return (
+                f"did not answer within {_CHECK_SECONDS:g} s; remove it from the cluster, or start Ray there again"
+            )
+        except (errors.NodeDiedError, errors.TaskUnschedulableError):
+            return None  # it has left the cluster
+        except errors.RayError as error:
+            return f"cannot run this package ({last_line(error)}); install rl-training[ray] there"
+        if version != rl_training.__version__:
+            return f"has version {version} of this package, and this is {rl_training.__version__}; install the same"
+        return None if problem is None else str(problem)
+
+    def _alive(self) -> list[dict[str, Any]]:
+        return [node for node in self._ray.nodes() if node["Alive"]]
+
+    def crew(
+        self, folder: Path, plan: Plan, size: int, *, gpus: bool, allow_import: bool, say: Callable[[str], None]
+    ) -> RayCrew:
+        return RayCrew(self._ray, folder, plan, size, self.needs(plan, gpus), allow_import=allow_import, say=say)
+
+
+class _Task:
+    """A worker's task; `asked` and `told` count how often it was to stop."""
+
+    def __init__(self, task: Any, marker: Path) -> None:
+        self.task, self.marker = task, marker
+        self.asked = self.told = 0
+
+
+class RayCrew(Workers):
+    """Workers that are tasks of a Ray cluster, each where there is room for it."""
+
+    def __init__(
+        self,
+        ray: Any,
+        folder: Path,
+        plan: Plan,
+        size: int,
+        needs: Mapping[str, int],
+        *,
+        allow_import: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(folder, plan, size, allow_import=allow_import)
+        self._ray, self._say = ray, say
+        self._work = ray.remote(_work).options(max_retries=0, scheduling_strategy="SPREAD", **needs)
+
+    def _start(self, place: int) -> Worker:
+        marker = put_marker(self._folder)
+        path = [
+            str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry
+        ]
+        order = (str(marker), place, self._plan.threads, path, str(Path.cwd()), self._allow_import)
+        return Worker(_Task(self._work.remote(*order), marker))
+
+    def _ended(self, worker: Worker) -> int | None:
+        task: _Task = worker.handle
+        while task.told < task.asked:  # here, not in the signal's handler, which may have interrupted Ray
+            task.told += 1
+            self._ray.cancel(task.task)
+        if not self._ray.wait([task.task], timeout=0)[0]:
+            return None
+        task.marker.unlink(missing_ok=True)
+        errors = self._ray.exceptions
+        try:
+            code, problem = self._ray.get(task.task)
+        except errors.TaskCancelledError:
+            return _INTERRUPTED
+        except errors.RayTaskError as error:
+            raise ConfigError(f"{OPTION}: a worker cannot be started: {last_line(error)}") from None
+        except errors.RayError as error:
+            self._say(f"a worker was lost ({type(error).__name__}); another takes its place")
+            return _LOST
+        if problem is not None:
+            raise ConfigError(f"{self._folder}: node {problem}")
+        return int(code)
+
+    def _send(self, worker: Worker, signum: int) -> None:
+        worker.handle.asked += 1
+
+    def _wait(self, worker: Worker) -> None:
+        deadline = time.monotonic() + _SAVE_SECONDS
+        with contextlib.suppress(ConfigError):
+            while self._ended(worker) is None and time.monotonic() < deadline:
+                time.sleep(_POLL)
+        worker.ended = True
+
+
+def put_marker(folder: Path) -> Path:
+    """A file that only whoever shares this disk can read, and take away."""
+    marker = folder / f".ray-{secrets.token_hex(8)}"
+    try:
+        marker.write_text(marker.name, encoding="ascii")
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written to: {error.strerror or error}") from None
+    return marker
+
+
+def take_marker(marker: Path) -> str | None:
+    """Take a marker away; what keeps this machine from it, and the remedy."""
+    remedy = "a study on Ray needs a disk that all nodes share and can write to: choose it with --output-dir"
+    deadline = time.monotonic() + _APPEAR_SECONDS
+    while True:
+        try:
+            if marker.read_text(encoding="ascii", errors="replace") != marker.name:
+                return f"sees another folder under this name; {remedy}"
+            marker.unlink()
+            return None
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                return f"does not see this folder; {remedy}"
+            time.sleep(_POLL)
+        except OSError as error:
+            return f"cannot use this folder ({error.strerror or error}); {remedy}"
+
+
+# What follows runs on the nodes.
+
+
+def _look(marker: str) -> tuple[str | None, str]:
+    return take_marker(Path(marker)), rl_training.__version__
+
+
+def _work(
+    marker: str, place: int, threads: int, path: list[str], folder: str, allow_import: bool
+) -> tuple[int, str | None]:
+    """Be a worker: its exit code, or what is wrong with this node.
+
+    Cancelling a task is a SIGINT that Ray makes up; it is passed on to the worker, which saves and ends.
+    """
+    import ray
+
+    if problem := take_marker(Path(marker)):
+        return 0, f"{platform.node()} {problem}"
+    go_to(folder)
+    variables = {"PYTHONPATH": os.pathsep.join([*path, *_python_path()])}
+    variables["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # for environments: ray
+    asked: list[int] = []
+
+    def ask(signum: int, frame: FrameType | None) -> None:
+        asked.append(signum)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        pid = start_worker(Path(marker).parent, place, threads, variables, allow_import=allow_import)
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status), None
+            while asked:
+                os.kill(pid, asked.pop())
+            time.sleep(_POLL)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _python_path() -> list[str]:
+    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+
+
+def last_line(error: BaseException) -> str:
+    """What an error of Ray is about: its text ends with the error that was raised on the node."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return one_line(lines[-1] if lines else type(error).__name__)
