@@ -59,6 +59,7 @@ _STYLE: dict[str, Any] = {
 _WIDTH = 4.8  # inches: a column of the page, and the width of a phone
 _LABELS = {"steps": "steps", "updates": "updates", "seconds": "seconds of training"}
 _LONG = 28
+_MOST_TICKS = 8
 _MOST_SEED_POINTS = 40_000
 
 
@@ -227,6 +228,8 @@ def profile(summary: Summary) -> Figure:
         for method in methods:
             found = summary.overall[method].profile
             line = _line(summary, method)
+            if found is None:
+                continue
             if found.low is not None:
                 shade = {"color": line["color"], "alpha": 0.16, "linewidth": 0}
                 axes.fill_between(summary.taus, found.low, found.high, step="post", **shade)
@@ -277,13 +280,15 @@ def effect(one: Effect, metric: str) -> Figure:
 def _positions(axes: Axes, one: Effect) -> Floats:
     """Where the values stand: by size, on a logarithmic axis where they span a decade, or side by side."""
     if not one.is_numeric:
-        axes.set_xticks(range(len(one.values)), [short(str(value), 18) for value in one.values])
+        names = [short(str(value), 18) for value in one.values]
+        axes.set_xticks(range(len(names)), names, rotation=30 if sum(map(len, names)) > _LONG else 0)
         return np.arange(len(one.values), dtype=np.float64)
     x = np.array(one.values, dtype=np.float64)
     if x.min() > 0 and x.max() / x.min() >= 10:
         axes.set_xscale("log")
-    axes.set_xticks(x, [f"{value:g}" for value in one.values])
-    axes.set_xticks([], minor=True)
+    if len(x) <= _MOST_TICKS:
+        axes.set_xticks(x, [f"{value:g}" for value in one.values])
+        axes.set_xticks([], minor=True)
     return x
 
 

@@ -149,10 +149,11 @@ def _tasks(runs: Iterable[Run]) -> dict[str, str]:
 def _varying(runs: Iterable[Run], tasks: Mapping[str, str]) -> dict[str, list[str]]:
     """By algorithm: the settings that take several values on one task."""
     values: dict[tuple[str, str, str], set[str]] = {}
-    for run in runs:
+    # Runs that differ in their seed alone share their settings, which are looked at once.
+    for run in {(run.algo, tasks[run.place], id(run.settings)): run for run in runs}.values():
         for key, value in run.settings.items():
             of_task = _is_offline(run) and key.startswith("algo_kwargs.dataset")
-            if key not in _IGNORED | _OLD_NAMES and not of_task:
+            if key not in _IGNORED and key not in _OLD_NAMES and not of_task:
                 values.setdefault((run.algo, tasks[run.place], key), set()).add(text_of(value))
     found: dict[str, list[str]] = {}
     for (algo, _, key), several in values.items():
@@ -215,18 +216,23 @@ def _judged(run: Run, selection: Selection) -> tuple[bool, str, str]:
 def base_of(runs: Iterable[Run]) -> dict[str, Any]:
     """The most frequent value of every setting, by its short name."""
     counts: dict[str, Counter[str]] = {}
+    known: dict[int, Mapping[str, Any]] = {}
+    sharing: Counter[int] = Counter()
     for run in runs:
-        for key, value in run.settings.items():
+        known[id(run.settings)] = run.settings
+        sharing[id(run.settings)] += 1
+    for which, settings in known.items():
+        for key, value in settings.items():
             if key not in _OLD_NAMES:
-                counts.setdefault(short(key), Counter())[text_of(value)] += 1
+                counts.setdefault(short(key), Counter())[text_of(value)] += sharing[which]
     return {key: json.loads(found.most_common(1)[0][0]) for key, found in counts.items()}
 
 
-def differences(run: Run, base: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in which a run differs from a base."""
+def differences(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that differ from a base."""
     return {
         short(key): value
-        for key, value in run.settings.items()
+        for key, value in settings.items()
         if short(key) in base and key not in _IGNORED and text_of(value) != text_of(base[short(key)])
     }
 

@@ -15,7 +15,7 @@ from rl_training.report.curves import AXES, Axis, Band, band, first_above
 from rl_training.report.grouping import Cell, Groups, Selection, Trouble, group
 from rl_training.report.normalising import Scale, scale_of
 from rl_training.report.reading import RETURN, Reading
-from rl_training.report.statistics import Estimate, Floats, estimate
+from rl_training.report.statistics import Estimate, Floats, Samples, estimate
 from rl_training.report.sweeps import Effect, Selecting, effects, selecting
 
 MOST_SHOWN = 8
@@ -70,7 +70,7 @@ class Overall:
     median: Estimate
     mean: Estimate
     gap: Estimate
-    profile: Estimate
+    profile: Estimate | None  # of the methods shown
 
 
 @dataclass(frozen=True)
@@ -143,15 +143,15 @@ def summarise(reading: Reading, options: Options | None = None) -> Summary:
     scores = _scores(groups, results, scales)
     taus = _taus(scores)
     several = len({task for _, task in results}) > 1
-    overall = {method: _overall(method, found, taus) for method, found in scores.items()} if several else {}
     shown = _shown(groups, results, scales)
+    overall = {m: _overall(m, list(found.values()), taus if m in shown else None) for m, found in scores.items()}
     return Summary(
         reading,
         options,
         groups,
         results,
         scales,
-        overall,
+        overall if several else {},
         taus,
         shown,
         tuple(_pairs(shown, groups.tasks, results, scores if several else {})),
@@ -231,15 +231,14 @@ def _taus(scores: Mapping[str, Mapping[str, Floats]]) -> Floats:
     return np.linspace(low, high, 101)
 
 
-def _overall(method: str, scores: Mapping[str, Floats], taus: Floats) -> Overall:
-    samples = list(scores.values())
+def _overall(method: str, samples: Samples, taus: Floats | None) -> Overall:
     return Overall(
         method,
         iqm=estimate(samples, statistics.iqm),
         median=estimate(samples, statistics.median),
         mean=estimate(samples, statistics.mean),
         gap=estimate(samples, statistics.optimality_gap),
-        profile=estimate(samples, statistics.profile(taus), resamples=1_999),
+        profile=None if taus is None else estimate(samples, statistics.profile(taus), resamples=1_999),
     )
 
 
