@@ -33,6 +33,7 @@ _EXTRAS = {
     "offline": ("h5py", "minari", "pillow"),
     "wandb": ("wandb",),
     "tune": ("optuna",),
+    "report": ("matplotlib", "scipy", "jinja2"),
 }
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++")
 _LITTLE_DISK = 2**30
