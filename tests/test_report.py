@@ -276,6 +276,25 @@ def test_methods_are_what_differs_on_one_task(tmp_path: Path) -> None:
     assert ("short-sighted", "Hopper") in named.summary.results
 
 
+def test_settings_that_look_alike_are_told_apart(tmp_path: Path) -> None:
+    rates = (0.30000000000000004, 0.30000000000000010, 0.123456789)
+    for number, rate in enumerate(rates):
+        write_run(tmp_path / str(number), settings=settings_of(tau=rate, hidden_sizes=[number] * 100))
+    assert len(set(report.read(tmp_path).summary.methods)) == 3
+    for number, rate in enumerate(rates):
+        write_run(tmp_path / f"b{number}", settings=settings_of("td3", tau=rate))
+    methods = report.read(tmp_path).summary.methods
+    assert methods[3:] == (f"td3 (tau={rates[0]})", f"td3 (tau={rates[1]})", "td3 (tau=0.1235)")
+
+
+def test_a_repeated_run_without_evaluations_does_not_displace_another(tmp_path: Path) -> None:
+    write_run(tmp_path / "older", [4.0], created="2020-01-01T00:00:00+00:00")
+    write_run(tmp_path / "newer", [])
+    found = report.read(tmp_path)
+    assert found.summary.results["sac", "Pendulum-v1"].mean == 4.0
+    assert [Path(row["run"]).name for row in found.tables["troubles"].records()] == ["newer"]
+
+
 def test_methods_by_path_and_tags(tmp_path: Path) -> None:
     for name in ("before", "after"):
         settings = settings_of() | {"tags": [name]}

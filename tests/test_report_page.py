@@ -30,7 +30,9 @@ def test_the_program_and_the_commands_run(
 ) -> None:
     """With a fraction of the steps; then the commands on what it left."""
     monkeypatch.chdir(tmp_path)
-    code = shortened(BLOCKS["report"]).replace("eval_interval=500", "eval_interval=10, learning_starts=5, device='cpu'")
+    code = shortened(BLOCKS["report"]).replace(
+        "eval_interval=500", "eval_interval=10, learning_starts=5, device='cpu'"
+    )
     scope: dict[str, Any] = {"__name__": "report"}
     exec(compile(code, "report.md", "exec", dont_inherit=True), scope)
     assert capsys.readouterr().out.count("td3 (gamma=0.9") == 2
