@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from rl_training.study.packing import pack
 from tests.report_files import record_of, settings_of, write_run
 from tests.studies import study_in
 
-HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{ & </style>"
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{ & </style> 🤖 训练"
 RNG = np.random.default_rng(1)
 
 
@@ -87,15 +88,19 @@ def require_alone(html: str) -> Page:
     return page
 
 
-def html_of(found: Report) -> str:
-    """The page without figures in PDF, which take most of its time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rl_training.report.page.rendered", lambda *_: b"")
-        return found.html()
+@pytest.fixture
+def with_pdf() -> None:
+    """For tests of the page as it is written; the others do without figures in PDF, which take most of its time."""
+
+
+@pytest.fixture(autouse=True)
+def _fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "with_pdf" not in request.fixturenames:
+        monkeypatch.setattr("rl_training.report.page.rendered", lambda *_: b"%PDF")
 
 
 def words(found: Report) -> str:
-    return Page(html_of(found)).words
+    return Page(found.html()).words
 
 
 def test_the_page_is_alone_and_says_who_is_better(tmp_path: Path) -> None:
@@ -128,12 +133,36 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     write_run(tmp_path / "<b>broken").joinpath("run.json").write_text('{"algo": "<script>"}')
     for by in ("settings", "tags", "path"):
         found = report.read(tmp_path, by=by, title=HOSTILE)
-        page = require_alone(html_of(found))
+        page = require_alone(found.html())
         assert " ".join(HOSTILE.split()) in page.words
         assert rendered(found.curves(seeds=True))
     assert json.loads(found.json())["title"] == HOSTILE
     latex = found.tables["troubles"].latex()
     assert r"\$\textbackslash{}frac\{ \& " in latex
+
+
+def test_what_cannot_be_shown_is_replaced(tmp_path: Path) -> None:
+    """Halves of pairs, NUL, escape sequences and turned text, in records, reasons and names of folders."""
+    odd = "a\ud800\x00\x1b[31m\u202eb"
+    for seed in range(2):
+        folder = write_run(tmp_path / f"{seed}\udcff", seed=seed, settings=settings_of("sac", "Pendulum-v1"))
+        record = record_of(folder) | {"env_id": odd, "cause": odd, "status": "diverged", "host": odd}
+        (folder / "run.json").write_text(json.dumps(record))
+    (write_run(tmp_path / "broken\udcff") / "run.json").write_text(json.dumps({"algo": odd}))
+    found = report.read(tmp_path)
+    found.save(tmp_path / "report.html")
+    assert found.summary.groups.tasks == ("a\ufffd\ufffd\ufffd[31m\ufffdb",)
+    for text in ((tmp_path / "report.html").read_text(), (tmp_path / "report.json").read_text(), found.html()):
+        assert not re.search("[\x00\x1b\u202e\ud800-\udfff]", text)
+
+
+def test_methods_that_count_at_different_steps_are_told(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"a{seed}", curve_to(3.0, 4), seed=seed)
+        write_run(tmp_path / f"b{seed}", curve_to(3.0, 8), seed=seed, settings=settings_of("td3"))
+    told = "On Pendulum-v1 methods count at different steps: sac at 400, td3 at 800"
+    assert told in words(report.read(tmp_path))
+    assert "at different steps" not in words(report.read(tmp_path, at=400))
 
 
 def test_a_spreadsheet_gets_no_formula(tmp_path: Path) -> None:
@@ -143,7 +172,7 @@ def test_a_spreadsheet_gets_no_formula(tmp_path: Path) -> None:
     assert rows[1][:2] == ["'@SUM", "'=cmd()"]
 
 
-def test_downloads_are_inside_the_page(tmp_path: Path) -> None:
+def test_downloads_are_inside_the_page(tmp_path: Path, with_pdf: None) -> None:
     found = report.read(two_methods(tmp_path))
     page = Page(found.html())
     files = [value for _, name, value in page.attributes if name == "download"]
@@ -151,6 +180,9 @@ def test_downloads_are_inside_the_page(tmp_path: Path) -> None:
         assert {f"{name}.csv", f"{name}.md", f"{name}.tex"} <= set(files)
     for name in found.figures:
         assert {f"{name}.svg", f"{name}.pdf"} <= set(files)
+    addresses = [value for _, name, value in page.attributes if name == "href" and value.startswith("data:")]
+    kinds = [b64decode(value.partition(",")[2])[:4] for value in addresses]
+    assert kinds.count(b"%PDF") == kinds.count(b"<?xm") == len(found.figures)
 
 
 def test_every_state_is_said(tmp_path: Path) -> None:
@@ -367,7 +399,7 @@ def test_a_sweep_shows_each_setting_and_the_price_of_choosing(tmp_path: Path) ->
     assert row["policies"] == 12
     assert row["k = 1"] < row["k = 100"] <= row["best policy"] == 1.0
     assert {"setting-1", "setting-2", "choosing"} <= set(found.figures)
-    require_alone(html_of(found))
+    require_alone(found.html())
 
 
 def test_too_many_methods_are_all_in_the_tables_and_the_best_are_drawn(tmp_path: Path) -> None:
@@ -381,7 +413,7 @@ def test_too_many_methods_are_all_in_the_tables_and_the_best_are_drawn(tmp_path:
     assert "The 8 best of 12 methods are drawn" in words(found)
 
 
-def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path, with_pdf: None) -> None:
     folder = two_methods(tmp_path / "runs")
     pages = [report.read(folder).save(tmp_path / name / "report.html").read_bytes() for name in ("a", "b")]
     assert pages[0] == pages[1]

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from rl_training.errors import ConfigError
@@ -231,8 +232,16 @@ def _judged(run: Run, selection: Selection) -> tuple[bool, str, str]:
     if run.status not in _OVER:
         total = run.settings.get("total_timesteps")
         of = f" of {total:,}" if isinstance(total, int) else ""
-        return selection.unfinished, run.status, f"{run.status} at step {run.step:,}{of}{cause}"
+        seen = f", last seen {_moment(run.updated)}" if run.status == "running" and run.updated else ""
+        return selection.unfinished, run.status, f"{run.status} at step {run.step:,}{of}{seen}{cause}"
     return True, run.status, ""
+
+
+def _moment(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, ValueError, OSError):
+        return "at no time of this calendar"
 
 
 def base_of(runs: Iterable[Run]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def rendered(figure: Figure, kind: str = "svg", name: str = "", *, dpi: float = 
 
 def _saved(figure: Figure, kind: str, name: str, dpi: float) -> bytes:
     out = io.BytesIO()
-    with style(name):
+    with style(name), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # readers of SVG have other fonts
         ground = "white" if kind == "png" else "none"
         figure.savefig(out, format=kind, metadata=_METADATA[kind], dpi=dpi, facecolor=ground)
     return out.getvalue()
