@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,6 @@ def write_run(
     **record: Any,
 ) -> Path:
     """A run folder with these evaluations; `record` are fields of run.json."""
-    from datetime import UTC, datetime
-
     settings = {**(settings or settings_of()), "seed": seed}
     folder.mkdir(parents=True)
     created = datetime.fromtimestamp(CREATED, UTC).isoformat(timespec="seconds")

@@ -49,6 +49,8 @@ def python(program: str, *args: str, cwd: Path | None = None) -> subprocess.Comp
         (["study", "pack", "--help"], 0, "Usage: rl-training study pack"),
         (["status", "nowhere"], 2, "nowhere: no such folder"),
         (["work", "nowhere"], 2, "nowhere: no such folder"),
+        (["report", "--help"], 0, "Usage: rl-training report"),
+        (["plot", ".", "-o", "curve.gif"], 2, "a figure is a file .svg"),
     ],
 )
 def test_answers_without_torch(tmp_path: Path, args: list[str], code: int, words: str) -> None:
@@ -84,6 +86,33 @@ def test_the_shell_completes(words: str, offered: str) -> None:
 def test_importing_the_package_imports_nothing_heavy() -> None:
     program = f"import sys, rl_training, rl_training.api; print([m for m in {HEAVY} if m in sys.modules])"
     assert python(program).stdout.strip() == "[]"
+
+
+# What a report imports of what is slow: nothing to be named, numpy to read, its extra to be made; torch never.
+REPORT = ("torch", "gymnasium", "numpy", "scipy", "matplotlib", "jinja2")
+
+
+@pytest.mark.parametrize(
+    ("program", "imported"),
+    [
+        ("import rl_training; from rl_training import report", []),
+        ("from rl_training.report.reading import read_runs", ["numpy"]),
+        ("from rl_training.report import read", ["numpy", "scipy", "matplotlib", "jinja2"]),
+    ],
+)
+def test_reports_import_what_they_need(program: str, imported: list[str]) -> None:
+    done = python(f"{program}; import sys; print([m for m in {REPORT} if m in sys.modules])")
+    assert done.stdout.strip() == str(imported), done.stderr
+
+
+@pytest.mark.parametrize("module", ["matplotlib", "scipy", "jinja2"])
+def test_reports_without_their_extra_say_what_to_install(tmp_path: Path, module: str) -> None:
+    program = f"import sys; sys.modules[{module!r}] = None\n{COMMAND}"
+    done = python(program, "report", str(tmp_path), "-o", "report.html", cwd=tmp_path)
+    error, _ = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert error.startswith("error: reports need matplotlib, scipy and jinja2")
+    assert error.endswith("pip install 'rl-training[report]'")
 
 
 def test_names_are_there_when_they_are_used() -> None:

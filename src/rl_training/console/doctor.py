@@ -35,6 +35,7 @@ _EXTRAS = {
     "video": ("imageio-ffmpeg", "pygame-ce|pygame"),
     "wandb": ("wandb",),
     "tune": ("optuna",),
+    "report": ("matplotlib", "scipy", "jinja2"),
     "ray": ("ray",),
 }
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++")

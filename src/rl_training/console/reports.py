@@ -111,7 +111,7 @@ def plot(
     by: ByOption = By.settings,
     name: Names = None,
 ) -> None:
-    """Learning curves: the interquartile mean of the runs of each method and its 95 % interval, a panel per task."""
+    """Learning curves: the interquartile mean of each method's runs and its 95 % interval, a panel per task."""
     if output.suffix.lower() not in (".svg", ".pdf", ".png"):
         raise typer.BadParameter(f"{output}: a figure is a file .svg, .pdf or .png")
     from rl_training.report import read

@@ -15,7 +15,7 @@ from rl_training.report.statistics import Floats, estimate
 Axis = Literal["steps", "updates", "seconds"]
 AXES: tuple[Axis, ...] = ("steps", "updates", "seconds")
 _POINTS = 160
-_RESAMPLES = 2_999
+_RESAMPLES = 1_999
 
 
 @dataclass(frozen=True)

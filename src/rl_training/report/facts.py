@@ -55,13 +55,14 @@ def facts_of(groups: Groups) -> list[Facts]:
 
 
 def _facts(method: str, task: str, runs: Sequence[Run], base: dict[str, Any]) -> Facts:
+    settings = {id(run.settings): run.settings for run in runs}.values()
     seconds = [run.seconds for run in runs if run.seconds]
     rates = [rate for run in runs if (rate := _rate(run)) is not None]
     return Facts(
         method,
         task,
         seeds=ranges([run.seed for run in runs if run.seed is not None]),
-        differs=_several(described(differences(run, base)) for run in runs),
+        differs=_several(described(differences(one, base)) for one in settings),
         budget=_several(_count(run.settings.get("total_timesteps")) for run in runs),
         episodes=_several(_count(run.settings.get("eval_episodes")) for run in runs),
         data=_several(_data(run) for run in runs),

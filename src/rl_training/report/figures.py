@@ -7,6 +7,7 @@ taken for mathematics.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -59,6 +60,7 @@ _STYLE: dict[str, Any] = {
 _WIDTH = 4.8  # inches: a column of the page, and the width of a phone
 _LABELS = {"steps": "steps", "updates": "updates", "seconds": "seconds of training"}
 _LONG = 28
+_MOST_TICKS = 8
 _MOST_SEED_POINTS = 40_000
 
 
@@ -79,15 +81,34 @@ def _line(summary: Summary, method: str) -> dict[str, Any]:
     return {"color": colour(summary, method), "linestyle": _DASHES[index % len(_DASHES)]}
 
 
+def label(summary: Summary, method: str) -> str:
+    """A method in a figure: where names are long each has a number, by which other figures know it."""
+    lines = textwrap.wrap(method, _LONG, max_lines=4, placeholder=" …", break_on_hyphens=False)
+    return f"{_key(summary, method)}: " + "\n".join(lines) if _are_long(summary) else method
+
+
+def _key(summary: Summary, method: str) -> str:
+    return str(summary.shown.index(method) + 1) if _are_long(summary) else method
+
+
+def _are_long(summary: Summary) -> bool:
+    return any(len(method) > _LONG / 2 for method in summary.shown)
+
+
 def short(name: str, most: int = _LONG) -> str:
     """A name that fits beside a figure; tables have it whole."""
     return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def _legend_label(summary: Summary, method: str) -> str:
+    return short(label(summary, method).replace("\n", " "), 70)
 
 
 def _legend(figure: Figure, axes: Axes, entries: int) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if labels:
         columns = 1 if max(map(len, labels)) > _LONG / 2 else min(entries, 4)
+        figure.set_figheight(figure.get_figheight() + 0.16 * (-(-len(labels) // columns) - 1))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small")
 
 
@@ -109,7 +130,7 @@ def draw_curves(axes: Axes, summary: Summary, task: str, axis: Axis, *, seeds: b
         if band is not None:
             if seeds and _points(summary, task) <= _MOST_SEED_POINTS:
                 _draw_seeds(axes, summary, method, task, axis)
-            _draw_band(axes, band, short(method, 60), _line(summary, method))
+            _draw_band(axes, band, _legend_label(summary, method), _line(summary, method))
     axes.set_title(short(task, 60))
     axes.set_xlabel(_LABELS[axis])
     axes.set_ylabel(words_of(summary.reading.metric))
@@ -134,7 +155,7 @@ def _draw_seeds(axes: Axes, summary: Summary, method: str, task: str, axis: Axis
 
 
 def _draw_band(axes: Axes, band: Band, label: str, line: dict[str, Any]) -> None:
-    """A curve, fainter where not all runs have come so far."""
+    """A curve, thin and pale where not all runs have come so far."""
     whole = band.runs == band.of
     end = int(np.flatnonzero(whole)[-1]) + 1 if whole.any() else 0
     axes.fill_between(band.x, band.low, band.high, color=line["color"], alpha=0.16, linewidth=0)
@@ -142,7 +163,7 @@ def _draw_band(axes: Axes, band: Band, label: str, line: dict[str, Any]) -> None
     axes.plot(band.x[:end], band.middle[:end], label=label, **line, **marker)
     if end < len(band.x):
         start = max(0, end - 1)
-        axes.plot(band.x[start:], band.middle[start:], color=line["color"], linewidth=0.9, linestyle=(0, (1, 2)))
+        axes.plot(band.x[start:], band.middle[start:], **line, linewidth=0.8, alpha=0.6)
 
 
 def all_curves(summary: Summary, axis: Axis = "steps", *, seeds: bool = False) -> Figure:
@@ -176,19 +197,26 @@ def _dots(axes: Axes, rows: Sequence[tuple[str, str, Estimate]]) -> None:
                 [found.low, found.high], [index, index], color=shade, linewidth=5, alpha=0.35, solid_capstyle="butt"
             )
         axes.plot([found.value], [index], marker="o", markersize=5.5, color=shade, linestyle="none")
-    axes.set_yticks(range(len(rows)), [short(label) for label, _, _ in rows])
+    axes.set_yticks(range(len(rows)), [text for text, _, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(5))
 
 
+def _height(labels: Sequence[str]) -> float:
+    """Inches that rows with such labels need."""
+    return sum(0.2 + 0.14 * (1 + text.count("\n")) for text in labels)
+
+
 def intervals(summary: Summary, task: str) -> Figure:
     """IQM and interval of each method on a task, with a tick for every seed."""
     methods = [method for method in summary.shown if (method, task) in summary.results]
+    labels = [label(summary, method) for method in methods]
     with style():
-        figure = Figure(figsize=(_WIDTH, 0.9 + 0.34 * len(methods)))
+        figure = Figure(figsize=(_WIDTH, 0.9 + _height(labels)))
         axes = figure.add_subplot()
-        _dots(axes, [(m, colour(summary, m), summary.results[m, task].chosen) for m in methods])
+        found = [(colour(summary, m), summary.results[m, task].chosen) for m in methods]
+        _dots(axes, [(text, *rest) for text, rest in zip(labels, found)])
         for index, method in enumerate(methods):
             values = summary.results[method, task].values
             heights = np.full(len(values), index + 0.3)
@@ -201,17 +229,19 @@ def intervals(summary: Summary, task: str) -> Figure:
 def overall(summary: Summary) -> Figure:
     """The four numbers over all tasks."""
     methods = [method for method in summary.shown if method in summary.overall]
+    labels = [label(summary, method) for method in methods]
     with style():
-        figure = Figure(figsize=(2 * _WIDTH, 1.0 + 0.34 * len(methods)))
+        figure = Figure(figsize=(2 * _WIDTH, 1.0 + _height(labels)))
         panels: list[tuple[str, Callable[[str], Estimate]]] = [
             ("IQM", lambda m: summary.overall[m].iqm),
             ("median", lambda m: summary.overall[m].median),
             ("mean", lambda m: summary.overall[m].mean),
-            ("optimality gap (lower is better)", lambda m: summary.overall[m].gap),
+            ("gap (lower is better)", lambda m: summary.overall[m].gap),
         ]
         for index, (title, of) in enumerate(panels):
             axes = figure.add_subplot(1, 4, index + 1)
-            _dots(axes, [(m if index == 0 else "", colour(summary, m), of(m)) for m in methods])
+            texts = labels if index == 0 else [""] * len(methods)
+            _dots(axes, [(text, colour(summary, m), of(m)) for text, m in zip(texts, methods)])
             axes.set_title(title)
             axes.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))
         figure.supxlabel("normalised score", fontsize="medium")
@@ -227,10 +257,13 @@ def profile(summary: Summary) -> Figure:
         for method in methods:
             found = summary.overall[method].profile
             line = _line(summary, method)
+            if found is None:
+                continue
             if found.low is not None:
                 shade = {"color": line["color"], "alpha": 0.16, "linewidth": 0}
                 axes.fill_between(summary.taus, found.low, found.high, step="post", **shade)
-            axes.step(summary.taus, found.value, where="post", label=short(method, 60), **line)
+            text = _legend_label(summary, method)
+            axes.step(summary.taus, found.value, where="post", label=text, **line)
         axes.set_xlabel("normalised score τ")
         axes.set_ylabel("share of runs with a score above τ")
         axes.set_ylim(0, 1.02)
@@ -242,17 +275,15 @@ def profile(summary: Summary) -> Figure:
 def improvement(summary: Summary, pairs: Sequence[Pair]) -> Figure:
     """How likely the first of each pair beats the second."""
     with style():
-        figure = Figure(figsize=(_WIDTH, 0.9 + 0.34 * len(pairs)))
+        figure = Figure(figsize=(_WIDTH, 0.9 + min(0.34, 6.0 / len(pairs)) * len(pairs)))
         axes = figure.add_subplot()
-        rows = [
-            (f"{short(p.first, 16)} > {short(p.second, 16)}", colour(summary, p.first), p.probability)
-            for p in pairs
-        ]
+        names = [f"{_key(summary, p.first)} > {_key(summary, p.second)}" for p in pairs]
+        rows = [(text, colour(summary, p.first), p.probability) for text, p in zip(names, pairs)]
         _dots(axes, rows)
         axes.axvline(0.5, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.set_xlim(-0.02, 1.02)
         axes.set_title("Probability of improvement")
-        axes.set_xlabel("P(a run of the first beats one of the second)")
+        axes.set_xlabel("P(first beats second)" + (", numbered as beside" if _are_long(summary) else ""))
     return figure
 
 
@@ -277,13 +308,15 @@ def effect(one: Effect, metric: str) -> Figure:
 def _positions(axes: Axes, one: Effect) -> Floats:
     """Where the values stand: by size, on a logarithmic axis where they span a decade, or side by side."""
     if not one.is_numeric:
-        axes.set_xticks(range(len(one.values)), [short(str(value), 18) for value in one.values])
+        names = [short(str(value), 18) for value in one.values]
+        axes.set_xticks(range(len(names)), names, rotation=30 if sum(map(len, names)) > _LONG else 0)
         return np.arange(len(one.values), dtype=np.float64)
     x = np.array(one.values, dtype=np.float64)
     if x.min() > 0 and x.max() / x.min() >= 10:
         axes.set_xscale("log")
-    axes.set_xticks(x, [f"{value:g}" for value in one.values])
-    axes.set_xticks([], minor=True)
+    if len(x) <= _MOST_TICKS:
+        axes.set_xticks(x, [f"{value:g}" for value in one.values])
+        axes.set_xticks([], minor=True)
     return x
 
 
@@ -305,6 +338,6 @@ def _draw_selecting(axes: Axes, index: int, one: Selecting) -> None:
     shade = _COLOURS[index % len(_COLOURS)]
     k = np.arange(1, len(one.scores.mean) + 1)
     axes.fill_between(k, one.scores.low, one.scores.high, color=shade, alpha=0.16, linewidth=0)
-    label = f"{short(one.algo)} on {short(one.task)} ({number(one.policies)} policies)"
-    axes.plot(k, one.scores.mean, color=shade, linestyle=_DASHES[index % len(_DASHES)], label=label)
+    text = f"{short(one.algo)} on {short(one.task)} ({number(one.policies)} policies)"
+    axes.plot(k, one.scores.mean, color=shade, linestyle=_DASHES[index % len(_DASHES)], label=text)
     axes.axhline(one.best, color=shade, linewidth=0.8, alpha=0.7, linestyle=(0, (1, 2)))

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from rl_training.errors import ConfigError
@@ -91,14 +92,19 @@ def group(reading: Reading, selection: Selection) -> Groups:
     """Sort what was read into methods and tasks."""
     tasks = _tasks(reading.runs)
     varying = _varying(reading.runs, tasks)
+    made = {
+        run.place: {key: run.settings[key] for key in varying.get(run.algo, ()) if key in run.settings}
+        for run in reading.runs
+    }
+    labels = _labels((run.algo, made[run.place]) for run in reading.runs)
     cells: dict[tuple[str, str], Cell] = {}
     changes: dict[str, Mapping[str, Any]] = {}
     algos: dict[str, str] = {}
     env_ids: dict[str, str | None] = {}
     for run in reading.runs:
-        made = {key: run.settings[key] for key in varying.get(run.algo, ()) if key in run.settings}
-        method, task = _named(_method(run, made, selection.by), selection), _named(tasks[run.place], selection)
-        changes.setdefault(method, made if selection.by == "settings" else {})
+        label = labels[run.algo, text_of(made[run.place])]
+        method, task = _named(_method(run, label, selection.by), selection), _named(tasks[run.place], selection)
+        changes.setdefault(method, made[run.place] if selection.by == "settings" else {})
         algos.setdefault(method, run.algo)
         env_ids.setdefault(task, run.env_id)
         cells.setdefault((method, task), Cell(method, task)).others.append(run)
@@ -112,14 +118,32 @@ def _named(name: str, selection: Selection) -> str:
     return selection.names.get(name, name)
 
 
-def _method(run: Run, made: Mapping[str, Any], by: By) -> str:
+def _method(run: Run, label: str, by: By) -> str:
     if by == "path":
         return f"{run.given.rstrip('/').rsplit('/', 1)[-1] or run.given}: {run.algo}"
     if by == "tags":
         return f"{run.algo} ({', '.join(run.tags) or 'no tags'})"
-    words = described(made)
-    words = words if len(words) <= _MOST_WORDS else words[: _MOST_WORDS - 1] + "…"
-    return f"{run.algo} ({words})" if words else run.algo
+    return label
+
+
+def _labels(made: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[tuple[str, str], str]:
+    """Names of methods by algorithm and settings: short ones, as far as they tell methods apart."""
+    known = {(algo, text_of(changes)): changes for algo, changes in made}
+    found: dict[tuple[str, str], str] = {}
+    taken: Counter[str] = Counter(_label(algo, changes, short=True) for (algo, _), changes in known.items())
+    for key, changes in known.items():
+        name = _label(key[0], changes, short=True)
+        name = name if taken[name] == 1 else _label(key[0], changes, short=False)
+        found[key] = name if name not in found.values() else f"{name} #{len(found) + 1}"
+    return found
+
+
+def _label(algo: str, changes: Mapping[str, Any], *, short: bool) -> str:
+    rounded = {key: f"{value:.4g}" if type(value) is float else value for key, value in changes.items()}
+    words = described(rounded if short else changes)
+    if short and len(words) > _MOST_WORDS:
+        words = words[: _MOST_WORDS - 1] + "…"
+    return f"{algo} ({words})" if words else algo
 
 
 def _is_offline(run: Run) -> bool:
@@ -149,10 +173,11 @@ def _tasks(runs: Iterable[Run]) -> dict[str, str]:
 def _varying(runs: Iterable[Run], tasks: Mapping[str, str]) -> dict[str, list[str]]:
     """By algorithm: the settings that take several values on one task."""
     values: dict[tuple[str, str, str], set[str]] = {}
-    for run in runs:
+    # Runs that differ in their seed alone share their settings, which are looked at once.
+    for run in {(run.algo, tasks[run.place], id(run.settings)): run for run in runs}.values():
         for key, value in run.settings.items():
             of_task = _is_offline(run) and key.startswith("algo_kwargs.dataset")
-            if key not in _IGNORED | _OLD_NAMES and not of_task:
+            if key not in _IGNORED and key not in _OLD_NAMES and not of_task:
                 values.setdefault((run.algo, tasks[run.place], key), set()).add(text_of(value))
     found: dict[str, list[str]] = {}
     for (algo, _, key), several in values.items():
@@ -174,7 +199,7 @@ def _sorted_out(cell: Cell, selection: Selection) -> list[Trouble]:
     """Move the runs that count to `runs`; returns what is to be said of the others, and of some that count."""
     troubles, others = [], []
     newest: dict[int | None, Run] = {}
-    for run in sorted(cell.others, key=lambda run: (run.status in _OVER, run.created or 0.0)):
+    for run in sorted(cell.others, key=lambda run: (len(run.curve) > 0, run.status in _OVER, run.created or 0.0)):
         newest[run.seed] = run
     for run in cell.others:
         again = newest[run.seed] is not run and run.seed is not None
@@ -183,10 +208,9 @@ def _sorted_out(cell: Cell, selection: Selection) -> list[Trouble]:
             cell.runs.append(run)
         elif len(run.curve) and not again:
             others.append(run)
-        if reason:
-            effect = "counted" if counts else "not counted"
-            troubles.append(Trouble(run.place, what, reason, effect))
-        troubles += [Trouble(run.place, run.status, note, "see there") for note in run.notes]
+        effect = "counted" if counts else "not counted"
+        reasons = [reason, *run.notes] if reason else run.notes
+        troubles += [Trouble(run.place, what, one, effect) for one in reasons]
     cell.others = others
     return troubles
 
@@ -208,25 +232,38 @@ def _judged(run: Run, selection: Selection) -> tuple[bool, str, str]:
     if run.status not in _OVER:
         total = run.settings.get("total_timesteps")
         of = f" of {total:,}" if isinstance(total, int) else ""
-        return selection.unfinished, run.status, f"{run.status} at step {run.step:,}{of}{cause}"
+        seen = f", last seen {_moment(run.updated)}" if run.status == "running" and run.updated else ""
+        return selection.unfinished, run.status, f"{run.status} at step {run.step:,}{of}{seen}{cause}"
     return True, run.status, ""
+
+
+def _moment(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, ValueError, OSError):
+        return "at no time of this calendar"
 
 
 def base_of(runs: Iterable[Run]) -> dict[str, Any]:
     """The most frequent value of every setting, by its short name."""
     counts: dict[str, Counter[str]] = {}
+    known: dict[int, Mapping[str, Any]] = {}
+    sharing: Counter[int] = Counter()
     for run in runs:
-        for key, value in run.settings.items():
+        known[id(run.settings)] = run.settings
+        sharing[id(run.settings)] += 1
+    for which, settings in known.items():
+        for key, value in settings.items():
             if key not in _OLD_NAMES:
-                counts.setdefault(short(key), Counter())[text_of(value)] += 1
+                counts.setdefault(short(key), Counter())[text_of(value)] += sharing[which]
     return {key: json.loads(found.most_common(1)[0][0]) for key, found in counts.items()}
 
 
-def differences(run: Run, base: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in which a run differs from a base."""
+def differences(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that differ from a base."""
     return {
         short(key): value
-        for key, value in run.settings.items()
+        for key, value in settings.items()
         if short(key) in base and key not in _IGNORED and text_of(value) != text_of(base[short(key)])
     }
 

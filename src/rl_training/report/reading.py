@@ -27,6 +27,10 @@ from rl_training.study.trials import Failure, failure_name, parse_failure
 METRICS = "metrics.csv"
 RETURN = "eval_return_mean"
 _LARGEST_FILE = MAX_JSON_BYTES
+# Control characters but for tab and line breaks, halves of pairs, and what turns the direction of text around.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u2028-\u202e\u2066-\u2069\ufffe\uffff]"
+)
 _SEED = re.compile(r"^seed:.*\n", re.M)
 
 Kind = Literal["broken", "missing", "failed"]
@@ -104,6 +108,10 @@ class Unread:
     kind: Kind
     reason: str
 
+    @classmethod
+    def of(cls, place: str | Path, kind: Kind, reason: object) -> Unread:
+        return cls(printable(str(place)), kind, printable(str(reason)))
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -178,14 +186,14 @@ class _Reader:
                 return
             names = {entry.name: entry.is_dir() for entry in os.scandir(folder)}
         except OSError as error:
-            self.unread.append(Unread(str(folder), "broken", f"cannot be read: {error.strerror}"))
+            self.unread.append(Unread.of(folder, "broken", f"cannot be read: {error.strerror}"))
             return
         if RECORD in names:
             self._run(_Home(str(folder), folder.name, _reader_of(folder)))
         elif PLAN in names:
             self._study(folder)
         elif METRICS in names or RESOLVED in names:
-            self.unread.append(Unread(str(folder), "broken", f"a run folder without {RECORD}"))
+            self.unread.append(Unread.of(folder, "broken", f"a run folder without {RECORD}"))
         else:
             for name in sorted(name for name, is_folder in names.items() if is_folder and name[0] != "."):
                 self._folder(folder / name)
@@ -195,7 +203,7 @@ class _Reader:
         try:
             plan = parse_plan(read(PLAN) or b"", str(folder / PLAN))
         except (RLTrainingError, OSError) as error:
-            self.unread.append(Unread(str(folder), "broken", f"its runs are read without its plan: {error}"))
+            self.unread.append(Unread.of(folder, "broken", f"its runs are read without its plan: {error}"))
         else:
             self._trials(plan, read, lambda trial: _reader_of(folder / RUNS / trial), str(folder))
             for trial in plan.trials:
@@ -211,35 +219,35 @@ class _Reader:
             with open_packed(file) as packed:
                 self._trials(packed.plan, packed.read, lambda trial: _inside(packed.read, trial), str(file))
         except RLTrainingError as error:
-            self.unread.append(Unread(str(file), "broken", str(error)))
+            self.unread.append(Unread.of(file, "broken", error))
         except OSError as error:
-            self.unread.append(Unread(str(file), "broken", f"cannot be read: {error.strerror or error}"))
+            self.unread.append(Unread.of(file, "broken", f"cannot be read: {error.strerror or error}"))
 
     def _trials(self, plan: Plan, read: ReadFile, inside: Callable[[str], ReadFile], place: str) -> None:
         """The trials of a plan; those without a folder are told by what is known of them."""
-        settings = [identity(one.settings) for one in plan.configurations]
+        settings = [printable(identity(one.settings)) for one in plan.configurations]
         for trial in plan.trials:
             configuration = plan.configurations[trial.configuration]
             home = _Home(f"{place}/{RUNS}/{trial.name}", trial.name, inside(trial.name), plan.name)
-            home.settings, home.varied = settings[trial.configuration], configuration.changes
+            home.settings, home.varied = settings[trial.configuration], printable(configuration.changes)
             home.tags = tuple(map(str, configuration.settings.get("tags") or ()))
             data = read(name := failure_name(trial))
             home.failure = None if data is None else parse_failure(data, f"{place}/{name}")
             if home.read(RECORD) is not None:
                 self._run(home)
             elif home.failure is not None:
-                self.unread.append(Unread(home.place, "failed", home.failure.message))
+                self.unread.append(Unread.of(home.place, "failed", home.failure.message))
             else:
-                self.unread.append(Unread(home.place, "missing", "planned, and not begun"))
+                self.unread.append(Unread.of(home.place, "missing", "planned, and not begun"))
 
     def _run(self, home: _Home) -> None:
         try:
             record = parse_run_record(home.read(RECORD) or b"", f"{home.name}/{RECORD}")
-            self.runs.append(self._read(home, record))
+            self.runs.append(self._read(home, printable(record)))
         except RLTrainingError as error:
-            self.unread.append(Unread(home.place, "broken", str(error)))
+            self.unread.append(Unread.of(home.place, "broken", error))
         except OSError as error:
-            self.unread.append(Unread(home.place, "broken", f"cannot be read: {error.strerror or error}"))
+            self.unread.append(Unread.of(home.place, "broken", f"cannot be read: {error.strerror or error}"))
 
     def _read(self, home: _Home, record: Mapping[str, Any]) -> Run:
         notes: list[str] = []
@@ -250,15 +258,15 @@ class _Reader:
             status, cause = "failed", home.failure.message
         signs = [log.time, _timestamp(record.get("updated"))]
         return Run(
-            place=home.place,
-            name=home.name,
-            given=self._given,
+            place=printable(home.place),
+            name=printable(home.name),
+            given=printable(self._given),
             study=home.study,
             algo=record["algo"],
             env_id=record["env_id"],
             seed=record["seed"],
             status=status,
-            cause=None if cause is None else str(cause),
+            cause=None if cause is None else printable(str(cause)),
             settings=settings,
             varied=home.varied,
             tags=tags,
@@ -303,7 +311,16 @@ def _parsed(text: str, notes: list[str]) -> tuple[Mapping[str, Any], tuple[str, 
         notes.append(f"its settings are unknown: {error}")
         return {}, ()
     tags = value.get("tags")
-    return identity(value), tuple(map(str, tags)) if isinstance(tags, list) else ()
+    return printable(identity(value)), tuple(printable(str(tag)) for tag in tags) if isinstance(tags, list) else ()
+
+
+def printable(value: Any) -> Any:
+    """The same data without characters that no page, figure or terminal can show, in keys and values."""
+    if isinstance(value, str):
+        return _UNPRINTABLE.sub("\ufffd", value)
+    if isinstance(value, Mapping):
+        return {printable(key): printable(item) for key, item in value.items()}
+    return [printable(item) for item in value] if isinstance(value, list) else value
 
 
 def _inode(path: Path) -> tuple[int, int]:

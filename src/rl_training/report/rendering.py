@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 _ID = re.compile(r' id="([^"]*)"')
 _DRAWN_SEED = re.compile(rf'<g id="{SEED}[0-9-]*">.*?</g>\s*', re.S)
+_STYLE = re.compile(r"<style.*?</style>\s*", re.S)  # which would hold for the whole page
 _REFERENCE = re.compile(r"#([\w-]+)")
 
 
@@ -37,8 +39,10 @@ def rendered(figure: Figure, kind: str = "svg", name: str = "", *, dpi: float = 
 
 def _saved(figure: Figure, kind: str, name: str, dpi: float) -> bytes:
     out = io.BytesIO()
-    with style(name):
-        figure.savefig(out, format=kind, metadata=_METADATA[kind], dpi=dpi)
+    with style(name), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # readers of SVG have other fonts
+        ground = "white" if kind == "png" else "none"
+        figure.savefig(out, format=kind, metadata=_METADATA[kind], dpi=dpi, facecolor=ground)
     return out.getvalue()
 
 
@@ -53,7 +57,7 @@ def without_seeds(svg: str) -> str:
 
 def inline(svg: str, words: str) -> str:
     """SVG for the page: its ink is the page's, its seeds have a class, and no id is there twice."""
-    text = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    text = _STYLE.sub("", svg[svg.index("<svg") :]).replace(INK, "currentColor")
     used = set(_REFERENCE.findall(text))
 
     def keep(match: re.Match[str]) -> str:

@@ -25,7 +25,7 @@ Statistic = Callable[..., Any]
 
 CONFIDENCE = 0.95
 POWER = 0.8
-RESAMPLES = 9_999
+RESAMPLES = 4_999
 EXPANDED = "expanded percentile"
 METHODS = ("percentile", "basic", "BCa", EXPANDED)
 METHOD = EXPANDED

@@ -15,12 +15,13 @@ from rl_training.report.curves import AXES, Axis, Band, band, first_above
 from rl_training.report.grouping import Cell, Groups, Selection, Trouble, group
 from rl_training.report.normalising import Scale, scale_of
 from rl_training.report.reading import RETURN, Reading
-from rl_training.report.statistics import Estimate, Floats, estimate
+from rl_training.report.statistics import Estimate, Floats, Samples, estimate
 from rl_training.report.sweeps import Effect, Selecting, effects, selecting
 
 MOST_SHOWN = 8
 """methods that are drawn and compared in pairs; tables have all"""
 _THRESHOLD = 0.9
+_EVEN = 1.05
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Result:
     threshold: float | None
     reached: int  # runs that reached it,
     steps_to: float | None  # and the median of the steps of all, where half of them did
+    step: float  # the median step of the last evaluation that counts
 
     @property
     def seeds(self) -> int:
@@ -70,7 +72,7 @@ class Overall:
     median: Estimate
     mean: Estimate
     gap: Estimate
-    profile: Estimate
+    profile: Estimate | None  # of the methods shown
 
 
 @dataclass(frozen=True)
@@ -94,32 +96,65 @@ class Pair:
 
 @dataclass(frozen=True)
 class Summary:
-    """Everything a report says."""
+    """Everything a report says; what takes long is computed when it is first asked for."""
 
     reading: Reading
     options: Options
     groups: Groups
     results: Mapping[tuple[str, str], Result]
     scales: Mapping[str, Scale | None]
-    overall: Mapping[str, Overall]  # of methods that have results on every task, where there are several
-    taus: Floats  # of the profiles
-    shown: tuple[str, ...]
-    pairs: tuple[Pair, ...]
-    effects: tuple[Effect, ...]
-    selecting: tuple[Selecting, ...]
 
     @property
     def troubles(self) -> tuple[Trouble, ...]:
         return self.groups.troubles
 
     @property
-    def tasks(self) -> tuple[str, ...]:
-        """Those with a result."""
-        return tuple(task for task in self.groups.tasks if any((m, task) in self.results for m in self.methods))
-
-    @property
     def methods(self) -> tuple[str, ...]:
         return self.groups.methods
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        """Those with a result."""
+        known = {task for _, task in self.results}
+        return tuple(task for task in self.groups.tasks if task in known)
+
+    @cached_property
+    def shown(self) -> tuple[str, ...]:
+        """The methods that are drawn and compared."""
+        return _shown(self.groups, self.results, self.scales)
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, Floats]]:
+        """By method and task, of methods with results on every task, where there are several tasks."""
+        return _scores(self.groups, self.results, self.scales)
+
+    @cached_property
+    def taus(self) -> Floats:
+        """Where the profiles are computed."""
+        return _taus(self.scores)
+
+    @cached_property
+    def overall(self) -> dict[str, Overall]:
+        """By method, of those with scores."""
+        return {
+            method: _overall(method, list(found.values()), self.taus if method in self.shown else None)
+            for method, found in self.scores.items()
+        }
+
+    @cached_property
+    def pairs(self) -> tuple[Pair, ...]:
+        """Every two methods shown, over all tasks and on each."""
+        return tuple(_pairs(self.shown, self.groups.tasks, self.results, self.scores))
+
+    @cached_property
+    def effects(self) -> tuple[Effect, ...]:
+        return tuple(effects(self.groups, {key: result.values for key, result in self.results.items()}))
+
+    @cached_property
+    def selecting(self) -> tuple[Selecting, ...]:
+        if tag_of(self.reading.metric) != tag_of(RETURN):
+            return ()
+        return tuple(selecting(self.groups, self.scales, self.options.selection))
 
     @cached_property
     def bands(self) -> dict[tuple[Axis, str, str], Band]:
@@ -131,33 +166,24 @@ class Summary:
                 found[axis, task, method] = curve
         return found
 
+    @cached_property
+    def uneven(self) -> dict[str, dict[str, float]]:
+        """By task: the median step at which each method counts, where methods count at different steps."""
+        found: dict[str, dict[str, float]] = {}
+        for (method, task), result in self.results.items():
+            found.setdefault(task, {})[method] = result.step
+        return {task: steps for task, steps in found.items() if max(steps.values()) > _EVEN * min(steps.values())}
+
 
 def summarise(reading: Reading, options: Options | None = None) -> Summary:
-    """Compute everything a report says of what was read."""
+    """What a report says of what was read."""
     options = options or Options()
     groups = group(reading, options.selection)
     cells = [cell for cell in groups.cells.values() if cell.runs]
     thresholds = {task: _threshold(task, groups, options) for task in groups.tasks}
     results = {(cell.method, cell.task): _result(cell, thresholds[cell.task], options) for cell in cells}
     scales = {task: _scale(task, groups, results, options) for task in groups.tasks}
-    scores = _scores(groups, results, scales)
-    taus = _taus(scores)
-    several = len({task for _, task in results}) > 1
-    overall = {method: _overall(method, found, taus) for method, found in scores.items()} if several else {}
-    shown = _shown(groups, results, scales)
-    return Summary(
-        reading,
-        options,
-        groups,
-        results,
-        scales,
-        overall,
-        taus,
-        shown,
-        tuple(_pairs(shown, groups.tasks, results, scores if several else {})),
-        tuple(effects(groups, {key: result.values for key, result in results.items()})),
-        tuple(selecting(groups, scales, options.selection)) if tag_of(reading.metric) == tag_of(RETURN) else (),
-    )
+    return Summary(reading, options, groups, results, scales)
 
 
 def _threshold(task: str, groups: Groups, options: Options) -> float | None:
@@ -199,6 +225,7 @@ def _result(cell: Cell, threshold: float | None, options: Options) -> Result:
         threshold,
         len(reached),
         middle if np.isfinite(middle) else None,
+        float(np.median([curve.steps[-1] for curve in curves])),
     )
 
 
@@ -211,11 +238,11 @@ def _scale(task: str, groups: Groups, results: Results, options: Options) -> Sca
 
 
 def _scores(groups: Groups, results: Results, scales: Mapping[str, Scale | None]) -> dict[str, dict[str, Floats]]:
-    """Scores by method and task, of methods that have them on every task that can be scored."""
+    """Scores of methods that have them on every task that can be scored, where there are several."""
     tasks = [task for task in groups.tasks if scales[task] is not None]
     found: dict[str, dict[str, Floats]] = {}
-    for method in groups.methods:
-        if tasks and all((method, task) in results for task in tasks):
+    for method in groups.methods if len(tasks) > 1 else ():
+        if all((method, task) in results for task in tasks):
             scaled = {task: scales[task] for task in tasks}
             found[method] = {
                 task: scale.score(results[method, task].values)
@@ -231,15 +258,14 @@ def _taus(scores: Mapping[str, Mapping[str, Floats]]) -> Floats:
     return np.linspace(low, high, 101)
 
 
-def _overall(method: str, scores: Mapping[str, Floats], taus: Floats) -> Overall:
-    samples = list(scores.values())
+def _overall(method: str, samples: Samples, taus: Floats | None) -> Overall:
     return Overall(
         method,
         iqm=estimate(samples, statistics.iqm),
         median=estimate(samples, statistics.median),
         mean=estimate(samples, statistics.mean),
         gap=estimate(samples, statistics.optimality_gap),
-        profile=estimate(samples, statistics.profile(taus), resamples=1_999),
+        profile=None if taus is None else estimate(samples, statistics.profile(taus), resamples=1_999),
     )
 
 

@@ -1,0 +1,529 @@
+"""What a report says of runs in every state, and that its page is safe, whole and alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from base64 import b64decode
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib.figure
+import numpy as np
+import pytest
+
+from rl_training import report
+from rl_training.cli import main
+from rl_training.errors import ConfigError
+from rl_training.report.curves import band, first_above
+from rl_training.report.logs import Curve
+from rl_training.report.rendering import rendered
+from rl_training.report.report import Report
+from rl_training.study.packing import pack
+from tests.report_files import record_of, settings_of, write_run
+from tests.studies import study_in
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{ & </style> 🤖 训练"
+RNG = np.random.default_rng(1)
+
+
+def curve_to(final: float, points: int = 4) -> list[float]:
+    """Evaluations that rise to a last one."""
+    return [float(value) for value in np.linspace(0, final, points)]
+
+
+def two_methods(folder: Path, tasks: tuple[str, ...] = ("Pendulum-v1",), seeds: int = 5) -> Path:
+    """SAC is far better than TD3 everywhere."""
+    for task in tasks:
+        for seed in range(seeds):
+            for algo, level in (("sac", 100.0), ("td3", 10.0)):
+                values = curve_to(level + RNG.normal())
+                write_run(folder / f"{task}-{algo}-{seed}", values, seed=seed, settings=settings_of(algo, task))
+    return folder
+
+
+class Page(HTMLParser):
+    """Every element and attribute of a page, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    @property
+    def words(self) -> str:
+        return " ".join(self.text.split())
+
+
+def require_alone(html: str) -> Page:
+    """Nothing is loaded from elsewhere and nothing runs."""
+    page = Page(html)
+    assert not {"script", "img", "link", "iframe", "object", "embed", "base", "image", "foreignobject"} & set(
+        page.tags
+    )
+    for tag, name, value in page.attributes:
+        assert not name.startswith("on"), (tag, name)
+        if name in ("href", "xlink:href", "src", "action", "data", "srcset"):
+            assert value.startswith(("#", "data:")), (tag, name, value[:80])
+        assert not re.search(r"url\((?!#)", value), (tag, name, value[:80])
+    styles = re.findall(r"<style.*?</style>", html, re.S)
+    assert not re.search(r"@import|url\((?!#)|//", "".join(styles))
+    names = ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink")
+    rest = html
+    for name in names:
+        rest = rest.replace(f'="{name}"', "")
+    assert "http:" not in rest
+    assert "https:" not in rest
+    return page
+
+
+@pytest.fixture
+def with_pdf() -> None:
+    """For tests of the page as it is written; the others do without figures in PDF, which take most of its time."""
+
+
+@pytest.fixture(autouse=True)
+def _fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "with_pdf" not in request.fixturenames:
+        monkeypatch.setattr("rl_training.report.page.rendered", lambda *_: b"%PDF")
+
+
+def words(found: Report) -> str:
+    return Page(found.html()).words
+
+
+def test_the_page_is_alone_and_says_who_is_better(tmp_path: Path) -> None:
+    found = report.read(two_methods(tmp_path, ("Pendulum-v1", "Hopper-v5")))
+    page = require_alone(found.html())
+    assert "sac is better than td3 over all tasks: difference of the IQM" in page.words
+    assert "sac is better than td3 on Hopper-v5" in page.words
+    assert "td3 is better" not in page.words
+    for heading in ("Over all tasks", "Learning curves", "What was compared", "Normalisation"):
+        assert heading in page.words
+    assert "D4RL's reference returns" in page.words
+    assert "the lowest and the highest result" in page.words
+    assert page.tags.count("svg") == len(found.figures) == 11
+    ids = [value for _, name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    for seed in range(3):
+        for task in (HOSTILE, "Pendulum-v1"):
+            settings = settings_of("sac", task, activation=HOSTILE if seed == 2 else "relu") | {"tags": [HOSTILE]}
+            record = {
+                "cause": HOSTILE,
+                "status": "diverged",
+                "host": HOSTILE,
+                "dataset": {"name": HOSTILE, "rows": 3},
+            }
+            values = curve_to(float(seed))
+            write_run(tmp_path / f"{seed}{len(task)}", values, seed=seed, settings=settings, **record)
+    write_run(tmp_path / "<b>broken").joinpath("run.json").write_text('{"algo": "<script>"}')
+    for by in ("settings", "tags", "path"):
+        found = report.read(tmp_path, by=by, title=HOSTILE)
+        page = require_alone(found.html())
+        assert " ".join(HOSTILE.split()) in page.words
+        assert rendered(found.curves(seeds=True))
+    assert json.loads(found.json())["title"] == HOSTILE
+    latex = found.tables["troubles"].latex()
+    assert r"\$\textbackslash{}frac\{ \& " in latex
+
+
+def test_what_cannot_be_shown_is_replaced(tmp_path: Path) -> None:
+    """Halves of pairs, NUL, escape sequences and turned text, in records, reasons and names of folders."""
+    odd = "a\ud800\x00\x1b[31m\u202eb"
+    for seed in range(2):
+        folder = write_run(tmp_path / f"{seed}\udcff", seed=seed, settings=settings_of("sac", "Pendulum-v1"))
+        record = record_of(folder) | {"env_id": odd, "cause": odd, "status": "diverged", "host": odd}
+        (folder / "run.json").write_text(json.dumps(record))
+    (write_run(tmp_path / "broken\udcff") / "run.json").write_text(json.dumps({"algo": odd}))
+    found = report.read(tmp_path)
+    found.save(tmp_path / "report.html")
+    assert found.summary.groups.tasks == ("a\ufffd\ufffd\ufffd[31m\ufffdb",)
+    for text in ((tmp_path / "report.html").read_text(), (tmp_path / "report.json").read_text(), found.html()):
+        assert not re.search("[\x00\x1b\u202e\ud800-\udfff]", text)
+
+
+def test_methods_that_count_at_different_steps_are_told(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"a{seed}", curve_to(3.0, 4), seed=seed)
+        write_run(tmp_path / f"b{seed}", curve_to(3.0, 8), seed=seed, settings=settings_of("td3"))
+    told = "On Pendulum-v1 methods count at different steps: sac at 400, td3 at 800"
+    assert told in words(report.read(tmp_path))
+    assert "at different steps" not in words(report.read(tmp_path, at=400))
+
+
+def test_a_spreadsheet_gets_no_formula(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / str(seed), seed=seed, settings=settings_of("=cmd()", "@SUM"))
+    rows = list(csv.reader(io.StringIO(report.read(tmp_path).tables["tasks"].csv())))
+    assert rows[1][:2] == ["'@SUM", "'=cmd()"]
+
+
+def test_downloads_are_inside_the_page(tmp_path: Path, with_pdf: None) -> None:
+    found = report.read(two_methods(tmp_path))
+    page = Page(found.html())
+    files = [value for _, name, value in page.attributes if name == "download"]
+    for name in found.tables:
+        assert {f"{name}.csv", f"{name}.md", f"{name}.tex"} <= set(files)
+    for name in found.figures:
+        assert {f"{name}.svg", f"{name}.pdf"} <= set(files)
+    addresses = [value for _, name, value in page.attributes if name == "href" and value.startswith("data:")]
+    kinds = [b64decode(value.partition(",")[2])[:4] for value in addresses]
+    assert kinds.count(b"%PDF") == kinds.count(b"<?xm") == len(found.figures)
+
+
+def test_every_state_is_said(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / f"whole{seed}", curve_to(10.0 + seed), seed=seed)
+    write_run(tmp_path / "diverged", [1.0], seed=3, status="diverged", cause="loss is NaN")
+    write_run(tmp_path / "failed", [1.0], seed=4, status="failed", cause="the environment fell over")
+    write_run(tmp_path / "running", [1.0], seed=5, status="running")
+    write_run(tmp_path / "interrupted", [1.0], seed=6, status="interrupted")
+    write_run(tmp_path / "silent", [], seed=7)
+    write_run(tmp_path / "again", [99.0], seed=0, created="2020-01-01T00:00:00+00:00")
+    (write_run(tmp_path / "broken") / "run.json").write_text("{")
+    (tmp_path / "empty").mkdir()
+    found = report.read(tmp_path)
+    assert found.summary.results["sac", "Pendulum-v1"].seeds == 4  # the whole ones, and what diverged
+    rows = {Path(row["run"]).name: row for row in found.tables["troubles"].records()}
+    assert {name: row["effect"] for name, row in rows.items()} == {
+        "diverged": "counted",
+        "failed": "not counted",
+        "running": "not counted",
+        "interrupted": "not counted",
+        "silent": "not counted",
+        "again": "not counted",
+        "broken": "not counted",
+    }
+    assert "loss is NaN" in rows["diverged"]["because"]
+    assert "the environment fell over" in rows["failed"]["because"]
+    assert "without an evaluation" in rows["silent"]["because"]
+    assert "whole0" in rows["again"]["because"]
+    text = words(found)
+    assert "7 remarks on runs" in text
+    for name in rows:
+        assert str(tmp_path / name) in text
+    counted = report.read(tmp_path, unfinished=True)
+    assert counted.summary.results["sac", "Pendulum-v1"].seeds == 7
+
+
+def test_one_seed_is_said_and_has_no_interval(tmp_path: Path) -> None:
+    found = report.read(two_methods(tmp_path, seeds=1))
+    text = words(found)
+    assert "One seed says nothing of the spread" in text
+    assert "is better" not in text
+    assert "(one seed)" in text
+    assert found.tables["tasks"].records()[0]["IQM, last low"] is None
+
+
+def test_nothing_that_counts(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [1.0, 2.0], status="running")
+    write_run(tmp_path / "b", [], status="failed", settings=settings_of("td3"))
+    found = report.read(tmp_path)
+    text = words(found)
+    assert "No run has a result that counts" in text
+    assert "Learning curves" in text
+    assert json.loads(found.json())["results"] == []
+    (tmp_path / "a" / "metrics.csv").unlink()
+    assert "Learning curves" not in words(report.read(tmp_path))
+
+
+def test_runs_of_unequal_length() -> None:
+    def line(points: int) -> Curve:
+        steps = np.arange(1, points + 1, dtype=float)
+        return Curve(steps, steps, steps, steps * 2)
+
+    found = band([line(10), line(10), line(6), line(2)], "steps")
+    assert found is not None
+    assert found.x.tolist() == list(range(1, 11))
+    assert found.runs.tolist() == [4, 4, 3, 3, 3, 3, 2, 2, 2, 2]
+    assert found.middle.tolist() == pytest.approx((found.x * 2).tolist())
+    short = band([line(10), line(2), line(2)], "updates")
+    assert short is not None
+    assert short.x.tolist() == [1, 2]  # only one has come further
+    alone = band([line(3)], "seconds")
+    assert alone is not None
+    assert np.isnan(alone.low).all()
+
+
+def test_an_axis_the_logs_do_not_tell_is_left_out() -> None:
+    steps = np.array([1.0, 2.0])
+    assert band([Curve(steps, np.array([np.nan, np.nan]), steps, steps)], "updates") is None
+
+
+def test_steps_to_a_threshold(tmp_path: Path) -> None:
+    for seed, values in enumerate([[1.0, 5.0, 9.0], [6.0, 7.0, 8.0], [1.0, 1.0, 1.0]]):
+        write_run(tmp_path / str(seed), values, seed=seed)
+    steps = np.array([1.0, 2.0])
+    assert first_above(Curve(steps, steps, steps, steps), 3.0) is None
+    for threshold, reached, steps_to in ((5.0, 2, 200), (8.5, 1, None), (1.0, 3, 100)):
+        [row] = report.read(tmp_path, threshold=threshold).tables["tasks"].records()
+        assert (row["reached by"], row["steps to it"]) == (f"{reached}/3", steps_to)
+    [row] = report.read(tmp_path, threshold={"Pendulum-v1": 5.0}).tables["tasks"].records()
+    assert row["threshold"] == 5.0
+
+
+def test_last_best_and_at_a_step(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / str(seed), [1.0, 9.0, 3.0], seed=seed)
+    write_run(tmp_path / "short", [1.0], seed=2, status="running")
+
+    def mean(**options: object) -> float:
+        return report.read(tmp_path, **options).summary.results["sac", "Pendulum-v1"].mean  # type: ignore[arg-type]
+
+    assert (mean(), mean(score="best"), mean(at=200)) == (3.0, 9.0, 9.0)
+    assert mean(at=100) == 1.0
+    assert report.read(tmp_path, at=100).summary.results["sac", "Pendulum-v1"].seeds == 3
+
+
+def test_methods_are_what_differs_on_one_task(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", settings=settings_of(gamma=0.9))
+    write_run(tmp_path / "b", settings=settings_of(gamma=0.99))
+    longer = settings_of(env_id="Hopper-v5", gamma=0.9) | {"total_timesteps": 5000, "log_interval": 7}
+    write_run(tmp_path / "c", settings=longer)
+    old = settings_of(gamma=0.9)
+    del old["algo_kwargs"]["hidden_sizes"]  # a version that did not have the setting
+    write_run(tmp_path / "d", seed=1, settings=old)
+    found = report.read(tmp_path)
+    assert found.summary.methods == ("sac (gamma=0.9)", "sac (gamma=0.99)")
+    assert found.summary.results["sac (gamma=0.9)", "Pendulum-v1"].seeds == 2
+    rows = {(row["task"], row["method"]): row for row in found.tables["compared"].records()}
+    assert rows["Hopper-v5", "sac (gamma=0.9)"]["differs from its base"] == "total_timesteps=5000"
+    assert rows["Pendulum-v1", "sac (gamma=0.99)"]["differs from its base"] == "gamma=0.99"
+    assert rows["Pendulum-v1", "sac (gamma=0.9)"]["seeds"] == "0–1"
+    named = report.read(tmp_path, names={"sac (gamma=0.9)": "short-sighted", "Hopper-v5": "Hopper"})
+    assert ("short-sighted", "Hopper") in named.summary.results
+
+
+def test_settings_that_look_alike_are_told_apart(tmp_path: Path) -> None:
+    rates = (0.30000000000000004, 0.30000000000000010, 0.123456789)
+    for number, rate in enumerate(rates):
+        write_run(tmp_path / str(number), settings=settings_of(tau=rate, hidden_sizes=[number] * 100))
+    assert len(set(report.read(tmp_path).summary.methods)) == 3
+    for number, rate in enumerate(rates):
+        write_run(tmp_path / f"b{number}", settings=settings_of("td3", tau=rate))
+    methods = report.read(tmp_path).summary.methods
+    assert methods[3:] == (f"td3 (tau={rates[0]})", f"td3 (tau={rates[1]})", "td3 (tau=0.1235)")
+
+
+def test_a_repeated_run_without_evaluations_does_not_displace_another(tmp_path: Path) -> None:
+    write_run(tmp_path / "older", [4.0], created="2020-01-01T00:00:00+00:00")
+    write_run(tmp_path / "newer", [])
+    found = report.read(tmp_path)
+    assert found.summary.results["sac", "Pendulum-v1"].mean == 4.0
+    assert [Path(row["run"]).name for row in found.tables["troubles"].records()] == ["newer"]
+
+
+def test_methods_by_path_and_tags(tmp_path: Path) -> None:
+    for name in ("before", "after"):
+        settings = settings_of() | {"tags": [name]}
+        write_run(tmp_path / name / "run", settings=settings)
+    assert report.read([tmp_path / "before", tmp_path / "after"], by="path").summary.methods == (
+        "before: sac",
+        "after: sac",
+    )
+    assert set(report.read(tmp_path, by="tags").summary.methods) == {"sac (before)", "sac (after)"}
+    with pytest.raises(ConfigError, match="by must be one of"):
+        report.read(tmp_path, by="colour")
+
+
+def test_offline_tasks_are_their_data(tmp_path: Path) -> None:
+    for number, (name, mark) in enumerate([("medium", "aa"), ("expert", "bb"), ("expert", "cc")]):
+        data = {"name": name, "rows": 10, "fingerprint": mark, "in_memory": False}
+        write_run(tmp_path / str(number), settings=settings_of("iql", dataset_path=name), dataset=data)
+    found = report.read(tmp_path)
+    assert found.summary.groups.tasks == (
+        "Pendulum-v1, medium",
+        "Pendulum-v1, expert [bb]",
+        "Pendulum-v1, expert [cc]",
+    )
+    assert found.summary.methods == ("iql",)
+    assert "medium (10 rows, fingerprint aa)" in found.tables["compared"].csv()
+
+
+def test_normalisation(tmp_path: Path) -> None:
+    two_methods(tmp_path, ("Pendulum-v1", "Hopper-v5"))
+    found = report.read(tmp_path)
+    assert found.summary.scales["Hopper-v5"].low == -20.272305  # type: ignore[union-attr]
+    given = report.read(tmp_path, normalize="range", references={"Pendulum-v1": (0.0, 200.0)}).summary
+    assert given.scales["Pendulum-v1"].source == "given"  # type: ignore[union-attr]
+    assert "lowest" in given.scales["Hopper-v5"].source  # type: ignore[union-attr]
+    values = given.results["sac", "Pendulum-v1"].values / 200
+    ours = given.scales["Hopper-v5"].score(given.results["sac", "Hopper-v5"].values)  # type: ignore[union-attr]
+    assert given.overall["sac"].mean.value == pytest.approx((values.mean() + ours.mean()) / 2)
+    for options, message in (
+        ({"normalize": "d4rl"}, "Pendulum-v1 has no reference returns"),
+        ({"normalize": "none"}, "normalize must be one of"),
+        ({"references": {"Pendulum-v1": (1.0, 1.0)}}, "the lower first"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            report.read(tmp_path, **options)  # type: ignore[arg-type]
+
+
+def test_equal_results_have_no_scale_and_no_crash(tmp_path: Path) -> None:
+    for seed in range(3):
+        for algo in ("sac", "td3"):
+            write_run(tmp_path / f"{algo}{seed}", [5.0, 5.0], seed=seed, settings=settings_of(algo))
+    found = report.read(tmp_path)
+    assert "every run has the same result" in words(found)
+    assert "No difference between any two methods" in words(found)
+
+
+def test_a_sweep_shows_each_setting_and_the_price_of_choosing(tmp_path: Path) -> None:
+    for number, (rate, kind) in enumerate([(1e-4, "relu"), (1e-3, "relu"), (1e-2, "tanh"), (1e-3, "tanh")]):
+        for seed in range(3):
+            level = float(10 * -np.log10(rate) + seed)
+            metrics = {"eval_return_mean": level, "eval_return_std": 1.0, "update_count": 10}
+            settings = settings_of(learning_rate=rate, activation=kind)
+            name = tmp_path / f"{number}-{seed}"
+            write_run(name, curve_to(level), seed=seed, settings=settings, metrics=metrics)
+    found = report.read(tmp_path)
+    rows = found.tables["settings"].records()
+    by_rate = {row["value"]: row["IQM"] for row in rows if row["setting"] == "learning_rate"}
+    assert by_rate == pytest.approx({"0.0001": 41.0, "0.001": 31.0, "0.01": 21.0})
+    assert [row["value"] for row in rows if row["setting"] == "activation"] == ["relu", "tanh"]
+    [row] = found.tables["choosing"].records()
+    assert row["policies"] == 12
+    assert row["k = 1"] < row["k = 100"] <= row["best policy"] == 1.0
+    assert {"setting-1", "setting-2", "choosing"} <= set(found.figures)
+    require_alone(found.html())
+
+
+def test_too_many_methods_are_all_in_the_tables_and_the_best_are_drawn(tmp_path: Path) -> None:
+    for number in range(12):
+        for seed in range(2):
+            settings = settings_of(gamma=number / 100)
+            write_run(tmp_path / f"{number}-{seed}", curve_to(number + seed / 2), seed=seed, settings=settings)
+    found = report.read(tmp_path)
+    assert set(found.summary.shown) == {f"sac (gamma={number / 100})" for number in range(4, 12)}
+    assert len(found.tables["tasks"].rows) == 12
+    assert "The 8 best of 12 methods are drawn" in words(found)
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path, with_pdf: None) -> None:
+    folder = two_methods(tmp_path / "runs")
+    pages = [report.read(folder).save(tmp_path / name / "report.html").read_bytes() for name in ("a", "b")]
+    assert pages[0] == pages[1]
+    record = json.loads((tmp_path / "a" / "report.json").read_text(), parse_constant=pytest.fail)
+    assert record["kind"] == "rl_training.report"
+    assert len(record["runs"]) == 10
+    assert record["pairs"][0]["better"] == "sac"
+    with pytest.raises(ConfigError, match=r"a report is a file \.html"):
+        report.read(folder).save(tmp_path / "report.txt")
+
+
+def test_tables_in_every_language(tmp_path: Path) -> None:
+    table = report.read(two_methods(tmp_path)).tables["tasks"]
+    [first, *_] = table.records()
+    assert first["IQM, last low"] < first["IQM, last"] < first["IQM, last high"]
+    rows = list(csv.DictReader(io.StringIO(table.csv())))
+    assert float(rows[0]["IQM, last"]) == first["IQM, last"]
+    assert table.markdown().splitlines()[1].startswith("|---|---|---:|")
+    assert table.latex().startswith("\\begin{tabular}{llr")
+
+
+def test_figures_are_matplotlibs(tmp_path: Path) -> None:
+    found = report.read(two_methods(tmp_path))
+    assert all(isinstance(figure, matplotlib.figure.Figure) for figure in found.figures.values())
+    assert len(found.curves("updates").axes) == 1
+    shown = Page(found._repr_html_())
+    assert shown.tags == ["iframe"]
+    [page] = [value for _, name, value in shown.attributes if name == "srcdoc"]
+    assert page == found.html()
+    assert ("iframe", "sandbox", "allow-downloads") in shown.attributes
+    assert repr(found) == "Report(10 runs, 2 methods, 1 tasks)"
+
+
+def run(*args: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(arg) for arg in args])
+    return int(ended.value.code or 0)
+
+
+def test_the_command_on_a_packed_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = study_in(tmp_path, grid={"gamma": [0.9, 0.99]}, set={"eval_interval": 20})
+    study.run(1, quiet=True)
+    pack(study.folder, tmp_path / "tiny.zip")
+    capsys.readouterr()
+    out = tmp_path / "new" / "report.html"
+    options = ["--reference", "CartPole-v1=0,500", "--threshold", "CartPole-v1=20", "--name", "dqn (gamma=0.9)=A"]
+    assert run("report", tmp_path / "tiny.zip", "-o", out, *options, "--best") == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    record = json.loads(out.with_suffix(".json").read_text())
+    assert set(record["methods"]) == {"A", "dqn (gamma=0.99)"}
+    assert record["tasks"]["CartPole-v1"]["scale"] == {"low": 0.0, "high": 500.0, "source": "given"}
+    require_alone(out.read_text())
+
+
+@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
+def test_plot(tmp_path: Path, kind: str) -> None:
+    folder = two_methods(tmp_path / "runs", ("Pendulum-v1", "Hopper-v5"), seeds=2)
+    out = tmp_path / f"curve.{kind}"
+    assert run("plot", folder, "-o", out, "--x", "updates", "--seeds") == 0
+    start = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}[kind]
+    assert out.read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["report", "nowhere", "-o", "report.html"], "nowhere: no such file or folder"),
+        (["report", ".", "-o", "report.html"], "no runs in it"),
+        (["report", ".", "-o", "report.txt"], "a report is a file .html"),
+        (["report", ".", "-o", "report.html", "--reference", "a=1"], "expected TASK=LOW,HIGH"),
+        (["report", ".", "-o", "report.html", "--threshold", "x"], "expected a number"),
+        (["plot", ".", "-o", "curve.gif"], "a figure is a file .svg"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    args: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*args) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1
+    assert message in error[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_metric_nobody_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "runs" / "a")
+    assert run("plot", tmp_path / "runs", "-o", tmp_path / "a.svg", "--metric", "custom/none") == 2
+    assert "no run has evaluations of custom/none" in capsys.readouterr().err
+
+
+def test_records_of_version_0_1(tmp_path: Path) -> None:
+    """No schema, no seconds, no host, an alias of a setting, a log without spreads."""
+    for seed in range(2):
+        folder = write_run(tmp_path / f"old{seed}", seed=seed)
+        record = record_of(folder)
+        for name in ("schema", "seconds", "updated"):
+            del record[name]
+        record["metrics"] = {"eval_return_mean": 2.0, "update_count": 10}
+        (folder / "run.json").write_text(json.dumps(record))
+        with (folder / "config.resolved.yaml").open("a") as file:
+            file.write("env_processes: false\n")
+        (folder / "metrics.csv").write_text(
+            "step,time,eval/mean_reward\n10,1800000001.0,1.0\n10,1800000002.0,2.0\n"
+        )
+        write_run(tmp_path / f"new{seed}", [3.0], seed=seed + 2)
+    found = report.read(tmp_path)
+    assert found.summary.methods == ("sac",)
+    assert sorted(found.summary.results["sac", "Pendulum-v1"].values) == [2.0, 2.0, 3.0, 3.0]
