@@ -96,6 +96,23 @@ def test_a_node_lost_in_the_middle_of_an_episode_changes_nothing(
     assert run_record(disturbed.run_dir)["exact_resume"] is True
 
 
+def test_a_node_that_falls_silent_is_given_up(
+    cluster: Nodes, tmp_path: Path, regained: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_training.environments.ray_actors._SILENT_SECONDS", 3.0)
+    node, frozen = cluster.add(), []
+    fields: dict[str, Any] = {"eval_episodes": 0, "env_timeout": 3.0}
+    undisturbed = train(config_of(tmp_path / "local", environments="local", **fields), [LoseAt(cluster)])
+    monkeypatch.setattr(cluster, "lose", lambda node: frozen.extend(cluster.freeze(node)))
+    try:
+        disturbed = train(config_of(tmp_path / "ray", **fields), [LoseAt(cluster, node, 60)])
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGKILL)
+    assert {step for _, step in regained} == {16}
+    assert unlike(disturbed, undisturbed) == []
+
+
 def test_one_that_cannot_be_replayed_ends_its_run_which_goes_on(cluster: Nodes, tmp_path: Path) -> None:
     node = cluster.add()
     config = config_of(tmp_path, env_id=FORGETFUL, eval_episodes=0)
