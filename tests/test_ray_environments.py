@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from rl_training.environments.pool import EnvPool
-from rl_training.errors import ConfigError, EnvironmentFailure, MissingDependencyError
+from rl_training.errors import ConfigError, EnvironmentFailure
 from rl_training.experiment.checkpointing import latest_valid
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
@@ -188,15 +188,6 @@ def test_an_environment_of_the_main_script(cluster: Nodes, tmp_path: Path) -> No
     command = [sys.executable, "unguarded.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert "with environments: ray a script that defines its environment needs" in done.stderr.splitlines()[-1]
-
-
-def test_no_ray_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        MissingDependencyError, match=r"^environments: ray needs Ray .*pip install 'rl-training\[ray\]'"
-    ):
-        train(config_of(tmp_path))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["closed", "silent", "other", "words", "client"])
