@@ -40,6 +40,14 @@ class Nodes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def freeze(self, node: Any) -> list[int]:
+        """As if its cable had been pulled: everything on it stands still; returns the processes."""
+        raylet = node.all_processes["raylet"][0].process.pid
+        frozen = [raylet, *_below(raylet)]
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        return frozen
+
     def close(self) -> None:
         import ray
 

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rl_training.cli import main
 from rl_training.errors import ConfigError
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.study import Study
 from rl_training.study.claims import read_claim
 from rl_training.study.plan import read_plan
-from rl_training.study.ray_crew import Cluster, put_marker, take_marker
+from rl_training.study.ray_crew import Cluster
 from tests.ray_clusters import SOURCE, Nodes, nodes
 from tests.reliability.processes import wait_for
 from tests.studies import differing, study_in, tiny_study
@@ -157,32 +156,6 @@ def test_more_threads_than_any_node_has(cluster: Nodes, tmp_path: Path) -> None:
         study_in(tmp_path, threads=3).run(ray="auto")
     with pytest.raises(ConfigError, match="--ray: a worker needs 1 CPUs and 1 GPUs, and no node of the cluster"):
         study_in(tmp_path / "gpu").run(ray="auto", gpus=["0"])
-
-
-def test_what_a_marker_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl_training.study.ray_crew._APPEAR_SECONDS", 0.3)
-    marker = put_marker(tmp_path)
-    assert take_marker(marker) is None
-    assert not marker.exists()
-    assert "does not see this folder" in str(take_marker(marker))
-    marker.write_text("another")
-    assert "sees another folder under this name" in str(take_marker(marker))
-    with pytest.raises(ConfigError, match="cannot be written to: No such file"):
-        put_marker(tmp_path / "nowhere")
-
-
-def test_no_ray_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    (tmp_path / "tiny.yaml").write_text(dump_yaml(tiny_study()))
-    words = ["sweep", str(tmp_path / "tiny.yaml"), "--ray", "auto", "--output-dir", str(tmp_path / "studies")]
-    with pytest.raises(SystemExit, match="2"):
-        main(words)
-    [line] = capsys.readouterr().err.splitlines()
-    assert "--ray needs Ray (" in line
-    assert line.endswith("; pip install 'rl-training[ray]'")
-    assert not (tmp_path / "studies").exists()
 
 
 @pytest.mark.parametrize("address", ["auto", "127.0.0.1:1"])

@@ -47,6 +47,8 @@ _log = logging.getLogger(__name__)
 
 # Seconds in which a cluster must answer for the first time; Ray itself would try for minutes.
 _REACH_SECONDS = 5.0
+# Seconds in which a node must start a process, to count as alive.
+_SILENT_SECONDS = 20.0
 # What passes through the object store here is small; Ray would take a third of the memory.
 _STORE_BYTES = 200 * 2**20
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -78,14 +80,14 @@ def connect(address: str, why: str) -> Any:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
         options |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
-        options["_node_ip_address"] = "127.0.0.1"
     else:
         address = _reachable(address, why)
     try:
         with _signals_kept():
             ray.init(address=address, **options)
     except (ray.exceptions.RayError, ValueError, RuntimeError, OSError) as error:
-        raise ConfigError(f"{why} {address}: no connection to a Ray cluster: {_first_line(error)}") from None
+        hint = "" if address == "local" else "; if it asks for a token, set RAY_AUTH_MODE=token here too"
+        raise ConfigError(f"{why} {address}: no Ray cluster was joined: {_first_line(error)}{hint}") from None
     return ray
 
 
@@ -169,6 +171,10 @@ class _Host:
         self._served.close()
 
 
+def _nothing() -> None:
+    """What any node can do."""
+
+
 class RayEnv:
     """`LocalEnv` in a Ray actor. An actor is scheduled where a CPU is free, and holds none while it lives."""
 
@@ -176,6 +182,9 @@ class RayEnv:
         if is_env_process():
             raise RuntimeError(guard("ray"))
         self._ray = _cluster()
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self._affinity = NodeAffinitySchedulingStrategy
         order, imports_main = EnvOrder.of(config, given).packed()
         self._sent = (order, preparation(imports_main), import_path(), str(Path.cwd()))
         self._timeout = config.env_timeout
@@ -194,9 +203,7 @@ class RayEnv:
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
         if not self._lost or not alive - self._lost:
             return "SPREAD"
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        return NodeAffinitySchedulingStrategy(secrets.choice(sorted(alive - self._lost)), soft=True)
+        return self._affinity(secrets.choice(sorted(alive - self._lost)), soft=True)
 
     def reset(self, seed: int) -> NDArray[np.float32]:
         self._pending = self._actor.answer.remote("reset", seed)
@@ -216,8 +223,8 @@ class RayEnv:
             status, value = self._ray.get(self._pending, timeout=patience)
             self._node = self._node or self._ray.get(self._where)
         except errors.GetTimeoutError:
-            if self._node_is_gone():
-                self._make_again("its node was lost")
+            if self._node is not None and not self._node_answers():
+                self._make_again("its node does not answer")
             self._ray.kill(self._actor)
             raise EnvTimeout(self._silence(patience)) from None
         except errors.ActorUnavailableError:
@@ -232,6 +239,16 @@ class RayEnv:
             failure.add_note(trace)
             raise failure
         return value
+
+    def _node_answers(self) -> bool:
+        """Whether the node does other work: Ray takes a minute to give up one that is silent."""
+        there = self._affinity(self._node, soft=False)
+        task = self._ray.remote(_nothing).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote()
+        try:
+            self._ray.get(task, timeout=_SILENT_SECONDS)
+        except self._ray.exceptions.RayError:
+            return False
+        return True
 
     def _node_is_gone(self) -> bool:
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
