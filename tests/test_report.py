@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import warnings
 from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
@@ -408,9 +409,25 @@ def test_too_many_methods_are_all_in_the_tables_and_the_best_are_drawn(tmp_path:
             settings = settings_of(gamma=number / 100)
             write_run(tmp_path / f"{number}-{seed}", curve_to(number + seed / 2), seed=seed, settings=settings)
     found = report.read(tmp_path)
-    assert set(found.summary.shown) == {f"sac (gamma={number / 100})" for number in range(4, 12)}
+    assert set(found.summary.shown["Pendulum-v1"]) == {f"sac (gamma={number / 100})" for number in range(4, 12)}
     assert len(found.tables["tasks"].rows) == 12
-    assert "The 8 best of 12 methods are drawn" in words(found)
+    assert "Of 12 methods the best 8 on each task are drawn" in words(found)
+
+
+def test_methods_that_share_no_task(tmp_path: Path) -> None:
+    """Each task shows its own, without a warning."""
+    for number in range(10):
+        for seed in range(2):
+            settings = settings_of(f"algo{number}", f"Task{number // 5}-v0")
+            write_run(tmp_path / f"{number}-{seed}", curve_to(number + seed / 2), seed=seed, settings=settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = report.read(tmp_path)
+        text = words(found)
+    assert "Over all tasks" not in text
+    assert found.summary.shown["Task1-v0"] == tuple(f"algo{number}" for number in range(5, 10))
+    assert {"improvement-1", "improvement-2", "task-1", "task-2"} <= set(found.figures)
+    assert all(axes.lines for figure in found.figures.values() for axes in figure.axes)
 
 
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path, with_pdf: None) -> None:

@@ -26,7 +26,7 @@ from rl_training.report.curves import AXES
 from rl_training.report.facts import bases
 from rl_training.report.rendering import inline, rendered, svg_with_seeds, without_seeds
 from rl_training.report.statistics import CONFIDENCE, EXPANDED, METHOD, POWER
-from rl_training.report.summary import MOST_SHOWN, Pair, Summary
+from rl_training.report.summary import MOST_SHOWN, Summary
 from rl_training.report.tables import Table, number, tables, text_of, words_of
 
 _MOST_EFFECTS = 12
@@ -105,11 +105,7 @@ def pictures(summary: Summary) -> Pictures:
     if summary.overall:
         found.overall.append(Picture("overall", figures.overall(summary), "Scores over all tasks", wide=True))
         found.overall.append(Picture("profile", figures.profile(summary), "Performance profiles"))
-    if pairs := [pair for pair in summary.pairs if (pair.task is None) == bool(summary.overall)]:
-        few = _strongest(pairs, summary)
-        found.improvement.append(
-            Picture("improvement", figures.improvement(summary, few), "Probability of improvement")
-        )
+    found.improvement.extend(_improvement(summary))
     for number_, task in enumerate(summary.tasks):
         figure = figures.intervals(summary, task)
         found.tasks.append(Picture(f"task-{number_ + 1}", figure, f"Results on {task}"))
@@ -131,10 +127,15 @@ def _settings(summary: Summary) -> Iterator[Picture]:
         yield Picture("choosing", figures.selecting(summary), "Score of choosing with k episodes")
 
 
-def _strongest(pairs: list[Pair], summary: Summary) -> list[Pair]:
-    """On one task or over all, every pair; on several tasks without a common score, those of the first."""
-    task = pairs[0].task
-    return [pair for pair in pairs if pair.task == task][: MOST_SHOWN * (MOST_SHOWN - 1) // 2]
+def _improvement(summary: Summary) -> Iterator[Picture]:
+    """Over all tasks, or on each where no score is common to them."""
+    tasks = [None] if summary.overall else list(summary.tasks)
+    for number_, task in enumerate(tasks):
+        pairs = [pair for pair in summary.pairs if pair.task == task]
+        if pairs:
+            where = "over all tasks" if task is None else f"on {task}"
+            figure = figures.improvement(summary, pairs, where)
+            yield Picture(f"improvement-{number_ + 1}", figure, f"Probability of improvement {where}")
 
 
 def verdicts(summary: Summary) -> list[str]:
@@ -200,4 +201,6 @@ def render(summary: Summary, title: str) -> str:
         json_text=lambda value: json.dumps(value, ensure_ascii=False),
         lonely=[key for key, result in summary.results.items() if result.seeds == 1],
         pairs=len(summary.pairs),
+        most=MOST_SHOWN,
+        crowded=any(len(of) == MOST_SHOWN for of in summary.shown.values()) and len(summary.methods) > MOST_SHOWN,
     )
