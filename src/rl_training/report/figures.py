@@ -155,13 +155,13 @@ def _draw_seeds(axes: Axes, summary: Summary, method: str, task: str, axis: Axis
         )
 
 
-def _draw_band(axes: Axes, band: Band, label: str, line: dict[str, Any]) -> None:
+def _draw_band(axes: Axes, band: Band, name: str, line: dict[str, Any]) -> None:
     """A curve, thin and pale where not all runs have come so far."""
     whole = band.runs == band.of
     end = int(np.flatnonzero(whole)[-1]) + 1 if whole.any() else 0
     axes.fill_between(band.x, band.low, band.high, color=line["color"], alpha=0.16, linewidth=0)
     marker: dict[str, Any] = {"marker": "o", "markersize": 3} if len(band.x) == 1 else {}
-    axes.plot(band.x[:end], band.middle[:end], label=label, **line, **marker)
+    axes.plot(band.x[:end], band.middle[:end], label=name, **line, **marker)
     if end < len(band.x):
         start = max(0, end - 1)
         axes.plot(band.x[start:], band.middle[start:], **line, linewidth=0.8, alpha=0.6)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -160,16 +160,13 @@ def coverage() -> dict[str, Any]:
     return found
 
 
-def _coverage_words() -> str:
-    found = coverage()
-    cases = []
-    for size in found["sizes"]:
-        measured, tasks = (
-            size["methods"][METHOD]["coverage"],
-            "1 task" if size["tasks"] == 1 else f"{size['tasks']} tasks",
-        )
-        cases.append(f"{measured * 100:.1f} % with {tasks} and {size['seeds']} seeds")
-    return f"{'; '.join(cases)} ({found['studies']:,} synthetic studies each)"
+def _sizes(cases: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str:
+    """`94.7 % with 5 tasks and 10 seeds; …`"""
+    words = []
+    for case, share in zip(cases, shares):
+        tasks = "1 task" if case["tasks"] == 1 else f"{case['tasks']} tasks"
+        words.append(f"{share * 100:.1f} % with {tasks} and {case['seeds']} seeds")
+    return "; ".join(words)
 
 
 def render(summary: Summary, title: str) -> str:
@@ -181,7 +178,7 @@ def render(summary: Summary, title: str) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    drawn = pictures(summary)
+    drawn, measured = pictures(summary), coverage()
     return environment.get_template("page.html").render(
         title=title,
         summary=summary,
@@ -190,7 +187,9 @@ def render(summary: Summary, title: str) -> str:
         pictures=drawn,
         verdicts=verdicts(summary),
         bases=bases(summary.groups),
-        coverage=_coverage_words(),
+        coverage=_sizes(measured["sizes"], [size["methods"][METHOD]["coverage"] for size in measured["sizes"]]),
+        called_better=_sizes(measured["equals"], [size["called_better"] for size in measured["equals"]]),
+        studies=f"{measured['studies']:,}",
         method=METHOD,
         expanded=EXPANDED == METHOD,
         confidence=f"{CONFIDENCE * 100:g} %",

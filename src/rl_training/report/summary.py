@@ -85,11 +85,12 @@ class Pair:
     difference: Estimate
     probability: Estimate
     detectable: float | None
+    enough: bool  # seeds to tell them apart
 
     @property
     def better(self) -> str | None:
-        """Who is better, where the interval of the difference excludes 0."""
-        if not self.difference.excludes_zero:
+        """Who is better, where the interval of the difference excludes 0 and the seeds are enough."""
+        if not self.enough or not self.difference.excludes_zero:
             return None
         return self.first if self.difference.value > 0 else self.second
 
@@ -306,4 +307,5 @@ def _pairs(
 def _pair(first: str, second: str, task: str | None, ours: list[Floats], theirs: list[Floats]) -> Pair:
     difference = statistics.compare(ours, theirs)
     probability = statistics.compare(ours, theirs, statistics.probability_of_improvement)
-    return Pair(first, second, task, difference, probability, statistics.detectable(difference))
+    enough = statistics.enough(ours, theirs)
+    return Pair(first, second, task, difference, probability, statistics.detectable(difference), enough)
