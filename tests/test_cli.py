@@ -764,7 +764,8 @@ def test_the_doctor_tells_which_extras_are_there(names: tuple[str, str], monkeyp
     box2d, pygame = names
     monkeypatch.setattr(doctor, "_version", {box2d: "2.3.10", pygame: "2.5.7", "h5py": "3.16.0"}.get)
     found = {finding.subject: finding for finding in doctor.extras()}
-    assert found.keys() == {"extra mujoco", "extra box2d", "extra offline", "extra wandb", "extra tune"}
+    names_of_extras = ("mujoco", "box2d", "offline", "wandb", "tune", "report")
+    assert found.keys() == {f"extra {name}" for name in names_of_extras}
     assert (found["extra box2d"].state, found["extra box2d"].text) == ("ok", f"{box2d} 2.3.10, {pygame} 2.5.7")
     assert found["extra offline"].text == "missing minari, pillow; pip install 'rl-training[offline]'"
     monkeypatch.setattr(doctor, "_step", {"LunarLander-v3": "ImportError: _Box2D"}.get)
