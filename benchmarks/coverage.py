@@ -1,4 +1,4 @@
-"""How often the 95 % interval of the interquartile mean covers the truth, by method.
+"""How often the 95 % interval of the interquartile mean covers the truth, and one of two equals is called better.
 
     python -m benchmarks.coverage [--studies 1000] [--json src/rl_training/assets/report/coverage.json]
 
@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.report.statistics import CONFIDENCE, METHOD, METHODS, estimate, iqm
+from rl_training.report.statistics import CONFIDENCE, METHOD, METHODS, compare, enough, estimate, iqm
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, Any], Floats]
 
 ASSET = Path("src/rl_training/assets/report/coverage.json")
 SIZES = ((5, 10), (5, 5), (1, 10), (1, 5))  # tasks, seeds
+EQUALS = ((5, 10), (5, 5), (5, 3), (1, 10), (1, 5), (1, 4), (1, 3))
 TRUTH = 4_000_000
 TASKS: dict[str, Draw] = {
     "even": lambda rng, size: rng.normal(0.6, 0.1, size),
@@ -37,10 +38,15 @@ TASKS: dict[str, Draw] = {
 }
 
 
+def kinds_of(tasks: int) -> list[list[Draw]]:
+    """The tasks of a study: all, or every one in turn."""
+    return [list(TASKS.values())] if tasks == len(TASKS) else [[draw] for draw in TASKS.values()]
+
+
 def measure(tasks: int, seeds: int, studies: int) -> dict[str, dict[str, float]]:
-    """Coverage and mean width by method; of one task, every kind in turn."""
+    """Coverage and mean width by method."""
     rng = np.random.default_rng(7)
-    kinds = [list(TASKS.values())] if tasks == len(TASKS) else [[draw] for draw in TASKS.values()]
+    kinds = kinds_of(tasks)
     truths = [iqm(*(draw(rng, TRUTH // len(kind)) for draw in kind)) for kind in kinds]
     covered, widths = dict.fromkeys(METHODS, 0), dict.fromkeys(METHODS, 0.0)
     for number in range(studies):
@@ -54,6 +60,16 @@ def measure(tasks: int, seeds: int, studies: int) -> dict[str, dict[str, float]]
         method: {"coverage": covered[method] / studies, "width": round(widths[method] / studies, 4)}
         for method in METHODS
     }
+
+
+def called_better(tasks: int, seeds: int, studies: int) -> float:
+    """How often one of two methods is called better whose scores are drawn alike."""
+    rng, found = np.random.default_rng(11), 0
+    for number in range(studies):
+        kind = kinds_of(tasks)[number % len(kinds_of(tasks))]
+        ours, theirs = ([draw(rng, seeds) for draw in kind] for _ in range(2))
+        found += enough(ours, theirs) and compare(ours, theirs).excludes_zero
+    return found / studies
 
 
 def best_of(sizes: list[dict[str, Any]]) -> str:
@@ -74,9 +90,14 @@ def main() -> None:
             print(
                 f"{tasks} x {seeds:2}  {method:20} {found['coverage']:.3f}  width {found['width']:.4f}", flush=True
             )
+    equals = []
+    for tasks, seeds in EQUALS:
+        equals.append({"tasks": tasks, "seeds": seeds, "called_better": called_better(tasks, seeds, args.studies)})
+        print(f"{tasks} x {seeds:2}  called better {equals[-1]['called_better']:.3f}")
     best = best_of(sizes)
     print(f"best: {best}; default: {METHOD}; {time.monotonic() - started:.0f} s")
-    record = {"confidence": CONFIDENCE, "studies": args.studies, "default": METHOD, "best": best, "sizes": sizes}
+    record = {"confidence": CONFIDENCE, "studies": args.studies, "default": METHOD, "best": best}
+    record |= {"sizes": sizes, "equals": equals}
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

@@ -6,8 +6,8 @@ import csv
 import io
 import json
 import re
+import warnings
 from base64 import b64decode
-from html.parser import HTMLParser
 from pathlib import Path
 
 import matplotlib.figure
@@ -15,77 +15,15 @@ import numpy as np
 import pytest
 
 from rl_training import report
-from rl_training.cli import main
 from rl_training.errors import ConfigError
 from rl_training.report.curves import band, first_above
 from rl_training.report.logs import Curve
 from rl_training.report.rendering import rendered
 from rl_training.report.report import Report
-from rl_training.study.packing import pack
-from tests.report_files import record_of, settings_of, write_run
-from tests.studies import study_in
+from tests.report_files import curve_to, record_of, settings_of, two_methods, write_run
+from tests.report_pages import Page, require_alone
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{ & </style> 🤖 训练"
-RNG = np.random.default_rng(1)
-
-
-def curve_to(final: float, points: int = 4) -> list[float]:
-    """Evaluations that rise to a last one."""
-    return [float(value) for value in np.linspace(0, final, points)]
-
-
-def two_methods(folder: Path, tasks: tuple[str, ...] = ("Pendulum-v1",), seeds: int = 5) -> Path:
-    """SAC is far better than TD3 everywhere."""
-    for task in tasks:
-        for seed in range(seeds):
-            for algo, level in (("sac", 100.0), ("td3", 10.0)):
-                values = curve_to(level + RNG.normal())
-                write_run(folder / f"{task}-{algo}-{seed}", values, seed=seed, settings=settings_of(algo, task))
-    return folder
-
-
-class Page(HTMLParser):
-    """Every element and attribute of a page, and its text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.text = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    @property
-    def words(self) -> str:
-        return " ".join(self.text.split())
-
-
-def require_alone(html: str) -> Page:
-    """Nothing is loaded from elsewhere and nothing runs."""
-    page = Page(html)
-    assert not {"script", "img", "link", "iframe", "object", "embed", "base", "image", "foreignobject"} & set(
-        page.tags
-    )
-    for tag, name, value in page.attributes:
-        assert not name.startswith("on"), (tag, name)
-        if name in ("href", "xlink:href", "src", "action", "data", "srcset"):
-            assert value.startswith(("#", "data:")), (tag, name, value[:80])
-        assert not re.search(r"url\((?!#)", value), (tag, name, value[:80])
-    styles = re.findall(r"<style.*?</style>", html, re.S)
-    assert not re.search(r"@import|url\((?!#)|//", "".join(styles))
-    names = ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink")
-    rest = html
-    for name in names:
-        rest = rest.replace(f'="{name}"', "")
-    assert "http:" not in rest
-    assert "https:" not in rest
-    return page
 
 
 @pytest.fixture
@@ -229,6 +167,13 @@ def test_one_seed_is_said_and_has_no_interval(tmp_path: Path) -> None:
     assert found.tables["tasks"].records()[0]["IQM, last low"] is None
 
 
+def test_three_seeds_on_one_task_are_too_few(tmp_path: Path) -> None:
+    """However far apart the methods are."""
+    found = report.read(two_methods(tmp_path, seeds=3))
+    assert [row["verdict"] for row in found.tables["differences"].records()] == ["too few seeds to tell"]
+    assert "is better than" not in words(found)
+
+
 def test_nothing_that_counts(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [1.0, 2.0], status="running")
     write_run(tmp_path / "b", [], status="failed", settings=settings_of("td3"))
@@ -336,6 +281,8 @@ def test_methods_by_path_and_tags(tmp_path: Path) -> None:
         "after: sac",
     )
     assert set(report.read(tmp_path, by="tags").summary.methods) == {"sac (before)", "sac (after)"}
+    alike = [write_run(tmp_path / name / "same").parent / "same" for name in ("c", "d")]
+    assert report.read(alike, by="path").summary.methods == tuple(f"{path}: sac" for path in alike)
     with pytest.raises(ConfigError, match="by must be one of"):
         report.read(tmp_path, by="colour")
 
@@ -408,9 +355,25 @@ def test_too_many_methods_are_all_in_the_tables_and_the_best_are_drawn(tmp_path:
             settings = settings_of(gamma=number / 100)
             write_run(tmp_path / f"{number}-{seed}", curve_to(number + seed / 2), seed=seed, settings=settings)
     found = report.read(tmp_path)
-    assert set(found.summary.shown) == {f"sac (gamma={number / 100})" for number in range(4, 12)}
+    assert set(found.summary.shown["Pendulum-v1"]) == {f"sac (gamma={number / 100})" for number in range(4, 12)}
     assert len(found.tables["tasks"].rows) == 12
-    assert "The 8 best of 12 methods are drawn" in words(found)
+    assert "Of 12 methods the best 8 on each task are drawn" in words(found)
+
+
+def test_methods_that_share_no_task(tmp_path: Path) -> None:
+    """Each task shows its own, without a warning."""
+    for number in range(10):
+        for seed in range(2):
+            settings = settings_of(f"algo{number}", f"Task{number // 5}-v0")
+            write_run(tmp_path / f"{number}-{seed}", curve_to(number + seed / 2), seed=seed, settings=settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = report.read(tmp_path)
+        text = words(found)
+    assert "Over all tasks" not in text
+    assert found.summary.shown["Task1-v0"] == tuple(f"algo{number}" for number in range(5, 10))
+    assert {"improvement-1", "improvement-2", "task-1", "task-2"} <= set(found.figures)
+    assert all(axes.lines for figure in found.figures.values() for axes in figure.axes)
 
 
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path, with_pdf: None) -> None:
@@ -445,68 +408,6 @@ def test_figures_are_matplotlibs(tmp_path: Path) -> None:
     assert page == found.html()
     assert ("iframe", "sandbox", "allow-downloads") in shown.attributes
     assert repr(found) == "Report(10 runs, 2 methods, 1 tasks)"
-
-
-def run(*args: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(arg) for arg in args])
-    return int(ended.value.code or 0)
-
-
-def test_the_command_on_a_packed_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study = study_in(tmp_path, grid={"gamma": [0.9, 0.99]}, set={"eval_interval": 20})
-    study.run(1, quiet=True)
-    pack(study.folder, tmp_path / "tiny.zip")
-    capsys.readouterr()
-    out = tmp_path / "new" / "report.html"
-    options = ["--reference", "CartPole-v1=0,500", "--threshold", "CartPole-v1=20", "--name", "dqn (gamma=0.9)=A"]
-    assert run("report", tmp_path / "tiny.zip", "-o", out, *options, "--best") == 0
-    assert capsys.readouterr().out.strip() == str(out)
-    record = json.loads(out.with_suffix(".json").read_text())
-    assert set(record["methods"]) == {"A", "dqn (gamma=0.99)"}
-    assert record["tasks"]["CartPole-v1"]["scale"] == {"low": 0.0, "high": 500.0, "source": "given"}
-    require_alone(out.read_text())
-
-
-@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
-def test_plot(tmp_path: Path, kind: str) -> None:
-    folder = two_methods(tmp_path / "runs", ("Pendulum-v1", "Hopper-v5"), seeds=2)
-    out = tmp_path / f"curve.{kind}"
-    assert run("plot", folder, "-o", out, "--x", "updates", "--seeds") == 0
-    start = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}[kind]
-    assert out.read_bytes().startswith(start)
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["report", "nowhere", "-o", "report.html"], "nowhere: no such file or folder"),
-        (["report", ".", "-o", "report.html"], "no runs in it"),
-        (["report", ".", "-o", "report.txt"], "a report is a file .html"),
-        (["report", ".", "-o", "report.html", "--reference", "a=1"], "expected TASK=LOW,HIGH"),
-        (["report", ".", "-o", "report.html", "--threshold", "x"], "expected a number"),
-        (["plot", ".", "-o", "curve.gif"], "a figure is a file .svg"),
-    ],
-)
-def test_mistakes_are_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    args: list[str],
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(*args) == 2
-    error = capsys.readouterr().err.splitlines()
-    assert len(error) == 1
-    assert message in error[0]
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_metric_nobody_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path / "runs" / "a")
-    assert run("plot", tmp_path / "runs", "-o", tmp_path / "a.svg", "--metric", "custom/none") == 2
-    assert "no run has evaluations of custom/none" in capsys.readouterr().err
 
 
 def test_records_of_version_0_1(tmp_path: Path) -> None:

@@ -159,7 +159,9 @@ def test_real_runs_finished_and_interrupted(tmp_path: Path) -> None:
 
 
 def test_a_study_and_its_packed_file_say_the_same(tmp_path: Path) -> None:
-    study = study_in(tmp_path, seeds=[0, 1, 2], grid={"gamma": [0.9, 0.99]}, set={"eval_interval": 30})
+    study = study_in(
+        tmp_path, seeds=[0, 1, 2], grid={"gamma": [0.9, 0.99]}, set={"eval_interval": 30, "tags": ["a"]}
+    )
     study.run(1, quiet=True)
     plan = read_plan(study.folder)
     doomed, failed, *_ = plan.trials
@@ -183,6 +185,7 @@ def test_a_study_and_its_packed_file_say_the_same(tmp_path: Path) -> None:
         assert (one.settings, one.record, one.varied) == (other.settings, other.record, other.varied)
         assert one.curve.values.tolist() == other.curve.values.tolist()
         assert set(one.varied) == {"algo_kwargs.gamma"}
+        assert one.tags == other.tags == ("a",)
 
 
 def test_a_damaged_packed_study_and_plan_are_listed(tmp_path: Path) -> None:

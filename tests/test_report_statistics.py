@@ -115,6 +115,16 @@ def test_better_is_said_where_the_interval_excludes_zero() -> None:
     assert not compare([low], [RNG.normal(0, 1, 10)]).excludes_zero
 
 
+@pytest.mark.parametrize(
+    ("sizes", "can"),
+    [([(3, 3)], False), ([(4, 4)], True), ([(2, 9)], True), ([(1, 9)], False), ([(3, 3)] * 2, True)],
+)
+def test_few_seeds_are_separated_by_chance(sizes: list[tuple[int, int]], can: bool) -> None:
+    """Enough are those of which at most one arrangement in forty has all of one above all of the other."""
+    ours, theirs = ([np.zeros(pair[i]) for pair in sizes] for i in range(2))
+    assert statistics.enough(ours, theirs) == can
+
+
 def test_the_detectable_difference_is_found_as_often_as_it_says() -> None:
     """Of two methods that differ by it, about 80 % of the intervals exclude 0."""
     one, other = RNG.normal(0, 1, (2, 300, 20))
@@ -149,6 +159,7 @@ def test_the_default_method_is_the_one_with_the_best_coverage() -> None:
     assert measured["default"] == measured["best"] == statistics.METHOD
     assert measured["studies"] >= 1000
     assert {(size["tasks"], size["seeds"]) for size in measured["sizes"]} >= {(5, 10), (5, 5)}
+    assert all(size["called_better"] < 0.1 for size in measured["equals"])
     for size in measured["sizes"]:
         errors = {name: abs(found["coverage"] - 0.95) for name, found in size["methods"].items()}
         assert set(errors) == set(statistics.METHODS)

@@ -73,12 +73,13 @@ def style(name: str = "") -> Iterator[None]:
 
 
 def colour(summary: Summary, method: str) -> str:
-    return _COLOURS[summary.shown.index(method) % len(_COLOURS)]
+    return _COLOURS[summary.drawn.index(method) % len(_COLOURS)]
 
 
 def _line(summary: Summary, method: str) -> dict[str, Any]:
-    index = summary.shown.index(method)
-    return {"color": colour(summary, method), "linestyle": _DASHES[index % len(_DASHES)]}
+    index = summary.drawn.index(method)
+    dashes = _DASHES[(index + index // len(_COLOURS)) % len(_DASHES)]
+    return {"color": colour(summary, method), "linestyle": dashes}
 
 
 def label(summary: Summary, method: str) -> str:
@@ -88,11 +89,11 @@ def label(summary: Summary, method: str) -> str:
 
 
 def _key(summary: Summary, method: str) -> str:
-    return str(summary.shown.index(method) + 1) if _are_long(summary) else method
+    return str(summary.drawn.index(method) + 1) if _are_long(summary) else method
 
 
 def _are_long(summary: Summary) -> bool:
-    return any(len(method) > _LONG / 2 for method in summary.shown)
+    return any(len(method) > _LONG / 2 for method in summary.drawn)
 
 
 def short(name: str, most: int = _LONG) -> str:
@@ -114,7 +115,7 @@ def _legend(figure: Figure, axes: Axes, entries: int) -> None:
 
 def curves(summary: Summary, task: str, axis: Axis = "steps", *, seeds: bool = True) -> Figure:
     """IQM and interval of every method shown, and each seed as a thin line."""
-    methods = [method for method in summary.shown if (axis, task, method) in summary.bands]
+    methods = [method for method in summary.shown[task] if (axis, task, method) in summary.bands]
     with style():
         figure = Figure(figsize=(_WIDTH, 3.2))
         axes = figure.add_subplot()
@@ -125,7 +126,7 @@ def curves(summary: Summary, task: str, axis: Axis = "steps", *, seeds: bool = T
 
 def draw_curves(axes: Axes, summary: Summary, task: str, axis: Axis, *, seeds: bool) -> None:
     """Fill a panel with the curves of a task."""
-    found = [(method, summary.bands.get((axis, task, method))) for method in summary.shown]
+    found = [(method, summary.bands.get((axis, task, method))) for method in summary.shown[task]]
     for method, band in found:
         if band is not None:
             if seeds and _points(summary, task) <= _MOST_SEED_POINTS:
@@ -139,7 +140,7 @@ def draw_curves(axes: Axes, summary: Summary, task: str, axis: Axis, *, seeds: b
 
 
 def _points(summary: Summary, task: str) -> int:
-    return sum(len(run.curve) for method in summary.shown for run in summary.groups.cell(method, task).seen)
+    return sum(len(run.curve) for method in summary.shown[task] for run in summary.groups.cell(method, task).seen)
 
 
 def _draw_seeds(axes: Axes, summary: Summary, method: str, task: str, axis: Axis) -> None:
@@ -150,17 +151,17 @@ def _draw_seeds(axes: Axes, summary: Summary, method: str, task: str, axis: Axis
             color=colour(summary, method),
             linewidth=0.7,
             alpha=0.55,
-            gid=f"{SEED}{summary.shown.index(method)}-{number_}",
+            gid=f"{SEED}{summary.drawn.index(method)}-{number_}",
         )
 
 
-def _draw_band(axes: Axes, band: Band, label: str, line: dict[str, Any]) -> None:
+def _draw_band(axes: Axes, band: Band, name: str, line: dict[str, Any]) -> None:
     """A curve, thin and pale where not all runs have come so far."""
     whole = band.runs == band.of
     end = int(np.flatnonzero(whole)[-1]) + 1 if whole.any() else 0
     axes.fill_between(band.x, band.low, band.high, color=line["color"], alpha=0.16, linewidth=0)
     marker: dict[str, Any] = {"marker": "o", "markersize": 3} if len(band.x) == 1 else {}
-    axes.plot(band.x[:end], band.middle[:end], label=label, **line, **marker)
+    axes.plot(band.x[:end], band.middle[:end], label=name, **line, **marker)
     if end < len(band.x):
         start = max(0, end - 1)
         axes.plot(band.x[start:], band.middle[start:], **line, linewidth=0.8, alpha=0.6)
@@ -168,7 +169,8 @@ def _draw_band(axes: Axes, band: Band, label: str, line: dict[str, Any]) -> None
 
 def all_curves(summary: Summary, axis: Axis = "steps", *, seeds: bool = False) -> Figure:
     """A panel per task, with one legend: the quick look, and the figure of a paper."""
-    tasks = [task for task in summary.groups.tasks if any((axis, task, m) in summary.bands for m in summary.shown)]
+    known = {task for at, task, _ in summary.bands if at == axis}
+    tasks = [task for task in summary.groups.tasks if task in known]
     columns = min(3, max(1, len(tasks)))
     rows = -(-max(1, len(tasks)) // columns)
     with style():
@@ -210,7 +212,7 @@ def _height(labels: Sequence[str]) -> float:
 
 def intervals(summary: Summary, task: str) -> Figure:
     """IQM and interval of each method on a task, with a tick for every seed."""
-    methods = [method for method in summary.shown if (method, task) in summary.results]
+    methods = [method for method in summary.shown[task] if (method, task) in summary.results]
     labels = [label(summary, method) for method in methods]
     with style():
         figure = Figure(figsize=(_WIDTH, 0.9 + _height(labels)))
@@ -228,7 +230,7 @@ def intervals(summary: Summary, task: str) -> Figure:
 
 def overall(summary: Summary) -> Figure:
     """The four numbers over all tasks."""
-    methods = [method for method in summary.shown if method in summary.overall]
+    methods = summary.shown[None]
     labels = [label(summary, method) for method in methods]
     with style():
         figure = Figure(figsize=(2 * _WIDTH, 1.0 + _height(labels)))
@@ -250,7 +252,7 @@ def overall(summary: Summary) -> Figure:
 
 def profile(summary: Summary) -> Figure:
     """The share of runs above each score."""
-    methods = [method for method in summary.shown if method in summary.overall]
+    methods = summary.shown[None]
     with style():
         figure = Figure(figsize=(_WIDTH, 3.2))
         axes = figure.add_subplot()
@@ -272,7 +274,7 @@ def profile(summary: Summary) -> Figure:
     return figure
 
 
-def improvement(summary: Summary, pairs: Sequence[Pair]) -> Figure:
+def improvement(summary: Summary, pairs: Sequence[Pair], where: str = "over all tasks") -> Figure:
     """How likely the first of each pair beats the second."""
     with style():
         figure = Figure(figsize=(_WIDTH, 0.9 + min(0.34, 6.0 / len(pairs)) * len(pairs)))
@@ -282,7 +284,7 @@ def improvement(summary: Summary, pairs: Sequence[Pair]) -> Figure:
         _dots(axes, rows)
         axes.axvline(0.5, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.set_xlim(-0.02, 1.02)
-        axes.set_title("Probability of improvement")
+        axes.set_title(f"Probability of improvement {short(where, 30)}")
         axes.set_xlabel("P(first beats second)" + (", numbered as beside" if _are_long(summary) else ""))
     return figure
 

@@ -93,18 +93,23 @@ def group(reading: Reading, selection: Selection) -> Groups:
     tasks = _tasks(reading.runs)
     varying = _varying(reading.runs, tasks)
     made = {
-        run.place: {key: run.settings[key] for key in varying.get(run.algo, ()) if key in run.settings}
+        run: {key: run.settings[key] for key in varying.get(run.algo, ()) if key in run.settings}
         for run in reading.runs
     }
-    labels = _labels((run.algo, made[run.place]) for run in reading.runs)
+    labels = _labels((run.algo, made[run]) for run in reading.runs)
+    folders = _folders(run.given for run in reading.runs)
     cells: dict[tuple[str, str], Cell] = {}
     changes: dict[str, Mapping[str, Any]] = {}
     algos: dict[str, str] = {}
     env_ids: dict[str, str | None] = {}
     for run in reading.runs:
-        label = labels[run.algo, text_of(made[run.place])]
-        method, task = _named(_method(run, label, selection.by), selection), _named(tasks[run.place], selection)
-        changes.setdefault(method, made[run.place] if selection.by == "settings" else {})
+        name = {
+            "settings": labels[run.algo, text_of(made[run])],
+            "path": f"{folders[run.given]}: {run.algo}",
+            "tags": f"{run.algo} ({', '.join(run.tags) or 'no tags'})",
+        }[selection.by]
+        method, task = _named(name, selection), _named(tasks[run], selection)
+        changes.setdefault(method, made[run] if selection.by == "settings" else {})
         algos.setdefault(method, run.algo)
         env_ids.setdefault(task, run.env_id)
         cells.setdefault((method, task), Cell(method, task)).others.append(run)
@@ -118,12 +123,11 @@ def _named(name: str, selection: Selection) -> str:
     return selection.names.get(name, name)
 
 
-def _method(run: Run, label: str, by: By) -> str:
-    if by == "path":
-        return f"{run.given.rstrip('/').rsplit('/', 1)[-1] or run.given}: {run.algo}"
-    if by == "tags":
-        return f"{run.algo} ({', '.join(run.tags) or 'no tags'})"
-    return label
+def _folders(given: Iterable[str]) -> dict[str, str]:
+    """Paths by their last parts, or whole where those are alike."""
+    last = {path: path.rstrip("/").rpartition("/")[2] or path for path in given}
+    alike = Counter(last.values())
+    return {path: name if alike[name] == 1 else path for path, name in last.items()}
 
 
 def _labels(made: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[tuple[str, str], str]:
@@ -151,8 +155,8 @@ def _is_offline(run: Run) -> bool:
     return bool(run.dataset) and "algo_kwargs.buffer_capacity" not in run.settings
 
 
-def _tasks(runs: Iterable[Run]) -> dict[str, str]:
-    """The task of each run by its place: environment and, offline, the data by name and contents."""
+def _tasks(runs: Iterable[Run]) -> dict[Run, str]:
+    """The task of each run: environment and, offline, the data by name and contents."""
     prints: dict[tuple[str, str], set[str]] = {}
     for run in runs:
         if _is_offline(run):
@@ -166,19 +170,19 @@ def _tasks(runs: Iterable[Run]) -> dict[str, str]:
             data = str(run.dataset.get("name"))
             several = len(prints[str(run.env_id), data]) > 1
             name += f", {data}" + (f" [{run.dataset.get('fingerprint')}]" if several else "")
-        found[run.place] = name
+        found[run] = name
     return found
 
 
-def _varying(runs: Iterable[Run], tasks: Mapping[str, str]) -> dict[str, list[str]]:
+def _varying(runs: Iterable[Run], tasks: Mapping[Run, str]) -> dict[str, list[str]]:
     """By algorithm: the settings that take several values on one task."""
     values: dict[tuple[str, str, str], set[str]] = {}
     # Runs that differ in their seed alone share their settings, which are looked at once.
-    for run in {(run.algo, tasks[run.place], id(run.settings)): run for run in runs}.values():
+    for run in {(run.algo, tasks[run], id(run.settings)): run for run in runs}.values():
         for key, value in run.settings.items():
             of_task = _is_offline(run) and key.startswith("algo_kwargs.dataset")
             if key not in _IGNORED and key not in _OLD_NAMES and not of_task:
-                values.setdefault((run.algo, tasks[run.place], key), set()).add(text_of(value))
+                values.setdefault((run.algo, tasks[run], key), set()).add(text_of(value))
     found: dict[str, list[str]] = {}
     for (algo, _, key), several in values.items():
         if len(several) > 1 and key not in found.setdefault(algo, []):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -26,7 +26,7 @@ from rl_training.report.curves import AXES
 from rl_training.report.facts import bases
 from rl_training.report.rendering import inline, rendered, svg_with_seeds, without_seeds
 from rl_training.report.statistics import CONFIDENCE, EXPANDED, METHOD, POWER
-from rl_training.report.summary import MOST_SHOWN, Pair, Summary
+from rl_training.report.summary import MOST_SHOWN, Summary
 from rl_training.report.tables import Table, number, tables, text_of, words_of
 
 _MOST_EFFECTS = 12
@@ -105,11 +105,7 @@ def pictures(summary: Summary) -> Pictures:
     if summary.overall:
         found.overall.append(Picture("overall", figures.overall(summary), "Scores over all tasks", wide=True))
         found.overall.append(Picture("profile", figures.profile(summary), "Performance profiles"))
-    if pairs := [pair for pair in summary.pairs if (pair.task is None) == bool(summary.overall)]:
-        few = _strongest(pairs, summary)
-        found.improvement.append(
-            Picture("improvement", figures.improvement(summary, few), "Probability of improvement")
-        )
+    found.improvement.extend(_improvement(summary))
     for number_, task in enumerate(summary.tasks):
         figure = figures.intervals(summary, task)
         found.tasks.append(Picture(f"task-{number_ + 1}", figure, f"Results on {task}"))
@@ -131,10 +127,15 @@ def _settings(summary: Summary) -> Iterator[Picture]:
         yield Picture("choosing", figures.selecting(summary), "Score of choosing with k episodes")
 
 
-def _strongest(pairs: list[Pair], summary: Summary) -> list[Pair]:
-    """On one task or over all, every pair; on several tasks without a common score, those of the first."""
-    task = pairs[0].task
-    return [pair for pair in pairs if pair.task == task][: MOST_SHOWN * (MOST_SHOWN - 1) // 2]
+def _improvement(summary: Summary) -> Iterator[Picture]:
+    """Over all tasks, or on each where no score is common to them."""
+    tasks = [None] if summary.overall else list(summary.tasks)
+    for number_, task in enumerate(tasks):
+        pairs = [pair for pair in summary.pairs if pair.task == task]
+        if pairs:
+            where = "over all tasks" if task is None else f"on {task}"
+            figure = figures.improvement(summary, pairs, where)
+            yield Picture(f"improvement-{number_ + 1}", figure, f"Probability of improvement {where}")
 
 
 def verdicts(summary: Summary) -> list[str]:
@@ -159,16 +160,13 @@ def coverage() -> dict[str, Any]:
     return found
 
 
-def _coverage_words() -> str:
-    found = coverage()
-    cases = []
-    for size in found["sizes"]:
-        measured, tasks = (
-            size["methods"][METHOD]["coverage"],
-            "1 task" if size["tasks"] == 1 else f"{size['tasks']} tasks",
-        )
-        cases.append(f"{measured * 100:.1f} % with {tasks} and {size['seeds']} seeds")
-    return f"{'; '.join(cases)} ({found['studies']:,} synthetic studies each)"
+def _sizes(cases: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str:
+    """`94.7 % with 5 tasks and 10 seeds; …`"""
+    words = []
+    for case, share in zip(cases, shares):
+        tasks = "1 task" if case["tasks"] == 1 else f"{case['tasks']} tasks"
+        words.append(f"{share * 100:.1f} % with {tasks} and {case['seeds']} seeds")
+    return "; ".join(words)
 
 
 def render(summary: Summary, title: str) -> str:
@@ -180,7 +178,7 @@ def render(summary: Summary, title: str) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    drawn = pictures(summary)
+    drawn, measured = pictures(summary), coverage()
     return environment.get_template("page.html").render(
         title=title,
         summary=summary,
@@ -189,7 +187,9 @@ def render(summary: Summary, title: str) -> str:
         pictures=drawn,
         verdicts=verdicts(summary),
         bases=bases(summary.groups),
-        coverage=_coverage_words(),
+        coverage=_sizes(measured["sizes"], [size["methods"][METHOD]["coverage"] for size in measured["sizes"]]),
+        called_better=_sizes(measured["equals"], [size["called_better"] for size in measured["equals"]]),
+        studies=f"{measured['studies']:,}",
         method=METHOD,
         expanded=EXPANDED == METHOD,
         confidence=f"{CONFIDENCE * 100:g} %",
@@ -200,4 +200,6 @@ def render(summary: Summary, title: str) -> str:
         json_text=lambda value: json.dumps(value, ensure_ascii=False),
         lonely=[key for key, result in summary.results.items() if result.seeds == 1],
         pairs=len(summary.pairs),
+        most=MOST_SHOWN,
+        crowded=any(len(of) == MOST_SHOWN for of in summary.shown.values()) and len(summary.methods) > MOST_SHOWN,
     )

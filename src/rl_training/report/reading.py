@@ -140,8 +140,8 @@ class _Home:
     read: ReadFile
     study: str | None = None
     settings: Mapping[str, Any] | None = None
-    tags: tuple[str, ...] = ()
     varied: Mapping[str, Any] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
     failure: Failure | None = None
 
 
@@ -230,7 +230,7 @@ class _Reader:
             configuration = plan.configurations[trial.configuration]
             home = _Home(f"{place}/{RUNS}/{trial.name}", trial.name, inside(trial.name), plan.name)
             home.settings, home.varied = settings[trial.configuration], printable(configuration.changes)
-            home.tags = tuple(map(str, configuration.settings.get("tags") or ()))
+            home.tags = _tags(configuration.settings)
             data = read(name := failure_name(trial))
             home.failure = None if data is None else parse_failure(data, f"{place}/{name}")
             if home.read(RECORD) is not None:
@@ -310,8 +310,12 @@ def _parsed(text: str, notes: list[str]) -> tuple[Mapping[str, Any], tuple[str, 
     except RLTrainingError as error:
         notes.append(f"its settings are unknown: {error}")
         return {}, ()
-    tags = value.get("tags")
-    return printable(identity(value)), tuple(printable(str(tag)) for tag in tags) if isinstance(tags, list) else ()
+    return printable(identity(value)), _tags(value)
+
+
+def _tags(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    tags = settings.get("tags")
+    return tuple(printable(str(tag)) for tag in tags) if isinstance(tags, list | tuple) else ()
 
 
 def printable(value: Any) -> Any:

@@ -19,7 +19,7 @@ from rl_training.report.statistics import Estimate, Floats, Samples, estimate
 from rl_training.report.sweeps import Effect, Selecting, effects, selecting
 
 MOST_SHOWN = 8
-"""methods that are drawn and compared in pairs; tables have all"""
+"""methods that are drawn and compared in pairs on a task; tables have all"""
 _THRESHOLD = 0.9
 _EVEN = 1.05
 
@@ -85,11 +85,12 @@ class Pair:
     difference: Estimate
     probability: Estimate
     detectable: float | None
+    enough: bool  # seeds to tell them apart
 
     @property
     def better(self) -> str | None:
-        """Who is better, where the interval of the difference excludes 0."""
-        if not self.difference.excludes_zero:
+        """Who is better, where the interval of the difference excludes 0 and the seeds are enough."""
+        if not self.enough or not self.difference.excludes_zero:
             return None
         return self.first if self.difference.value > 0 else self.second
 
@@ -119,9 +120,21 @@ class Summary:
         return tuple(task for task in self.groups.tasks if task in known)
 
     @cached_property
-    def shown(self) -> tuple[str, ...]:
-        """The methods that are drawn and compared."""
-        return _shown(self.groups, self.results, self.scales)
+    def shown(self) -> dict[str | None, tuple[str, ...]]:
+        """The methods that are drawn and compared, by task and (None) over all: all, or the best of too many."""
+        means = {m: float(np.mean([np.mean(x) for x in found.values()])) for m, found in self.scores.items()}
+        found: dict[str | None, tuple[str, ...]] = {None: _best(self.methods, means)}
+        for task in self.groups.tasks:
+            known = {method: -np.inf for method in self.methods if self.groups.cell(method, task).seen}
+            known |= {method: float(one.chosen.value) for (method, of), one in self.results.items() if of == task}
+            found[task] = _best(self.methods, known)
+        return found
+
+    @cached_property
+    def drawn(self) -> tuple[str, ...]:
+        """The methods of any figure."""
+        known = {method for methods in self.shown.values() for method in methods}
+        return tuple(method for method in self.methods if method in known)
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Floats]]:
@@ -137,14 +150,14 @@ class Summary:
     def overall(self) -> dict[str, Overall]:
         """By method, of those with scores."""
         return {
-            method: _overall(method, list(found.values()), self.taus if method in self.shown else None)
+            method: _overall(method, list(found.values()), self.taus if method in self.shown[None] else None)
             for method, found in self.scores.items()
         }
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
         """Every two methods shown, over all tasks and on each."""
-        return tuple(_pairs(self.shown, self.groups.tasks, self.results, self.scores))
+        return tuple(_pairs(self.shown, self.results, self.scores))
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
@@ -160,10 +173,11 @@ class Summary:
     def bands(self) -> dict[tuple[Axis, str, str], Band]:
         """Learning curves of the methods shown, by axis, task and method."""
         found = {}
-        for axis, task, method in itertools.product(AXES, self.groups.tasks, self.shown):
-            curve = band([run.curve for run in self.groups.cell(method, task).seen], axis)
-            if curve is not None:
-                found[axis, task, method] = curve
+        for axis, task in itertools.product(AXES, self.groups.tasks):
+            for method in self.shown[task]:
+                curve = band([run.curve for run in self.groups.cell(method, task).seen], axis)
+                if curve is not None:
+                    found[axis, task, method] = curve
         return found
 
     @cached_property
@@ -269,28 +283,22 @@ def _overall(method: str, samples: Samples, taus: Floats | None) -> Overall:
     )
 
 
-def _shown(groups: Groups, results: Results, scales: Mapping[str, Scale | None]) -> tuple[str, ...]:
-    """The methods that are drawn: all, or the best of too many, by their mean score."""
-    if len(groups.methods) <= MOST_SHOWN:
-        return groups.methods
-    means: dict[str, float] = {}
-    for method in groups.methods:
-        known = [(results[method, task], scales[task]) for task in groups.tasks if (method, task) in results]
-        found = [scale.score(result.values).mean() for result, scale in known if scale is not None]
-        means[method] = float(np.mean(found)) if found else -np.inf
-    best = sorted(groups.methods, key=lambda method: -means[method])[:MOST_SHOWN]
-    return tuple(method for method in groups.methods if method in best)
+def _best(methods: Sequence[str], values: Mapping[str, float]) -> tuple[str, ...]:
+    """Those of `methods` that have a value, or the best of too many, in their order."""
+    best = sorted(values, key=lambda method: -values[method])[:MOST_SHOWN]
+    return tuple(method for method in methods if method in best)
 
 
 def _pairs(
-    shown: Sequence[str], tasks: Sequence[str], results: Results, scores: Mapping[str, Mapping[str, Floats]]
+    shown: Mapping[str | None, Sequence[str]], results: Results, scores: Mapping[str, Mapping[str, Floats]]
 ) -> list[Pair]:
     found = []
-    for first, second in itertools.combinations(shown, 2):
-        if first in scores and second in scores:
-            found.append(_pair(first, second, None, list(scores[first].values()), list(scores[second].values())))
-        for task in tasks:
-            if (first, task) in results and (second, task) in results:
+    for task, methods in shown.items():
+        for first, second in itertools.combinations(methods, 2):
+            if task is None:
+                samples = [list(scores[method].values()) for method in (first, second)]
+                found.append(_pair(first, second, None, *samples))
+            elif (first, task) in results and (second, task) in results:
                 ours, theirs = results[first, task].values, results[second, task].values
                 found.append(_pair(first, second, task, [ours], [theirs]))
     return found
@@ -299,4 +307,5 @@ def _pairs(
 def _pair(first: str, second: str, task: str | None, ours: list[Floats], theirs: list[Floats]) -> Pair:
     difference = statistics.compare(ours, theirs)
     probability = statistics.compare(ours, theirs, statistics.probability_of_improvement)
-    return Pair(first, second, task, difference, probability, statistics.detectable(difference))
+    enough = statistics.enough(ours, theirs)
+    return Pair(first, second, task, difference, probability, statistics.detectable(difference), enough)

@@ -201,6 +201,8 @@ def verdict(pair: Pair) -> str:
     """What may be said of two methods."""
     if pair.difference.low is None:
         return "one seed: no interval"
+    if not pair.enough:
+        return "too few seeds to tell"
     return f"{pair.better} is better" if pair.better else "no difference shown"
 
 
@@ -257,6 +259,17 @@ def _facts(summary: Summary) -> Table:
     return Table("compared", "What was compared", columns, tuple(rows))
 
 
+def _runs(summary: Summary) -> Table:
+    rows = []
+    for cell in summary.groups.cells.values():
+        for run in cell.seen:
+            counts = "yes" if run in cell.runs else "no"
+            found = (run.last, run.best, run.step, run.seconds, run.place)
+            rows.append((cell.task, cell.method, run.seed, run.status, counts, *found))
+    columns = ("task", "method", "seed", "status", "counts", "last", "best", "step", "seconds", "folder")
+    return Table("runs", "Every run", columns, tuple(rows))
+
+
 def _scales(summary: Summary) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for task in summary.tasks:
@@ -298,6 +311,7 @@ _MAKERS: tuple[Callable[[Summary], Table], ...] = (
     _effects,
     _selecting,
     _facts,
+    _runs,
     _scales,
     _troubles,
 )
