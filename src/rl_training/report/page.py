@@ -70,6 +70,13 @@ class Shown:
     def table(self) -> Table:
         return self._slim[0]
 
+    @cached_property
+    def kinds(self) -> list[str]:
+        """A class of the style sheet for each column: numbers, short texts, others."""
+        table = self.table
+        columns = range(len(table.columns))
+        return ["n" if table.is_number(i) else "t" if table.is_short(i) else "" for i in columns]
+
     @property
     def same(self) -> list[tuple[str, str]]:
         """What is the same in every row, and said once."""
