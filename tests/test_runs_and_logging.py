@@ -390,6 +390,21 @@ def test_tensorboard_hides_what_was_logged_after_the_checkpoint(tmp_path: Path) 
     ]
 
 
+def test_event_files_of_one_second_are_read_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process numbers its files, and viewers sort the numbers as text: the tenth before the ninth."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
+
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
+    time.sleep(-time.time() % 1.0)  # both in the second that begins now
+    for resumed_from, value in ((None, 1.0), (20, 2.0)):
+        sink = TensorBoardSink(tmp_path, resumed_from=resumed_from)
+        sink.write(30, 0.0, {"loss": value})
+        sink.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.value for event in events.Scalars("loss")] == [2.0]
+
+
 def test_tensorboard_has_the_step_of_the_checkpoint_once(tmp_path: Path) -> None:
     """The evaluation after the checkpoint of 20 was seen by the viewer; the run that goes on makes it again."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

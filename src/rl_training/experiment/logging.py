@@ -166,6 +166,10 @@ class TensorBoardSink:
         again = last if last is not None and last.step == resumed_from else None
         purge = resumed_from + 1 if resumed_from is not None and again is None else resumed_from
         self._writer = SummaryWriter(str(folder), purge_step=purge)
+        if resumed_from is not None and not _is_last(Path(self._writer.file_writer.event_writer._file_name)):
+            self._writer.close()
+            time.sleep(1.0)
+            self._writer = SummaryWriter(str(folder), purge_step=purge)
         if again is not None:
             self.write(again.step, again.time, again.values)
 
@@ -178,6 +182,12 @@ class TensorBoardSink:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _is_last(event_file: Path) -> bool:
+    """Whether viewers read it after those of its folder: by their names, which tell the second, the process and a
+    number, so that the tenth file of one second comes before the ninth."""
+    return event_file.name == max(other.name for other in event_file.parent.glob("events.*"))
 
 
 class _Worker:
