@@ -151,6 +151,11 @@ def set_log_aside(path: Path) -> None:
         path.rename(path.with_name(f"{path.stem}.before-{taken + 1}.csv"))
 
 
+# Viewers read them by their names, which tell the second, the process and a number: the tenth of one second comes
+# before the ninth.
+_EVENT_FILES = "events.*"
+
+
 class TensorBoardSink:
     """Event files in `tb/`; on a resume, events later than `resumed_from` are hidden by the viewer.
 
@@ -165,8 +170,9 @@ class TensorBoardSink:
 
         again = last if last is not None and last.step == resumed_from else None
         purge = resumed_from + 1 if resumed_from is not None and again is None else resumed_from
+        before = {*folder.glob(_EVENT_FILES)}
         self._writer = SummaryWriter(str(folder), purge_step=purge)
-        if resumed_from is not None and not _is_last(Path(self._writer.file_writer.event_writer._file_name)):
+        if max(folder.glob(_EVENT_FILES)) in before:
             self._writer.close()
             time.sleep(1.0)
             self._writer = SummaryWriter(str(folder), purge_step=purge)
@@ -182,12 +188,6 @@ class TensorBoardSink:
 
     def close(self) -> None:
         self._writer.close()
-
-
-def _is_last(event_file: Path) -> bool:
-    """Whether viewers read it after those of its folder: by their names, which tell the second, the process and a
-    number, so that the tenth file of one second comes before the ninth."""
-    return event_file.name == max(other.name for other in event_file.parent.glob("events.*"))
 
 
 class _Worker:
