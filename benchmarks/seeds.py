@@ -1,13 +1,13 @@
 """Many seeds end to end: one population beside single runs, beside a process for each, beside Stable-Baselines3.
 
     python -m benchmarks.seeds --env HalfCheetah-v5 --seeds 10 --steps 100000 [--singles 2] [--peer-steps 20000]
-    python -m benchmarks.seeds --env Pendulum-v1 --seeds 4 --steps 3000 --processes [--json FILE]
+    python -m benchmarks.seeds --env Pendulum-v1 --seeds 4 --steps 3000 --processes 1 2 [--json FILE]
 
 SAC with the settings of its packaged config for that environment, nobody evaluates. Seconds are those of the whole
 call: building, compiling, training, the last checkpoint. What was not run to its end is extrapolated and says so:
 `--singles` of the seeds are trained one after the other, and Stable-Baselines3 one seed for `--peer-steps` steps.
-With `--processes` every seed is also trained by a process of its own, all at the same time, once with one CPU
-thread each and once with torch's own number of threads.
+With `--processes` every seed is also trained by a process of its own, all at the same time, with so many CPU
+threads each; the others have torch's number.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-import torch
 
 from benchmarks import report
 from benchmarks.report import Entry, Results, Sections, table
@@ -46,7 +44,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--population", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--singles", type=int, default=2, help="seeds trained one after the other")
-    parser.add_argument("--processes", action="store_true", help="also all seeds at once, a process each")
+    parser.add_argument(
+        "--processes",
+        nargs="+",
+        type=int,
+        default=[],
+        metavar="THREADS",
+        help="also all seeds at once, a process each",
+    )
     parser.add_argument("--peer-steps", type=int, default=0, help="steps of Stable-Baselines3; 0: without it")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
@@ -74,9 +79,9 @@ def one_by_one(config: TrainConfig, seeds: int) -> list[float]:
     return found
 
 
-def processes(config: TrainConfig, seeds: int, threads: int | None) -> float:
+def processes(config: TrainConfig, seeds: int, threads: int) -> float:
     """Seconds until as many processes as seeds have ended that began together, their imports included."""
-    environment = dict(os.environ) | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(dump_yaml(config.replace(output_dir=folder).to_dict()), encoding="utf-8")
@@ -99,9 +104,9 @@ def measure(config: TrainConfig, options: argparse.Namespace) -> Iterator[tuple[
         each = " and ".join(f"{seconds:.1f}" for seconds in alone)
         how = "measured" if singles == seeds else f"extrapolated from {singles} seeds: {each} s"
         yield "single runs, one after the other", sum(alone) * seeds / singles, how
-    if options.processes:
-        yield "a process for each, 1 thread", processes(config, seeds, 1), "measured"
-        yield f"a process for each, {torch.get_num_threads()} threads", processes(config, seeds, None), "measured"
+    for threads in options.processes:
+        way = f"a process for each, {threads} thread{'s' * (threads > 1)}"
+        yield way, processes(config, seeds, threads), "measured"
     if options.peer_steps:
         steady, _ = theirs(config.replace(total_timesteps=options.peer_steps, seed=0))
         how = f"extrapolated from {steady:.0f} steps/s over {options.peer_steps:,} steps of one seed"
