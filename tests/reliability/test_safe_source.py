@@ -35,6 +35,9 @@ OWN_PROCESS = {
     ("recipe.py", "import pickle"),
     ("recipe.py", "importlib.import_module"),
 }
+# Whether a renderer works is tried by this interpreter with a program in the source; ffmpeg gets pixels, arguments
+# that are written in the source, and the name of the file to make.
+DRAWING = {("filming.py", "import subprocess"), ("video.py", "import subprocess")}
 
 
 def offences(tree: ast.AST, file: str) -> list[str]:
@@ -61,7 +64,7 @@ def test_the_source_has_no_way_to_run_what_it_reads() -> None:
     assert len(SOURCES) > 50
     found = [text for path in SOURCES for text in offences(ast.parse(path.read_text()), path.name)]
     found = [text for text in found if not ("import_module" in text and text.split(":")[0] in NAMED_IMPORTS)]
-    assert [text for text in found if (text.split(":")[0], text.split(": ")[1]) not in OWN_PROCESS] == []
+    assert [text for text in found if (text.split(":")[0], text.split(": ")[1]) not in OWN_PROCESS | DRAWING] == []
 
 
 @pytest.mark.parametrize(
