@@ -76,7 +76,8 @@ class AWAC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -140,7 +141,7 @@ class AWAC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -211,7 +212,8 @@ class BC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -272,7 +274,7 @@ class BC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -352,7 +354,8 @@ class CQL(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -422,7 +425,7 @@ class CQL(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -498,7 +501,8 @@ class CRR(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -564,7 +568,7 @@ class CRR(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -631,7 +635,8 @@ class DDPG(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -686,7 +691,7 @@ class DDPG(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -754,7 +759,8 @@ class DQN(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -810,7 +816,7 @@ class DQN(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -887,7 +893,8 @@ class EDAC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -954,7 +961,7 @@ class EDAC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1027,7 +1034,8 @@ class IQL(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -1091,7 +1099,7 @@ class IQL(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1161,7 +1169,8 @@ class REDQ(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -1219,7 +1228,7 @@ class REDQ(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1307,7 +1316,8 @@ class RLPD(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -1382,7 +1392,7 @@ class RLPD(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1449,7 +1459,8 @@ class SAC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -1504,7 +1515,7 @@ class SAC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1571,7 +1582,8 @@ class TD3(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -1626,7 +1638,7 @@ class TD3(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1702,7 +1714,8 @@ class TD3BC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -1768,7 +1781,7 @@ class TD3BC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1838,7 +1851,8 @@ class TQC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -1896,7 +1910,7 @@ class TQC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1973,7 +1987,8 @@ class ReBRAC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -2039,7 +2054,7 @@ class ReBRAC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,

@@ -18,17 +18,20 @@ report       `read` and `Report`, which need the extra `report`; reading does no
 
 from typing import TYPE_CHECKING
 
-from rl_training.report.listing import runs
-
 __all__ = ["Report", "read", "runs"]
 
 if TYPE_CHECKING:
+    from rl_training.report.listing import runs
     from rl_training.report.report import Report, read
 else:
 
     def __getattr__(name):
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "runs":
+            from rl_training.report.listing import runs
+
+            return runs
         from rl_training.errors import MissingDependencyError
 
         try:
