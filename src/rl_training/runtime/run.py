@@ -300,7 +300,7 @@ def _open_session(
     config, checkpoint = job.config, job.checkpoint
     evaluator = _evaluator(job, regime)
     caught = SignalGuard() if launch.guard is None else nullcontext(launch.guard)
-    with _run_directory(job, launch, suffix) as folder, caught as guard:
+    with caught as guard, _run_directory(job, launch, suffix) as folder:
         unit = "updates" if regime.first_phase == "offline" else "steps"
         start = 0 if checkpoint is None else checkpoint.step
         opening = [_what_trains(job, regime), _where(folder, checkpoint)]
