@@ -56,6 +56,16 @@ class ChildError(Exception):
     """The environment raised inside its process; its own traceback is attached as a note."""
 
 
+def value_of(status: str, value: Any) -> Any:
+    """What the program of an environment's process answered, or the environment's own error."""
+    if status == "error":
+        message, trace = value
+        failure = ChildError(message)
+        failure.add_note(trace)
+        raise failure
+    return value
+
+
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
     """Children started meanwhile never get these: Ctrl-C goes to the whole group, but the run decides what ends."""
@@ -152,12 +162,7 @@ class ProcessEnv:
         except (EOFError, ConnectionResetError):
             raise EnvProcessDied(self._how_it_ended()) from None
         self._started = True
-        if status == "error":
-            message, trace = value
-            failure = ChildError(message)
-            failure.add_note(trace)
-            raise failure
-        return value
+        return value_of(status, value)
 
     def _how_it_ended(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -30,12 +30,12 @@ from rl_training.environments.given import Given
 from rl_training.environments.pool import EnvLost, Transition
 from rl_training.environments.processes import (
     START_SECONDS,
-    ChildError,
     EnvProcessDied,
     EnvTimeout,
     guard,
     import_path,
     preparation,
+    value_of,
 )
 from rl_training.environments.recipe import EnvOrder
 from rl_training.errors import ConfigError, MissingDependencyError
@@ -233,12 +233,7 @@ class RayEnv:
             if self._node_is_gone() or _NODE_DIED in str(error):
                 self._make_again("its node was lost")
             raise EnvProcessDied(f"its actor died: {_told(error)}") from None
-        if status == "error":
-            message, trace = value
-            failure = ChildError(message)
-            failure.add_note(trace)
-            raise failure
-        return value
+        return value_of(status, value)
 
     def _node_answers(self) -> bool:
         """Whether the node does other work: Ray takes a minute to give up one that is silent."""
