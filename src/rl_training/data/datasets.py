@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ from rl_training.data.formats import FileKind, read_columns
 from rl_training.data.mapped import as_tensor, read_ahead
 from rl_training.data.packing import allocate_rows, pack
 from rl_training.data.sources import TensorSource
-from rl_training.data.statistics import DatasetStatistics, statistics_of
+from rl_training.data.statistics import DatasetStatistics, moments_of, returns_of, statistics_of
 from rl_training.data.transforms import chunks, fill_next_actions, keep_spans, map_rewards
 from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.data.validation import resolve_spaces, with_action_space
@@ -217,34 +217,11 @@ class TransitionDataset:
 
     def observation_moments(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Mean and standard deviation of each observation component, `[O]` each, of rows as they are drawn."""
-
-        def expected(value: Callable[[NDArray[np.float32]], NDArray[np.float64]]) -> NDArray[np.float64]:
-            parts = self.parts or (Part(len(self), 1.0),)
-            total, first = np.zeros(self.spaces.obs_dim), 0
-            for part in parts:
-                views = self.viewed_chunks(first, first + part.rows)
-                total += part.weight * (sum(value(view.obs.numpy()).sum(0) for view in views) / part.rows)
-                first += part.rows
-            return total / sum(part.weight for part in parts)
-
-        mean = expected(lambda obs: obs.astype(np.float64))
-        variance = expected(lambda obs: (obs - mean) ** 2)
-        return mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
+        return moments_of(self)
 
     def episode_returns(self, discount: float = 1.0) -> NDArray[np.float64]:
         """The (discounted) sum of rewards of each episode."""
-        starts, lengths = self.episodes("episode returns")
-        returns, first = np.empty(len(starts)), 0
-        while first < len(starts):  # as many whole episodes at a time as a chunk holds, but at least one
-            last = int(np.searchsorted(self.episode_ends, starts[first] + _CHUNK_ROWS))
-            group = slice(first, max(last, first + 1))
-            begin, stop = starts[first], self.episode_ends[group][-1] + 1
-            rewards = self._view(self.rows[begin:stop]).rewards.numpy().astype(np.float64)
-            if discount != 1.0:
-                rewards *= discount ** (np.arange(begin, stop) - np.repeat(starts[group], lengths[group]))
-            returns[group] = np.add.reduceat(rewards, starts[group] - begin)
-            first = group.stop
-        return returns
+        return returns_of(self, discount, _CHUNK_ROWS)
 
     def statistics(self) -> DatasetStatistics:
         """Counts, returns, lengths and ranges."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rl_training.data.weighted import Part
 
 if TYPE_CHECKING:
     from rl_training.data.datasets import TransitionDataset
@@ -68,6 +71,39 @@ def statistics_of(data: TransitionDataset) -> DatasetStatistics:
         obs_std=_floats(std),
         notes=data.notes,
     )
+
+
+def moments_of(data: TransitionDataset) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Mean and standard deviation of each observation component, `[O]` each, of rows as they are drawn."""
+
+    def expected(value: Callable[[NDArray[np.float32]], NDArray[np.float64]]) -> NDArray[np.float64]:
+        parts = data.parts or (Part(len(data), 1.0),)
+        total, first = np.zeros(data.spaces.obs_dim), 0
+        for part in parts:
+            views = data.viewed_chunks(first, first + part.rows)
+            total += part.weight * (sum(value(view.obs.numpy()).sum(0) for view in views) / part.rows)
+            first += part.rows
+        return total / sum(part.weight for part in parts)
+
+    mean = expected(lambda obs: obs.astype(np.float64))
+    variance = expected(lambda obs: (obs - mean) ** 2)
+    return mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
+
+
+def returns_of(data: TransitionDataset, discount: float, step: int) -> NDArray[np.float64]:
+    """The (discounted) sum of rewards of each episode, found from about `step` rows at a time."""
+    starts, lengths = data.episodes("episode returns")
+    stored, returns, first = data.rewards, np.empty(len(starts)), 0
+    while first < len(starts):  # as many whole episodes at a time as a chunk holds, but at least one
+        last = int(np.searchsorted(data.episode_ends, starts[first] + step))
+        group = slice(first, max(last, first + 1))
+        begin, stop = starts[first], data.episode_ends[group][-1] + 1
+        rewards = stored[begin:stop].astype(np.float64)
+        if discount != 1.0:
+            rewards *= discount ** (np.arange(begin, stop) - np.repeat(starts[group], lengths[group]))
+        returns[group] = np.add.reduceat(rewards, starts[group] - begin)
+        first = group.stop
+    return returns
 
 
 def _floats(array: NDArray[Any]) -> tuple[float, ...]:
