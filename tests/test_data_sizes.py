@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,43 @@ def test_minari_data_are_packed_beside_their_file(tmp_path: Path, monkeypatch: p
     np.testing.assert_array_equal(there.rows, here.rows)
     assert [file.parent.name for file in packed(tmp_path)] == ["data"]
     assert there.name == here.name
+
+
+def test_what_was_downloaded_just_now_is_packed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    fetched = []
+
+    def fetch(dataset_id: str) -> None:
+        fetched.append(save_minari(tmp_path / "minari", dataset_id, WALKS))
+
+    monkeypatch.setattr("rl_training.data.formats.minari._download", fetch)
+    config = DatasetConfig.parse(
+        {"dataset_kind": "minari", "dataset_id": "mine/walks-v0", "dataset_download": True}
+    )
+    for _ in range(2):
+        assert load_dataset(config, spaces=None, budgets=Budgets(CPU, None, 0)).rows.filename
+    assert len(fetched) == len(packed(tmp_path)) == 1
+
+
+def test_collected_transitions_are_the_same_in_a_mixture(data: Path) -> None:
+    """They have no file to be packed beside; the rows are not touched by being laid elsewhere."""
+    collected = load(data, None)
+
+    def collect(size: int, seed: int) -> Any:
+        return replace(collected, name=f"{size} of seed {seed}")
+
+    mixture = [settings(data), {"dataset_kind": "random", "dataset_size": 145}]
+    config = DatasetConfig.parse({"datasets": mixture, "reward_scale": 2.0})
+    kept = collected.rows.copy()
+    for limit in (None, 0):
+        made = load_dataset(
+            config, spaces=None, collect=collect, next_actions=True, budgets=Budgets(CPU, None, limit)
+        )
+        expected = collected.with_rewards(2.0).with_next_actions().rows
+        np.testing.assert_array_equal(made.rows, np.concatenate([expected, expected]))
+        assert isinstance(made.rows, np.memmap) == (limit == 0)
+    np.testing.assert_array_equal(collected.rows, kept)
+    assert packed(data.parent) == []
 
 
 @pytest.mark.parametrize("algo", ["iql", "edac", "td3_bc", "rebrac", "cql", "rlpd"])

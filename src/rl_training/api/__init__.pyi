@@ -76,10 +76,15 @@ class AWAC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -140,10 +145,12 @@ class AWAC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -211,10 +218,15 @@ class BC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -272,10 +284,12 @@ class BC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -352,10 +366,15 @@ class CQL(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -422,10 +441,12 @@ class CQL(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -498,10 +519,15 @@ class CRR(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -564,10 +590,12 @@ class CRR(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -631,10 +659,15 @@ class DDPG(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -686,10 +719,12 @@ class DDPG(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -754,10 +789,15 @@ class DQN(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -810,10 +850,12 @@ class DQN(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -887,10 +929,15 @@ class EDAC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -954,10 +1001,12 @@ class EDAC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1027,10 +1076,15 @@ class IQL(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -1091,10 +1145,12 @@ class IQL(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1161,10 +1217,15 @@ class REDQ(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -1219,10 +1280,12 @@ class REDQ(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1307,10 +1370,15 @@ class RLPD(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -1382,10 +1450,12 @@ class RLPD(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1449,10 +1519,15 @@ class SAC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -1504,10 +1579,12 @@ class SAC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1571,10 +1648,15 @@ class TD3(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -1626,10 +1708,12 @@ class TD3(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1702,10 +1786,15 @@ class TD3BC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -1768,10 +1857,12 @@ class TD3BC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1838,10 +1929,15 @@ class TQC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -1896,10 +1992,12 @@ class TQC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1973,10 +2071,15 @@ class ReBRAC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -2039,9 +2142,11 @@ class ReBRAC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...

@@ -205,6 +205,7 @@ def load_dataset(
         if budgets is None:
             return build.into(allocate_rows(build.name, *build.shape))
         room = budgets.on_host()
+        slot = slot or _slot(config, spaces, next_actions, budgets)  # the files may have been downloaded just now
         if build.nbytes <= room or slot is None:
             return build.into(allocate_rows(build.name, *build.shape, memory_limit=room))
         return unpacked(slot.make(build.shape, build.contents, room), _name(config), spaces, budgets)
