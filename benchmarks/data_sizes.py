@@ -85,17 +85,17 @@ def write_data(path: Path, rows: int) -> None:
 
 
 class Watch(Callback):
-    """When training began, and how long the second half of the updates took."""
+    """When training began, and when updates were made, by the clock and in seconds of the CPU."""
 
     def __init__(self, updates: int) -> None:
-        self.updates, self.marks = updates, dict[int, float]()
+        self.updates, self.marks = updates, dict[int, tuple[float, float]]()
         self.began = 0.0
 
     def on_training_start(self, session: Session) -> None:
         self.began = time.perf_counter()
 
     def on_step(self, session: Session) -> None:
-        self.marks[session.learner.updates] = time.perf_counter()
+        self.marks[session.learner.updates] = time.perf_counter(), time.process_time()
 
 
 def measure(task: dict[str, Any]) -> Entry:
@@ -122,7 +122,8 @@ def measure(task: dict[str, Any]) -> Entry:
     kept = {key: int(status.partition(f"{key}:")[2].split()[0]) * 1024 for key in ("VmHWM", "RssAnon")}
     return {
         "load_s": watch.began - started,
-        "updates_per_s": (updates // 2) / (last - first),
+        "updates_per_s": (updates // 2) / (last[0] - first[0]),
+        "updates_per_cpu_s": (updates // 2) / (last[1] - first[1]),
         "peak_bytes": kept["VmHWM"],
         "own_bytes": kept["RssAnon"],
     }
@@ -193,13 +194,21 @@ def sections(entries: dict[str, Entry]) -> Sections:
             NAMES[e["algo"]],
             "–" if e["packing_s"] is None else f"{e['packing_s']:.1f}",
             f"{e['load_s']:.1f}",
-            f"{e['updates_per_s']:.0f}",
+            f"{report.number(e['updates_per_s'])} ({report.number(e['updates_per_cpu_s'])})",
             f"{human_bytes(e['peak_bytes'])} ({human_bytes(e['own_bytes'])})",
         ]
         for e in order
     ]
     load = ", ".join(sorted({f"{entry['load']:.1f}" for entry in order}))
-    head = ["rows", "place", "algorithm", "packing, s", "to the first update, s", "updates/s", "peak memory (own)"]
+    head = [
+        "rows",
+        "place",
+        "algorithm",
+        "packing, s",
+        "to the first update, s",
+        "updates/s (per CPU second)",
+        "peak memory (own)",
+    ]
     text = (
         "## Data sets of any size\n\nWritten by `python -m benchmarks.data_sizes`: HalfCheetah's width (17 + 6) in "
         "an HDF5 file that the system has been asked to forget before each process. `packing` is paid once: the "
