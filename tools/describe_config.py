@@ -55,6 +55,8 @@ rl-training train --config redq/pendulum --set total_timesteps=5000 --set algo_k
 ALLOWED = {
     "alpha": "number > 0, or `auto`",
     "device": "string",
+    "device_memory": "size or null",
+    "host_memory": "size or null",
     "learning_rate_schedule": "name or mapping",
     "wrappers": "list of names or mappings",
 }

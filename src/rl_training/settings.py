@@ -34,6 +34,7 @@ _TYPES = {
 }
 
 
+_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?:([kmgt])(i?)b|b)?\s*", re.IGNORECASE)
 _SEED_RANGE, _MOST_SEEDS = re.compile(r"\s*([0-9]{1,10})\s*\.\.\s*([0-9]{1,10})\s*"), 100_000
 
 
@@ -76,7 +77,19 @@ def seed_list(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
+def byte_size(value: Any) -> Any:
+    """`4GB`, `1.5 GiB` or `512MB` in bytes; a number is left to the check of the field's type."""
+    if not isinstance(value, str):
+        return _whole(value)
+    found = _SIZE.fullmatch(value)
+    if found is None:
+        raise ValueError(f"must be a size such as 4GB, 512MB or a number of bytes, got {value!r}")
+    base = 1024 if found[3] else 1000
+    return int(float(found[1]) * base ** " kmgt".index((found[2] or " ").lower()))
+
+
 WholeNumber = BeforeValidator(_whole)
+ByteSize = Annotated[int, Field(ge=0), BeforeValidator(byte_size)]
 PositiveInt = Annotated[int, Field(ge=1), WholeNumber]
 NonNegativeInt = Annotated[int, Field(ge=0), WholeNumber]
 PathText = Annotated[str, BeforeValidator(at_home)]

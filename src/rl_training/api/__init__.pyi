@@ -81,6 +81,10 @@ class AWAC(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -145,6 +149,8 @@ class AWAC(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -217,6 +223,10 @@ class BC(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -278,6 +288,8 @@ class BC(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -359,6 +371,10 @@ class CQL(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -429,6 +445,8 @@ class CQL(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -506,6 +524,10 @@ class CRR(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -572,6 +594,8 @@ class CRR(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -640,6 +664,10 @@ class DDPG(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -695,6 +723,8 @@ class DDPG(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -764,6 +794,10 @@ class DQN(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -820,6 +854,8 @@ class DQN(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -898,6 +934,10 @@ class EDAC(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -965,6 +1005,8 @@ class EDAC(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1039,6 +1081,10 @@ class IQL(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -1103,6 +1149,8 @@ class IQL(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1174,6 +1222,10 @@ class REDQ(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -1232,6 +1284,8 @@ class REDQ(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1321,6 +1375,10 @@ class RLPD(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -1396,6 +1454,8 @@ class RLPD(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1464,6 +1524,10 @@ class SAC(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -1519,6 +1583,8 @@ class SAC(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1587,6 +1653,10 @@ class TD3(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -1642,6 +1712,8 @@ class TD3(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1719,6 +1791,10 @@ class TD3BC(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -1785,6 +1861,8 @@ class TD3BC(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1856,6 +1934,10 @@ class TQC(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -1914,6 +1996,8 @@ class TQC(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
@@ -1992,6 +2076,10 @@ class ReBRAC(ManagedAlgorithm):
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
+    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
+        free; a larger set stays in host memory, and its minibatches are copied ahead
+    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
+        packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
     """
@@ -2058,5 +2146,7 @@ class ReBRAC(ManagedAlgorithm):
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
+        device_memory: int | float | str | None = None,
+        host_memory: int | float | str | None = None,
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from rl_training import seeding
 from rl_training.console.output import note, show_json, show_table
 from rl_training.data.columns import Columns
-from rl_training.data.datasets import DatasetStatistics, TransitionDataset
+from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_columns, write_columns
 from rl_training.data.formats.minari import minari_folder
 from rl_training.data.loading import DatasetConfig
 from rl_training.data.packing import allocate_rows
+from rl_training.data.statistics import DatasetStatistics
 from rl_training.data.transitions import RowLayout
 from rl_training.data.validation import declared_spaces, resolve_spaces
 from rl_training.environments.making import spaces_of

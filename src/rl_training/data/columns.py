@@ -21,7 +21,7 @@ from rl_training.memory import available_memory, human_bytes
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("timeouts", "next_observations")
-CHUNK_BYTES = 64 * 2**20
+CHUNK_BYTES = 8 * 2**20  # small enough that memory is used again from chunk to chunk
 
 
 class Column(Protocol):

@@ -1,15 +1,15 @@
 """`TransitionDataset`: a fixed set of packed transitions with its episodes, ready to be sampled.
 
 Observations are raw, continuous actions are in [-1, 1], `dones` is 1 only at true terminations. Time limits
-and cuts end an episode without ending the value of its last state. Data that exceed memory are read in chunks
-and kept in a memory-mapped file (see `packing.py`).
+and cuts end an episode without ending the value of its last state. Data that exceed memory are kept in a
+memory-mapped file: that of a run beside its data (see `placement.py`), others in a temporary one (`packing.py`).
 """
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -20,44 +20,21 @@ from torch import Tensor
 
 from rl_training.data.columns import ArrayColumn, Columns
 from rl_training.data.formats import FileKind, read_columns
+from rl_training.data.mapped import as_tensor, read_ahead
 from rl_training.data.packing import allocate_rows, pack
-from rl_training.data.sources import BatchSource, TensorSource
+from rl_training.data.sources import TensorSource
+from rl_training.data.statistics import DatasetStatistics, moments_of, returns_of, statistics_of
+from rl_training.data.transforms import chunks, fill_next_actions, keep_spans, map_rewards
 from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.data.validation import resolve_spaces, with_action_space
 from rl_training.data.weighted import Part, WeightedSource
-from rl_training.errors import ConfigError, DatasetError, MemoryLimitError
-from rl_training.memory import human_bytes, room_on_gpu
+from rl_training.errors import ConfigError, DatasetError
+from rl_training.memory import room_on_gpu
 from rl_training.spaces import SpaceSpec
 
 RETURN_RANGE = 1000.0  # IQL: rewards are scaled so that returns span this much
 RANKING_DISCOUNT = 0.99
-_CHUNK_ROWS = 1 << 18
-
-
-@dataclass(frozen=True)
-class DatasetStatistics:
-    """What a person wants to know of a data set; without episodes there are no returns and lengths."""
-
-    name: str
-    rows: int
-    episodes: int
-    terminals: int
-    timeouts: int  # episodes that ended without terminating: time limits and cuts
-    return_mean: float | None
-    return_std: float | None
-    return_min: float | None
-    return_max: float | None
-    length_mean: float | None
-    length_min: int | None
-    length_max: int | None
-    reward_min: float
-    reward_max: float
-    reward_mean: float
-    action_min: tuple[float, ...]  # in the environment's units
-    action_max: tuple[float, ...]
-    obs_mean: tuple[float, ...]
-    obs_std: tuple[float, ...]
-    notes: tuple[str, ...]
+_CHUNK_ROWS = 1 << 18  # worked on in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +56,7 @@ class TransitionDataset:
     reward_map: tuple[float, float] = (1.0, 0.0)
     next_actions: bool = False
     memory_limit: int | None = field(default=None, repr=False)
+    checksum: str | None = field(default=None, repr=False)  # `fingerprint()`, where it is known
 
     @classmethod
     def from_arrays(
@@ -151,14 +129,26 @@ class TransitionDataset:
 
     @classmethod
     def from_columns(
-        cls, columns: Columns, *, spaces: SpaceSpec | None = None, memory_limit: int | None = None
+        cls,
+        columns: Columns,
+        *,
+        spaces: SpaceSpec | None = None,
+        memory_limit: int | None = None,
+        rows: NDArray[np.float32] | None = None,
+        next_actions: bool = False,
     ) -> Self:
-        """Check and pack the columns of a file; `spaces` are the environment's, if there is one."""
+        """Check and pack the columns of a file; `spaces` are the environment's, if there is one.
+
+        `rows` is where they are packed, by default new memory or a temporary file. `next_actions` only leaves room
+        for them (`filled_with_next_actions`).
+        """
         spaces = resolve_spaces(columns, spaces)
-        rows, ends, notes = pack(columns, spaces, memory_limit)
+        wide = RowLayout.of(spaces, next_actions=next_actions)
+        room = allocate_rows(columns.name, len(columns), wide.width, memory_limit) if rows is None else rows
+        packed, ends, notes = pack(columns, spaces, wide, room)
         if len(ends) == 1:
             notes = (*notes, "one episode only")
-        return cls(rows, spaces, ends, columns.name, notes, memory_limit=memory_limit)
+        return cls(packed, spaces, ends, columns.name, notes, next_actions=next_actions, memory_limit=memory_limit)
 
     @property
     def layout(self) -> RowLayout:
@@ -177,29 +167,28 @@ class TransitionDataset:
 
     def _view(self, rows: NDArray[np.float32]) -> TransitionBatch:
         """Columns that share the memory of `rows` (discrete actions excepted)."""
-        return self.layout.unpack(torch.from_numpy(rows))
+        return self.layout.unpack(as_tensor(rows))
 
-    def rows_on(self, device: torch.device) -> Tensor:
-        """All rows on a device, if they fit."""
-        rows = torch.from_numpy(self.rows)
-        if device.type == "cuda" and rows.nbytes > (room := room_on_gpu(device)):
-            raise MemoryLimitError(
-                f"{self.name}: {human_bytes(rows.nbytes)} of transitions do not fit on the GPU, which has room for "
-                f"{human_bytes(room)}; use device: cpu, or less data (top_fraction)"
-            )
-        return rows.to(device)
+    def rows_on(self, device: torch.device, room: int | None = None) -> Tensor:
+        """All rows on a device, if they fit into its room (null: most of what is free); else where they are."""
+        rows = as_tensor(self.rows)
+        fits = device.type == "cpu" or rows.nbytes <= (room_on_gpu(device) if room is None else room)
+        return rows.to(device) if fits else rows
 
-    def source(self, generator: torch.Generator, rows: Tensor | None = None) -> BatchSource:
-        """Batches on the generator's device: uniform, or by the weights of a mixture; `rows` are there already."""
+    def source(self, generator: torch.Generator, rows: Tensor | None = None) -> TensorSource:
+        """Batches drawn by `generator`, uniformly or by the weights of a mixture; `rows` are those of `rows_on`."""
         rows = self.rows_on(generator.device) if rows is None else rows
+        ahead = read_ahead(self.rows) if rows.device.type == "cpu" else None
         if self.parts:
-            return WeightedSource(rows, self.layout, generator, self.parts)
-        return TensorSource(rows, self.layout, generator)
+            return WeightedSource(rows, self.layout, generator, self.parts, ahead)
+        return TensorSource(rows, self.layout, generator, ahead)
 
     def fingerprint(self) -> str:
         """A checksum of every number in the rows: data that changed between two runs are noticed."""
+        if self.checksum is not None:
+            return self.checksum
         checksum = 0
-        for chunk in self._chunks():
+        for chunk in chunks(0, len(self), _CHUNK_ROWS):
             checksum = zlib.crc32(np.ascontiguousarray(self.rows[chunk]).data, checksum)
         return f"{checksum:08x}"
 
@@ -228,74 +217,24 @@ class TransitionDataset:
 
     def observation_moments(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Mean and standard deviation of each observation component, `[O]` each, of rows as they are drawn."""
-
-        def expected(value: Callable[[NDArray[np.float32]], NDArray[np.float64]]) -> NDArray[np.float64]:
-            parts = self.parts or (Part(len(self), 1.0),)
-            total, first = np.zeros(self.spaces.obs_dim), 0
-            for part in parts:
-                chunks = self._viewed_chunks(first, first + part.rows)
-                total += part.weight * (sum(value(chunk.obs.numpy()).sum(0) for chunk in chunks) / part.rows)
-                first += part.rows
-            return total / sum(part.weight for part in parts)
-
-        mean = expected(lambda obs: obs.astype(np.float64))
-        variance = expected(lambda obs: (obs - mean) ** 2)
-        return mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
+        return moments_of(self)
 
     def episode_returns(self, discount: float = 1.0) -> NDArray[np.float64]:
         """The (discounted) sum of rewards of each episode."""
-        starts, lengths = self._episodes("episode returns")
-        rewards = self.rewards.astype(np.float64)
-        if discount != 1.0:
-            rewards *= discount ** (np.arange(len(self)) - np.repeat(starts, lengths))
-        returns: NDArray[np.float64] = np.add.reduceat(rewards, starts)
-        return returns
+        return returns_of(self, discount, _CHUNK_ROWS)
 
     def statistics(self) -> DatasetStatistics:
         """Counts, returns, lengths and ranges."""
-        low = np.min([chunk.actions.numpy().min(0) for chunk in self._viewed_chunks()], axis=0)
-        high = np.max([chunk.actions.numpy().max(0) for chunk in self._viewed_chunks()], axis=0)
-        mean, std = self.observation_moments()
-        episodes = len(self.episode_ends)
-        returns = self.episode_returns() if episodes else None
-        lengths = self._episodes("lengths")[1] if episodes else None
-        return DatasetStatistics(
-            name=self.name,
-            rows=len(self),
-            episodes=episodes,
-            terminals=int(np.count_nonzero(self.dones)),
-            timeouts=int(np.count_nonzero(self.dones[self.episode_ends] == 0)),
-            return_mean=None if returns is None else float(returns.mean()),
-            return_std=None if returns is None else float(returns.std()),
-            return_min=None if returns is None else float(returns.min()),
-            return_max=None if returns is None else float(returns.max()),
-            length_mean=None if lengths is None else float(lengths.mean()),
-            length_min=None if lengths is None else int(lengths.min()),
-            length_max=None if lengths is None else int(lengths.max()),
-            reward_min=float(self.rewards.min()),
-            reward_max=float(self.rewards.max()),
-            reward_mean=float(self.rewards.mean(dtype=np.float64)),
-            action_min=_floats(self.spaces.to_env(low)),
-            action_max=_floats(self.spaces.to_env(high)),
-            obs_mean=_floats(mean),
-            obs_std=_floats(std),
-            notes=self.notes,
-        )
+        return statistics_of(self)
 
-    def with_rewards(self, scale: float = 1.0, shift: float = 0.0) -> Self:
+    def with_rewards(self, scale: float = 1.0, shift: float = 0.0, *, in_place: bool = False) -> Self:
         """Every reward `r` becomes `scale * r + shift`."""
-        rows = allocate_rows(self.name, len(self), self.layout.width, self.memory_limit)
-        for chunk in self._chunks():
-            rows[chunk] = self.rows[chunk]
-            view = self._view(rows[chunk]).rewards.numpy()
-            rewards = view.astype(np.float64) * scale + shift
-            if not np.all(np.abs(rewards) < np.finfo(np.float32).max):
-                raise DatasetError(f"{self.name}: rewards overflow with scale {scale:g} and shift {shift:g}")
-            view[:] = rewards
+        rows = self._room(len(self), in_place)
+        map_rewards(self.name, self.layout, self.rows, rows, scale, shift, _CHUNK_ROWS)
         before = self.reward_map
-        return replace(self, rows=rows, reward_map=(scale * before[0], scale * before[1] + shift))
+        return self._changed(rows, reward_map=(scale * before[0], scale * before[1] + shift))
 
-    def with_return_range(self, span: float = RETURN_RANGE) -> Self:
+    def with_return_range(self, span: float = RETURN_RANGE, *, in_place: bool = False) -> Self:
         """Rewards scaled so that the best and the worst return are `span` apart (IQL on locomotion)."""
         returns = self.episode_returns()
         width = float(returns.max() - returns.min())
@@ -304,25 +243,23 @@ class TransitionDataset:
                 f"{self.name}: reward_range_scaling needs episodes with different returns, all "
                 f"{len(returns)} have {returns.max():g}; use reward_scale"
             )
-        return self.with_rewards(scale=span / width)
+        return self.with_rewards(scale=span / width, in_place=in_place)
 
-    def top_fraction(self, fraction: float) -> Self:
+    def top_fraction(self, fraction: float, *, in_place: bool = False) -> Self:
         """The best `fraction` of the episodes (at least one) by their return discounted with 0.99."""
         if not 0 < fraction <= 1:
             raise ConfigError(f"top_fraction must be in (0, 1], got {fraction}", key="top_fraction")
         if fraction == 1:
             return self
         returns = self.episode_returns(RANKING_DISCOUNT)
-        starts, lengths = self._episodes("top_fraction")
+        starts, lengths = self.episodes("top_fraction")
         keep = max(1, int(fraction * len(returns)))
         best = np.sort(np.argsort(-returns, kind="stable")[:keep])
-        rows = allocate_rows(self.name, int(lengths[best].sum()), self.layout.width, self.memory_limit)
         ends = np.cumsum(lengths[best])
-        for start, length, end in zip(starts[best], lengths[best], ends):
-            rows[end - length : end] = self.rows[start : start + length]
-        return replace(
-            self,
-            rows=rows,
+        rows = self._room(int(ends[-1]), in_place)
+        keep_spans(self.rows, rows, starts[best], lengths[best], _CHUNK_ROWS)
+        return self._changed(
+            rows[: ends[-1]],
             episode_ends=ends - 1,
             notes=(*self.notes, f"best {keep} of {len(returns)} episodes"),
             parts=self._remaining_parts(starts[best], lengths[best]),
@@ -334,43 +271,37 @@ class TransitionDataset:
         A terminated episode has none after its last row; the row's own action stands there, and `dones` masks it.
         An episode that was cut has none either, but would need one: its last row is left out.
         """
-        if self.next_actions:
-            return self
-        starts, lengths = self._episodes("learning from next actions")
+        return self if self.next_actions else self.filled_with_next_actions()
+
+    def filled_with_next_actions(self) -> Self:
+        """`with_next_actions`, in place where the rows have room for them already."""
+        starts, lengths = self.episodes("learning from next actions")
         cut = self.dones[self.episode_ends] == 0
         remaining = lengths - cut
         if not remaining.any():
             raise DatasetError(f"{self.name}: no row has a next action, every episode is cut after its first row")
+        left_out, total = self.episode_ends[cut], int(remaining.sum())
+        rows = self.rows
+        if not self.next_actions:
+            width = RowLayout.of(self.spaces, next_actions=True).width
+            rows = allocate_rows(self.name, total, width, self.memory_limit)
+        fill_next_actions(self.rows, self.layout, rows, self.episode_ends, left_out, _CHUNK_ROWS)
         note = f"{np.count_nonzero(cut)} rows left out: the last of a cut episode, without a next action"
-        return replace(
-            self,
-            rows=self._rows_with_next_actions(self.episode_ends[cut]),
+        return self._changed(
+            rows[:total],
             episode_ends=np.cumsum(remaining[remaining > 0]) - 1,
             notes=(*self.notes, note) if cut.any() else self.notes,
             parts=self._remaining_parts(starts, remaining),
             next_actions=True,
         )
 
-    def _rows_with_next_actions(self, left_out: NDArray[np.int64]) -> NDArray[np.float32]:
-        layout = RowLayout.of(self.spaces, next_actions=True)
-        rows = allocate_rows(self.name, len(self) - len(left_out), layout.width, self.memory_limit)
-        kept, continued = np.ones(len(self), np.bool_), np.ones(len(self), np.bool_)
-        kept[left_out], continued[self.episode_ends] = False, False
-        written = 0
-        for chunk in self._chunks():
-            index = chunk.start + np.flatnonzero(kept[chunk])
-            here, after = self._view(self.rows[index]), self._view(self.rows[index + continued[index]])
-            layout.pack(
-                obs=here.obs.numpy(),
-                actions=here.actions.numpy(),
-                rewards=here.rewards.numpy(),
-                next_obs=here.next_obs.numpy(),
-                dones=here.dones.numpy(),
-                out=rows[written : written + len(index)],
-                next_actions=after.actions.numpy(),
-            )
-            written += len(index)
-        return rows
+    def _room(self, count: int, in_place: bool) -> NDArray[np.float32]:
+        """Where `count` rows that come of these are written; `in_place` this data set is of no use afterwards."""
+        return self.rows if in_place else allocate_rows(self.name, count, self.layout.width, self.memory_limit)
+
+    def _changed(self, rows: NDArray[np.float32], **changes: Any) -> Self:
+        """A data set of other rows, whose checksum nobody knows yet."""
+        return replace(self, rows=rows, checksum=None, **changes)
 
     def _remaining_parts(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Part, ...]:
         """The parts of a mixture after rows were left out; `lengths` remain of the episodes that began at `starts`.
@@ -386,7 +317,7 @@ class TransitionDataset:
             Part(int(count), part.weight * count / part.rows) for count, part in zip(counts, self.parts) if count
         )
 
-    def _episodes(self, purpose: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def episodes(self, purpose: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First row and length of each episode."""
         if len(self.episode_ends) == 0:
             raise DatasetError(
@@ -396,21 +327,22 @@ class TransitionDataset:
         starts = np.concatenate([[0], self.episode_ends[:-1] + 1])
         return starts, self.episode_ends - starts + 1
 
-    def _viewed_chunks(self, start: int = 0, stop: int | None = None) -> Iterator[TransitionBatch]:
-        for chunk in self._chunks(start, stop):
+    def viewed_chunks(self, start: int = 0, stop: int | None = None) -> Iterator[TransitionBatch]:
+        """Columns of consecutive rows, few enough to be worked on in memory."""
+        for chunk in chunks(start, len(self) if stop is None else stop, _CHUNK_ROWS):
             yield self._view(self.rows[chunk])
-
-    def _chunks(self, start: int = 0, stop: int | None = None) -> Iterator[slice]:
-        """Consecutive rows, few enough to be worked on in memory, that cover those from `start` to `stop`."""
-        stop = len(self) if stop is None else stop
-        for first in range(start, stop, _CHUNK_ROWS):
-            yield slice(first, min(first + _CHUNK_ROWS, stop))
 
 
 def mix(
-    components: Sequence[tuple[TransitionDataset, float]], *, memory_limit: int | None = None
+    components: Sequence[tuple[TransitionDataset, float]],
+    *,
+    memory_limit: int | None = None,
+    rows: NDArray[np.float32] | None = None,
 ) -> TransitionDataset:
-    """A mixture of data sets: each row of a batch is drawn from a part with probability `weight / sum(weights)`."""
+    """A mixture of data sets: each row of a batch is drawn from a part with probability `weight / sum(weights)`.
+
+    `rows`, if given, hold those of all components already, one after the other.
+    """
     if not components:
         raise ConfigError("datasets: at least one data set is needed", key="datasets")
     first = components[0][0]
@@ -418,19 +350,17 @@ def mix(
         if not weight > 0 or not np.isfinite(weight):
             key = f"datasets.{index}.weight"
             raise ConfigError(f"{key} must be > 0, got {weight}", key=key)
-        difference = first.spaces.difference(dataset.spaces)
-        if difference:
-            raise DatasetError(f"{first.name} and {dataset.name} cannot be mixed: {difference}")
+        require_same_spaces(first.name, first.spaces, dataset.name, dataset.spaces)
         if first.next_actions != dataset.next_actions:
             raise DatasetError(f"{first.name} and {dataset.name} cannot be mixed: only one has next actions")
     name = " + ".join(dataset.name for dataset, _ in components)
     sizes = [len(dataset) for dataset, _ in components]
-    rows = allocate_rows(name, sum(sizes), first.layout.width, memory_limit)
     offsets = np.cumsum([0, *sizes])
-    ends = []
-    for (dataset, _), offset in zip(components, offsets):
-        rows[offset : offset + len(dataset)] = dataset.rows
-        ends.append(dataset.episode_ends + offset)
+    if rows is None:
+        rows = allocate_rows(name, sum(sizes), first.layout.width, memory_limit)
+        for (dataset, _), offset in zip(components, offsets):
+            rows[offset : offset + len(dataset)] = dataset.rows
+    ends = [dataset.episode_ends + offset for (dataset, _), offset in zip(components, offsets)]
     ordered = all(len(dataset.episode_ends) for dataset, _ in components)
     total = sum(weight for _, weight in components)
     maps = {dataset.reward_map for dataset, _ in components}
@@ -449,6 +379,13 @@ def mix(
         next_actions=first.next_actions,
         memory_limit=memory_limit,
     )
+
+
+def require_same_spaces(name: str, spaces: SpaceSpec, other_name: str, other: SpaceSpec) -> None:
+    """Refuse to mix data sets of different spaces."""
+    difference = spaces.difference(other)
+    if difference:
+        raise DatasetError(f"{name} and {other_name} cannot be mixed: {difference}")
 
 
 def _bound(value: ArrayLike | None) -> tuple[float, ...] | None:

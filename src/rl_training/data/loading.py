@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Literal, Self
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from rl_training.data.building import Build, unpacked
 from rl_training.data.columns import Columns
-from rl_training.data.datasets import TransitionDataset, mix
+from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import read_columns
+from rl_training.data.formats.minari import minari_folder
+from rl_training.data.packing import allocate_rows
+from rl_training.data.placement import Budgets, Slot
 from rl_training.data.validation import with_action_space
 from rl_training.errors import ConfigError
 from rl_training.settings import (
@@ -61,10 +67,16 @@ class DatasetChoice(Settings):
             raise ValueError(f"dataset_download is not used by dataset_kind {kind!r}; set dataset_kind: minari")
         return self
 
-    def load(
-        self, columns_of: Callable[[Columns], Columns], spaces: SpaceSpec | None, collect: Collect | None
-    ) -> TransitionDataset:
-        """Collect or read this data set; `columns_of` may add what the configuration knows of a file."""
+    def files(self) -> list[Path]:
+        """The files that the data come from; none where they are collected."""
+        if self.dataset_kind == "minari":
+            assert self.dataset_id is not None
+            folder = minari_folder(self.dataset_id)
+            return [folder / "main_data.hdf5", folder / "metadata.json"]
+        return [] if self.dataset_path is None else [Path(self.dataset_path).expanduser()]
+
+    def open(self, collect: Collect | None) -> Columns | TransitionDataset:
+        """The columns of the file, to be closed after use, or transitions that were collected."""
         if self.dataset_kind is None:
             raise ConfigError(
                 "dataset_kind is missing: set it with dataset_path or dataset_id, give learn(dataset=…), or ask "
@@ -81,8 +93,7 @@ class DatasetChoice(Settings):
             return collect(self.dataset_size, self.dataset_seed)
         place = self.dataset_id if self.dataset_kind == "minari" else self.dataset_path
         assert place is not None
-        with read_columns(place, self.dataset_kind, download=self.dataset_download) as columns:
-            return TransitionDataset.from_columns(columns_of(columns), spaces=spaces)
+        return read_columns(place, self.dataset_kind, download=self.dataset_download)
 
 
 class WeightedChoice(DatasetChoice):
@@ -141,28 +152,77 @@ class DatasetConfig(DatasetChoice):
             return columns
         return with_action_space(columns, self.action_low, self.action_high)
 
-    def transform(self, dataset: TransitionDataset) -> TransitionDataset:
-        """The chosen episodes with their rewards scaled and shifted."""
-        dataset = dataset.top_fraction(self.top_fraction)
+    def transform(self, dataset: TransitionDataset, *, in_place: bool = False) -> TransitionDataset:
+        """The chosen episodes with their rewards scaled and shifted; `in_place` uses the rows of `dataset` up."""
+        dataset = dataset.top_fraction(self.top_fraction, in_place=in_place)
         if self.reward_range_scaling:
-            dataset = dataset.with_return_range()
+            dataset = dataset.with_return_range(in_place=in_place)
         if self.reward_scale != 1.0 or self.reward_shift != 0.0:
-            dataset = dataset.with_rewards(self.reward_scale, self.reward_shift)
+            dataset = dataset.with_rewards(self.reward_scale, self.reward_shift, in_place=in_place)
         return dataset
+
+    def choices(self) -> Sequence[DatasetChoice]:
+        """Where the data sets come from: one, or those of a mixture."""
+        return self.datasets or (self,)
+
+    def identity(self) -> dict[str, Any]:
+        """All settings that decide which rows are made of the files."""
+        whole = self.model_dump(exclude={"normalize_observations", *DatasetChoice.model_fields, "datasets"})
+        return whole | {"weights": [choice.weight for choice in self.datasets]}
 
 
 def load_dataset(
-    config: DatasetConfig, *, spaces: SpaceSpec | None, collect: Collect | None = None
+    config: DatasetConfig,
+    *,
+    spaces: SpaceSpec | None,
+    collect: Collect | None = None,
+    next_actions: bool = False,
+    budgets: Budgets | None = None,
 ) -> TransitionDataset:
-    """The data set a configuration describes, checked, mixed and transformed.
+    """The data set a configuration describes, checked, mixed and transformed, with next actions if asked for.
 
     `spaces` are the environment's and are checked against the data; without an environment they come from
     `action_low` and `action_high`, Minari's space or the file. `collect(size, seed)` makes the `random` kind.
+    With `budgets`, rows that host memory has no room for are packed into a file beside the data, once.
     """
-    if config.datasets:
-        dataset = mix(
-            [(choice.load(config.with_bounds, spaces, collect), choice.weight) for choice in config.datasets]
+    slot = None if budgets is None else _slot(config, spaces, next_actions, budgets)
+    if budgets is not None and slot is not None and (found := slot.find()) is not None:
+        return unpacked(found, _name(config), spaces, budgets)
+    with ExitStack() as open_files:
+        parts = []
+        for choice in config.choices():
+            part = choice.open(collect)
+            if isinstance(part, Columns):
+                part = config.with_bounds(open_files.enter_context(part))
+            parts.append(part)
+        build = Build(
+            parts,
+            [choice.weight for choice in config.datasets],
+            spaces,
+            next_actions=next_actions,
+            transform=lambda dataset: config.transform(dataset, in_place=True),
         )
-    else:
-        dataset = config.load(config.with_bounds, spaces, collect)
-    return config.transform(dataset)
+        if budgets is None:
+            return build.into(allocate_rows(build.name, *build.shape))
+        room = budgets.on_host()
+        slot = slot or _slot(config, spaces, next_actions, budgets)  # the files may have been downloaded just now
+        if build.nbytes <= room or slot is None:
+            return build.into(allocate_rows(build.name, *build.shape, memory_limit=room))
+        return unpacked(slot.make(build.shape, build.contents, room), _name(config), spaces, budgets)
+
+
+def _slot(config: DatasetConfig, spaces: SpaceSpec | None, next_actions: bool, budgets: Budgets) -> Slot | None:
+    """Where a packed file of just this belongs; None where some of the data are collected."""
+    files = [choice.files() for choice in config.choices()]
+    if not all(files):
+        return None
+    settings = config.identity() | {
+        "spaces": None if spaces is None else spaces.record(),
+        "next_actions": next_actions,
+    }
+    return Slot.of([file for some in files for file in some], settings, budgets.spare)
+
+
+def _name(config: DatasetConfig) -> str:
+    """What a data set that is read from files is called."""
+    return " + ".join(str(choice.files()[0]) for choice in config.choices())

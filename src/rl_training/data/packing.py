@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,21 +99,24 @@ class Walk:
             yield Linked(block.rows(ready), next_obs[ready], keep[ready])
 
 
-def pack(columns: Columns, spaces: SpaceSpec, memory_limit: int | None = None) -> Packed:
-    """Check every row of `columns` and pack those that are transitions."""
-    layout = RowLayout.of(spaces)
-    rows = allocate_rows(columns.name, len(columns), layout.width, memory_limit)
+def pack(columns: Columns, spaces: SpaceSpec, layout: RowLayout, rows: NDArray[np.float32]) -> Packed:
+    """Check every row of `columns` and pack those that are transitions into `rows`, which has room for all.
+
+    A layout with next actions gets the rows' own actions in their place.
+    """
     walk = Walk(columns, spaces)
     written = 0
     for block, next_obs, keep in walk:
+        chosen: Any = slice(None) if keep.all() else keep
         stop = written + int(keep.sum())
         layout.pack(
-            obs=block.obs[keep],
-            actions=block.actions[keep],
-            rewards=block.rewards[keep],
-            next_obs=next_obs[keep],
-            dones=block.terminals[keep],
+            obs=block.obs[chosen],
+            actions=block.actions[chosen],
+            rewards=block.rewards[chosen],
+            next_obs=next_obs[chosen],
+            dones=block.terminals[chosen],
             out=rows[written:stop],
+            next_actions=block.actions[chosen] if layout.next_actions else None,
         )
         written = stop
     if written == 0:

@@ -6,9 +6,12 @@ given, so the order of draws, and with it a resumed run, is the same on every pa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.data.transitions import RowLayout
@@ -31,23 +34,39 @@ class BatchSource(Protocol):
 
 
 class TensorSource:
-    """A fixed set of rows in memory (or on the device)."""
+    """A fixed set of rows: on the device, in memory, or in a file that is mapped into it.
 
-    def __init__(self, rows: Tensor, layout: RowLayout, generator: torch.Generator) -> None:
+    Indices are drawn where the generator lives and then go to the rows, so that the same rows are drawn wherever
+    they are. `ahead` can be told which rows of a file will be needed.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        layout: RowLayout,
+        generator: torch.Generator,
+        ahead: Callable[[NDArray[np.int64]], None] | None = None,
+    ) -> None:
         self.rows = rows
         self.layout = layout
         self.generator = generator
+        self.ahead = ahead
 
     @property
     def device(self) -> torch.device:
         return self.rows.device
 
-    def draw(self, batch_size: int) -> Tensor:
-        """Indices of `rows`, `[B]`."""
-        return torch.randint(len(self.rows), (batch_size,), generator=self.generator, device=self.rows.device)
+    def draw(self, batch_size: int, generator: torch.Generator | None = None) -> Tensor:
+        """Indices of `rows`, `[B]`, on the device of the generator, which is the source's own unless given."""
+        chosen = generator or self.generator
+        return torch.randint(len(self.rows), (batch_size,), generator=chosen, device=chosen.device)
+
+    def gather(self, index: Tensor, out: Tensor | None = None) -> Tensor:
+        """The rows at `index`, `[n, width]`."""
+        return torch.index_select(self.rows, 0, index.to(self.rows.device), out=out)
 
     def sample_rows(self, batch_size: int) -> Tensor:
-        return self.rows.index_select(0, self.draw(batch_size))
+        return self.gather(self.draw(batch_size))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -66,7 +85,8 @@ class MixedSource:
 
     @property
     def device(self) -> torch.device:
-        return self.prior.device
+        """Where all rows lie; the host, if the two sides are apart."""
+        return self.prior.device if self.prior.device == self.replay.device else torch.device("cpu")
 
     def split(self, batch_size: int) -> tuple[int, int]:
         """Rows drawn from the prior data and from the replay buffer."""
@@ -85,7 +105,8 @@ class MixedSource:
             return self.prior.sample_rows(prior_rows)
         if prior_rows == 0:
             return self.replay.sample_rows(replay_rows)
-        return torch.cat([self.prior.sample_rows(prior_rows), self.replay.sample_rows(replay_rows)])
+        prior = self.prior.sample_rows(prior_rows)
+        return torch.cat([prior.to(self.replay.device), self.replay.sample_rows(replay_rows)])
 
     def __len__(self) -> int:
         return len(self.prior) + len(self.replay)

@@ -21,6 +21,7 @@ from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.loggers import known_loggers
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
 from rl_training.settings import (
+    ByteSize,
     NonNegativeInt,
     PathText,
     PositiveFloat,
@@ -169,6 +170,12 @@ class TrainConfig(Settings):
     """how updates run; `auto` is `compile` on a GPU and `eager` on a CPU"""
     tf32: bool = False
     """TF32 matrix products on a GPU: faster, 10 bits of mantissa"""
+    device_memory: ByteSize | None = None
+    """what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is free; a larger set
+    stays in host memory, and its minibatches are copied ahead"""
+    host_memory: ByteSize | None = None
+    """what a data set may take of host memory; null: half of what is free; a larger one is packed, once, into a
+    file beside the data, and read ahead"""
     population: Literal["auto", "off"] | PositiveInt = "auto"
     """how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many at most"""
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,25 +23,10 @@ from torch.func import functional_call, grad
 from rl_training.algorithms.base import Learner, Terms
 from rl_training.algorithms.execution import Execution, Kind
 from rl_training.algorithms.optim import Adam, Follow, Group
+from rl_training.algorithms.outline import Variant, outline
 from rl_training.data.transitions import RowLayout
 
 Tensors = dict[str, Tensor]
-
-
-class Draw(NamedTuple):
-    """One random tensor that an update asks for."""
-
-    kind: Kind
-    shape: tuple[int, ...]
-
-
-@dataclass
-class Variant:
-    """What one variant of `gradient_step` does, found by going through it once."""
-
-    draws: list[Draw] = field(default_factory=list)
-    stepped: tuple[str, ...] = ()  # optimisers
-    tau: float | None = None  # how far the targets move; the first member's, where they differ
 
 
 class _Settings:
@@ -138,6 +122,7 @@ class Stack:
         # A second learner around the first one's networks: this one is only ever traced.
         self._trace, self._template = _Trace(), copy.copy(learners[0])
         self._template.config = _Settings(learners[0].config)
+        self._template.execution = Execution(draw=self._trace.draw, hand_over=self._trace.hand_over)
 
     def __len__(self) -> int:
         return len(self.learners)
@@ -165,21 +150,8 @@ class Stack:
 
     def variant(self, variant: Hashable, layout: RowLayout, batch_size: int) -> Variant:
         """What `variant` draws and steps, found by going through it once on rows that mean nothing."""
-        found = Variant()
-
-        def draw(kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-            found.draws.append(Draw(kind, tuple(shape)))
-            return torch.zeros(shape, device=self.device)
-
-        def hand_over(inputs: tuple[Any, ...], objectives: Mapping[str, Any], tau: Any) -> Terms:
-            found.stepped, found.tau = tuple(objectives), tau
-            return {}
-
         rows = torch.zeros((batch_size, layout.width), dtype=self.dtype, device=self.device)
-        self._template.execution = Execution(draw=draw, hand_over=hand_over)
-        self._template.gradient_step(self._template.normalized(layout.unpack(rows)), variant)
-        self._template.execution = Execution(draw=self._trace.draw, hand_over=self._trace.hand_over)
-        return found
+        return outline(self._template, variant, rows, layout)
 
     def function(self, variant: Hashable, layout: RowLayout) -> Callable[..., Any]:
         """`(owned, others, settings, rows, draws) -> gradients, (terms, taus)`, the members' axis in front of all.

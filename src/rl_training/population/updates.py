@@ -14,8 +14,9 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Terms
 from rl_training.algorithms.optim import Follow, Group, apply_lists, follow
-from rl_training.data.sources import TensorSource
-from rl_training.population.stack import Stack, Variant
+from rl_training.algorithms.outline import Variant
+from rl_training.data.sources import BatchSource, TensorSource
+from rl_training.population.stack import Stack
 from rl_training.runtime.acceleration import Updater, compiled
 
 
@@ -65,6 +66,9 @@ class StackedUpdater(Updater):
     def _learners(self) -> Sequence[Learner]:
         return self.stack.learners
 
+    def _sources(self) -> Sequence[BatchSource]:
+        return [member.source for member in self.members]
+
     def _rates(self, update: int) -> list[float]:
         return [rate for member in self.members for rate in Updater._rates(member, update)]
 
@@ -75,12 +79,12 @@ class StackedUpdater(Updater):
                 member.learner.set_learning_rates(rates[i * each : (i + 1) * each])
 
     def _sample(self) -> Tensor:
-        sources = [member.source for member in self.members]
+        sources = self._sources()
         first = sources[0]
         if isinstance(first, TensorSource) and all(getattr(one, "rows", None) is first.rows for one in sources):
             # One data set for all: one gather.
             chosen = torch.cat([one.draw(self.batch_size) for one in sources if isinstance(one, TensorSource)])
-            return first.rows.index_select(0, chosen).view(len(sources), self.batch_size, -1)
+            return first.gather(chosen).view(len(sources), self.batch_size, -1)
         return torch.stack([one.sample_rows(self.batch_size) for one in sources])
 
     def _inputs(self, variant: Hashable) -> Inputs:

@@ -24,6 +24,7 @@ from rl_training.algorithms.execution import Execution
 from rl_training.algorithms.optim import apply_lists
 from rl_training.data.sources import BatchSource
 from rl_training.errors import ConfigError
+from rl_training.runtime.feeding import feed_of
 from rl_training.runtime.schedules import OptimizationConfig
 
 Acceleration = Literal["auto", "eager", "compile", "graph"]
@@ -135,9 +136,18 @@ class Updater:
         self._staged: Tensor | None = None
         if source.device != learner.device:
             self._staged = torch.empty((batch_size, source.layout.width), device=learner.device)
+        # Brings rows nearer that lie elsewhere than on the device or in memory.
+        self._feed = feed_of(self._learners(), self._sources(), batch_size)
 
     def run(self, count: int) -> None:
         """`count` updates; nothing is read back from the device."""
+        if self._feed is not None:
+            self._feed.begin(count)
+        self._run(count)
+        if self._feed is not None:
+            self._feed.end()
+
+    def _run(self, count: int) -> None:
         learner = self.learner
         while count > 0:
             size = 1
@@ -145,8 +155,10 @@ class Updater:
                 size = next(block for block in self.blocks if block <= count)
             variants = tuple(learner.variant(learner.updates + i) for i in range(size))
             rates = [self._rates(learner.updates + i) for i in range(size)]
+            rows = None if self._feed is None else self._feed.rows()
             if self._staged is not None:
-                self._staged.copy_(self._sample(), non_blocking=True)
+                rows = self._sample() if rows is None else rows.view_as(self._staged)
+                self._staged.copy_(rows, non_blocking=True)
             if self._side is None:
                 self._set_rates(rates[0])
                 terms = self._step(variants[0])
@@ -178,6 +190,9 @@ class Updater:
 
     def _learners(self) -> Sequence[Learner]:
         return (self.learner,)
+
+    def _sources(self) -> Sequence[BatchSource]:
+        return (self.source,)
 
     # How they run.
 

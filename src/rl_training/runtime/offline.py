@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.loading import DatasetConfig, load_dataset
+from rl_training.data.placement import Budgets
 from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.building import build_learner
+from rl_training.runtime.building import build_learner, choose_device
 from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import collect_random
 from rl_training.runtime.controls import ControlConfig
@@ -71,16 +73,22 @@ def _build_offline_dataset(
     spaces: SpaceSpec | None,
     given: TransitionDataset | None = None,
     envs: Given | None = None,
+    *,
+    next_actions: bool = False,
+    budgets: Budgets | None = None,
 ) -> TransitionDataset:
     """The configured data set, or the one the caller has in memory, checked against the environment."""
     if given is not None:
         if spaces is not None and (difference := given.spaces.difference(spaces)):
             raise ConfigError(f"dataset: its spaces differ from {config.env_id}'s ({difference})")
-        return section.transform(given)
+        data = section.transform(given)
+        return data.with_next_actions() if next_actions else data
     return load_dataset(
         section,
         spaces=spaces,
         collect=None if spaces is None else lambda size, seed: collect_random(config, spaces, size, seed, envs),
+        next_actions=next_actions,
+        budgets=budgets,
     )
 
 
@@ -97,6 +105,17 @@ def fit_offline(session: Session, updater: Updater, *, updates: int) -> Iterator
         session.advance()
 
 
+def _budgets(config: TrainConfig) -> Budgets:
+    """What the rows of a run may take; what cannot be packed beside the data goes to its output folder."""
+    spare = Path(config.output_dir) / ".rows"
+    return Budgets(choose_device(config.device), config.device_memory, config.host_memory, spare)
+
+
+def _settled(data: TransitionDataset, budgets: Budgets) -> Tensor:
+    """The rows where they stay: on the device, if it has room for them."""
+    return data.rows_on(budgets.device, budgets.on_device() if budgets.device.type == "cuda" else None)
+
+
 class Prepared:
     """Data, spaces and learner of a run that learns from data; the normaliser is fixed to the data's moments."""
 
@@ -105,7 +124,19 @@ class Prepared:
         env_spaces = _infer_env_spaces(job.config, given=job.given)
         if job.checkpoint is not None:
             require_data(job.checkpoint.records["dataset"], job.dataset, job.checkpoint.path)
-        self.dataset = data = job.once("data", lambda: self._data(job, section, env_spaces))
+        budgets = _budgets(job.config)
+        self.dataset = data = job.once(
+            "data",
+            lambda: _build_offline_dataset(
+                job.config,
+                section,
+                env_spaces,
+                job.dataset,
+                job.given,
+                next_actions=job.sections.learner.needs_next_actions,
+                budgets=budgets,
+            ),
+        )
         self.in_memory = job.dataset is not None
         self.spaces = env_spaces or data.spaces
         self.learner: Learner = build_learner(
@@ -122,14 +153,10 @@ class Prepared:
             self.learner.model.normalizer.set_moments(torch.as_tensor(mean), torch.as_tensor(std))
         if job.origin is not None and job.checkpoint is None:
             initialise_from(self.learner, job.origin, data.spaces)
-        rows = job.once("rows", lambda: data.rows_on(self.learner.device))
+        rows = job.once("rows", lambda: _settled(data, budgets))
         self.source = data.source(self.learner.generator, rows)
+        self.where = budgets.say_where(data.rows, rows)
         self.fingerprint = job.once("fingerprint", data.fingerprint)
-
-    @staticmethod
-    def _data(job: Job, section: DatasetConfig, env_spaces: SpaceSpec | None) -> TransitionDataset:
-        data = _build_offline_dataset(job.config, section, env_spaces, job.dataset, job.given)
-        return data.with_next_actions() if job.sections.learner.needs_next_actions else data
 
     def dataset_record(self) -> dict[str, Any]:
         """What run.json and each checkpoint say of the data."""
@@ -157,7 +184,7 @@ class Offline(Regime):
     def __init__(self, job: Job) -> None:
         self.job, self.prepared = job, Prepared(job)
         self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
-        self.dataset_record = self.prepared.dataset_record()
+        self.dataset_record, self.remarks = self.prepared.dataset_record(), (self.prepared.where,)
         self.size, self.batch_size = len(self.prepared.dataset), job.resolved[OptimizationConfig].batch_size
         budget = job.resolved[BudgetConfig]
         self.total_ticks = self.total_updates = budget.updates(

@@ -43,9 +43,9 @@ class OfflineToOnline(Regime):
         batch_size, self.budget = job.resolved[OptimizationConfig].batch_size, job.resolved[BudgetConfig]
         self.prepared = Prepared(job, updates_per_step=self.online.gradient_updates_per_step)
         self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
-        self.dataset_record = self.prepared.dataset_record()
+        self.dataset_record, self.remarks = self.prepared.dataset_record(), (self.prepared.where,)
         buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner)
-        if buffer.device != self.prepared.source.device:
+        if buffer.device.type != self.learner.device.type:
             raise ConfigError(
                 "algo_kwargs.buffer_capacity does not fit on the GPU beside the prior data; lower it",
                 key="algo_kwargs.buffer_capacity",

@@ -143,6 +143,7 @@ class Regime(ABC):
     total_updates: int
     collector: Collector | None = None
     dataset_record: Mapping[str, Any] | None = None
+    remarks: Sequence[str] = ()  # lines for the beginning of a run
 
     @abstractmethod
     def __init__(self, job: Job) -> None: ...
@@ -303,7 +304,7 @@ def _open_session(
     with caught as guard, _run_directory(job, launch, suffix) as folder:
         unit = "updates" if regime.first_phase == "offline" else "steps"
         start = 0 if checkpoint is None else checkpoint.step
-        opening = [_what_trains(job, regime), _where(folder, checkpoint)]
+        opening = [_what_trains(job, regime), *regime.remarks, _where(folder, checkpoint)]
         progress = (launch.progress or Progress)(
             regime.total_ticks, start=start, quiet=launch.quiet, unit=unit, opening=opening
         )

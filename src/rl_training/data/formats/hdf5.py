@@ -21,6 +21,7 @@ from rl_training.data.formats.files import existing_file, hollow, new_file, requ
 from rl_training.errors import DatasetError
 from rl_training.memory import human_bytes
 
+_CACHE = 64 * 2**20
 _MAX_CHUNK = 2**30  # h5py unpacks a compressed chunk of the file whole, however few of its rows are read
 
 # What h5py raises on files that are damaged or were made to look like HDF5.
@@ -28,16 +29,21 @@ DAMAGED = (OSError, KeyError, ValueError, RuntimeError, TypeError, NotImplemente
 
 
 class Hdf5Column:
-    """One stored array of a file."""
+    """One stored array of a file, by its low-level identifier: a file of many episodes has thousands of them."""
 
-    def __init__(self, dataset: Any, place: str, column: str) -> None:
-        self.dataset, self.place, self.column = dataset, place, column
-        self.shape: tuple[int, ...] = dataset.shape
-        self.dtype: np.dtype[Any] = dataset.dtype
+    def __init__(self, identifier: Any, place: str, column: str, dtype: np.dtype[Any]) -> None:
+        self.identifier, self.place, self.column = identifier, place, column
+        self.shape: tuple[int, ...] = identifier.shape
+        self.dtype = dtype
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
+        h5py = require("h5py", f"{self.place}: reading HDF5")
+        shape = (stop - start, *self.shape[1:])
+        rows = np.empty(shape, self.dtype)
         try:
-            rows: NDArray[Any] = self.dataset[start:stop]
+            stored = self.identifier.get_space()
+            stored.select_hyperslab((start, *(0 for _ in shape[1:])), shape)
+            self.identifier.read(h5py.h5s.create_simple(shape), stored, rows)
         except DAMAGED as error:
             raise DatasetError(
                 f"{self.place}: column {self.column!r} is damaged between rows {start} and {stop}: "
@@ -46,63 +52,74 @@ class Hdf5Column:
         return rows
 
 
-def open_hdf5(file: Path) -> Any:
-    """An open `h5py.File` for reading."""
+def open_hdf5(file: Path, cache: int | None = None) -> Any:
+    """An open `h5py.File` for reading; `cache`: bytes of unpacked pieces that each array keeps."""
     h5py = require("h5py", f"{file}: reading HDF5")
     try:
-        return h5py.File(file, "r")
+        return h5py.File(file, "r", rdcc_nbytes=cache)
     except DAMAGED as error:
         raise DatasetError(f"{file}: is not a readable HDF5 file: {one_line(error)}") from None
 
 
-def stored_column(group: Any, name: str, place: str) -> Hdf5Column:
+def stored_column(group: Any, name: str, place: str, file_size: int) -> Hdf5Column:
     """The column `name` of an open group, if it is an array of numbers that lies in this very file."""
-    dataset = hard_linked(group, name, place)
     h5py = require("h5py", f"{place}: reading HDF5")
-    if not isinstance(dataset, h5py.Dataset):
+    require_hard_link(group.id, name, place)
+    found = h5py.h5o.open(group.id, name.encode())
+    if not isinstance(found, h5py.h5d.DatasetID):
         raise DatasetError(f"{place}: column {name!r} is a group, not an array")
-    if dataset.is_virtual or dataset.external:
+    made = found.get_create_plist()
+    layout = made.get_layout()
+    if layout == h5py.h5d.VIRTUAL or made.get_external_count():
         raise DatasetError(f"{place}: column {name!r} is stored in another file; copy the data into this one")
-    if dataset.shape is None or dataset.dtype.kind not in "fiub":
-        raise DatasetError(f"{place}: column {name!r} holds {dataset.dtype}, not numbers")
-    declared = math.prod(dataset.shape) * dataset.dtype.itemsize
-    stored, size = dataset.id.get_storage_size(), group.file.id.get_filesize()
-    if stored > size or (dataset.chunks is None and stored < declared):
-        raise hollow(place, name, declared, min(stored, size))
-    if dataset.chunks is None:
-        return Hdf5Column(dataset, place, name)
-    expected = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks))
-    present = dataset.id.get_num_chunks()
+    dtype = found.dtype
+    if found.get_space().get_simple_extent_type() == h5py.h5s.NULL or dtype.kind not in "fiub":
+        raise DatasetError(f"{place}: column {name!r} holds {dtype}, not numbers")
+    column = Hdf5Column(found, place, name, dtype)
+    declared, stored = math.prod(column.shape) * dtype.itemsize, found.get_storage_size()
+    chunks = made.get_chunk() if layout == h5py.h5d.CHUNKED else None
+    if stored > file_size or (chunks is None and stored < declared):
+        raise hollow(place, name, declared, min(stored, file_size))
+    if chunks is not None:
+        _require_chunks(column, chunks, declared)
+    return column
+
+
+def _require_chunks(column: Hdf5Column, chunks: tuple[int, ...], declared: int) -> None:
+    """Refuse a column of which pieces are missing, or too large to be read one by one."""
+    expected = math.prod(-(-size // chunk) for size, chunk in zip(column.shape, chunks))
+    present = column.identifier.get_num_chunks()
     if present < expected:
         raise DatasetError(
-            f"{place}: column {name!r} declares {human_bytes(declared)} but only {present} of its {expected} "
-            "pieces are in the file"
+            f"{column.place}: column {column.column!r} declares {human_bytes(declared)} but only {present} of its "
+            f"{expected} pieces are in the file"
         )
-    chunk_size = math.prod(dataset.chunks) * dataset.dtype.itemsize
-    if chunk_size > _MAX_CHUNK:
+    size = math.prod(chunks) * column.dtype.itemsize
+    if size > _MAX_CHUNK:
         raise DatasetError(
-            f"{place}: column {name!r} is stored in pieces of {human_bytes(chunk_size)}; write it in smaller chunks"
+            f"{column.place}: column {column.column!r} is stored in pieces of {human_bytes(size)}; write it in "
+            "smaller chunks"
         )
-    return Hdf5Column(dataset, place, name)
 
 
-def hard_linked(group: Any, name: str, place: str) -> Any:
-    """The member `name` of a group, refused if it is a link to somewhere else."""
+def require_hard_link(group: Any, name: str, place: str) -> None:
+    """Refuse a member of a group, given by its identifier, that is a link to somewhere else."""
     h5py = require("h5py", f"{place}: reading HDF5")
-    if group.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
+    if group.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
         raise DatasetError(f"{place}: {name!r} is a link to another place or file; copy the data into this place")
-    return group[name]
 
 
 def read_hdf5(path: str | os.PathLike[str]) -> Columns:
     """The columns of a D4RL file; it stays open until `close()`."""
     path = existing_file(path)
-    file = open_hdf5(path)
+    file = open_hdf5(path, _CACHE)
     try:
         with damage_at(str(path)):
             present = set(file)  # names only: asking the file for a member would follow links
             data: dict[str, Column] = {
-                name: stored_column(file, name, str(path)) for name in (*REQUIRED, *OPTIONAL) if name in present
+                name: stored_column(file, name, str(path), file.id.get_filesize())
+                for name in (*REQUIRED, *OPTIONAL)
+                if name in present
             }
             extra = {
                 name: np.asarray(file.attrs[name])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rl_training.data.columns import Columns
 from rl_training.data.formats.files import existing_file, new_folder, require
-from rl_training.data.formats.hdf5 import Hdf5Column, damage_at, hard_linked, open_hdf5, stored_column
+from rl_training.data.formats.hdf5 import Hdf5Column, damage_at, open_hdf5, require_hard_link, stored_column
 from rl_training.data.packing import Walk
 from rl_training.data.validation import resolve_spaces
 from rl_training.errors import DatasetError
@@ -43,23 +43,46 @@ def minari_folder(dataset_id: str) -> Path:
     return (Path(root) if root else Path.home() / ".minari" / "datasets") / dataset_id / "data"
 
 
-class EpisodeColumn:
-    """The same field of all episodes, one after another, `shift` rows into each."""
+class Episodes:
+    """One field of all episodes, `extra` rows longer than they have steps; what was read last is kept.
 
-    def __init__(self, episodes: list[Hdf5Column], ends: NDArray[np.int64], shift: int = 0) -> None:
-        self.episodes, self.ends, self.shift = episodes, ends, shift
-        self.shape = (int(ends[-1]), *episodes[0].shape[1:])
-        self.dtype = np.result_type(*{episode.dtype for episode in episodes})
+    So columns that are made of the same field (observations and next observations) cost one reading.
+    """
 
-    def read(self, start: int, stop: int) -> NDArray[Any]:
+    def __init__(self, stored: list[Hdf5Column], ends: NDArray[np.int64], extra: int = 0) -> None:
+        self.stored, self.ends, self.extra = stored, ends, extra
+        self.dtype = np.result_type(*{episode.dtype for episode in stored})
+        self._last: tuple[int, int, list[NDArray[Any]]] | None = None
+
+    def read(self, start: int, stop: int) -> list[NDArray[Any]]:
+        """The rows of steps `start` to `stop`, episode by episode, not to be written to."""
+        if self._last is None or self._last[:2] != (start, stop):
+            self._last = start, stop, self._pieces(start, stop)
+        return self._last[2]
+
+    def _pieces(self, start: int, stop: int) -> list[NDArray[Any]]:
         found = []
         for index in range(int(np.searchsorted(self.ends, start, side="right")), len(self.ends)):
             first = int(self.ends[index - 1]) if index else 0
             if first >= stop:
                 break
             low, high = max(start, first) - first, min(stop, int(self.ends[index])) - first
-            found.append(self.episodes[index].read(low + self.shift, high + self.shift))
-        return np.concatenate(found).astype(self.dtype, copy=False)
+            found.append(self.stored[index].read(low, high + self.extra))
+        return found
+
+
+class EpisodeColumn:
+    """The same field of all episodes, one after another, `shift` rows into each."""
+
+    def __init__(self, episodes: Episodes, shift: int = 0) -> None:
+        self.episodes, self.shift = episodes, shift
+        self.ends, self.dtype = episodes.ends, episodes.dtype
+        self.shape = (int(self.ends[-1]), *episodes.stored[0].shape[1:])
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        left = self.episodes.extra - self.shift
+        pieces = [piece[self.shift : len(piece) - left] for piece in self.episodes.read(start, stop)]
+        return np.concatenate(pieces).astype(self.dtype, copy=False)
 
 
 class TimeoutColumn:
@@ -96,17 +119,20 @@ def read_minari(dataset_id: str, download: bool = False) -> Columns:
     try:
         with damage_at(place):
             fields, ends = _episodes(file, place, obs_dim)
-        truncations = EpisodeColumn(fields["truncations"], ends)
-        terminations = EpisodeColumn(fields["terminations"], ends)
+        truncations, terminations, actions, rewards = (
+            EpisodeColumn(Episodes(fields[name], ends))
+            for name in ("truncations", "terminations", "actions", "rewards")
+        )
+        observations = Episodes(fields["observations"], ends, extra=1)
         return Columns(
             place,
             {
-                "observations": EpisodeColumn(fields["observations"], ends),
-                "actions": EpisodeColumn(fields["actions"], ends),
-                "rewards": EpisodeColumn(fields["rewards"], ends),
+                "observations": EpisodeColumn(observations),
+                "actions": actions,
+                "rewards": rewards,
                 "terminals": terminations,
                 "timeouts": TimeoutColumn(truncations, terminations),
-                "next_observations": EpisodeColumn(fields["observations"], ends, shift=1),
+                "next_observations": EpisodeColumn(observations, shift=1),
             },
             **space,
             separated=True,
@@ -136,13 +162,15 @@ def _episodes(file: Any, place: str, obs_dim: int) -> tuple[dict[str, list[Hdf5C
     if missing:
         raise DatasetError(f"{place}: group {missing!r} is missing; episodes are numbered from 0")
     fields: dict[str, list[Hdf5Column]] = {field: [] for field in _FIELDS}
+    size = file.id.get_filesize()
     for name in names:
-        group, where = hard_linked(file, name, place), f"{place}: {name}"
+        require_hard_link(file.id, name, place)
+        group, where = file[name], f"{place}: {name}"
         members = set(group) if hasattr(group, "keys") else set()
         for field in _FIELDS:
             if field not in members:
                 raise DatasetError(f"{where}: column {field!r} is missing; needed: {', '.join(_FIELDS)}")
-            column = stored_column(group, field, where)
+            column = stored_column(group, field, where, size)
             fields[field].append(column)
             inner = (obs_dim,) if field == "observations" else fields[field][0].shape[1:]
             if len(column.shape) == 0 or column.shape[1:] != inner:

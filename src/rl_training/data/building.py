@@ -1,0 +1,112 @@
+"""From opened data sets to the rows of a run, in one place: packed there, mixed there and changed there.
+
+So making a data set takes the memory of its rows and of a chunk, and it makes no difference whether the place is
+memory or a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.data.columns import Columns
+from rl_training.data.datasets import TransitionDataset, mix, require_same_spaces
+from rl_training.data.mapped import Contents, as_tensor
+from rl_training.data.placement import Budgets
+from rl_training.data.transitions import RowLayout
+from rl_training.data.validation import resolve_spaces
+from rl_training.data.weighted import Part
+from rl_training.spaces import SpaceSpec
+
+
+class Build:
+    """Opened data sets, and how a data set is made of them.
+
+    `weights` are those of a mixture, empty where there is none; `transform` may change the rows it is given.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Columns | TransitionDataset],
+        weights: Sequence[float],
+        spaces: SpaceSpec | None,
+        *,
+        next_actions: bool,
+        transform: Callable[[TransitionDataset], TransitionDataset],
+    ) -> None:
+        self.parts, self.weights, self.transform = parts, weights, transform
+        self.spaces = [resolve_spaces(part, spaces) if isinstance(part, Columns) else part.spaces for part in parts]
+        for part, own in zip(parts, self.spaces):
+            require_same_spaces(parts[0].name, self.spaces[0], part.name, own)
+        self.name = " + ".join(part.name for part in parts)
+        self.layout = RowLayout.of(self.spaces[0], next_actions=next_actions)
+        self.shape = (sum(len(part) for part in parts), self.layout.width)
+        self.nbytes = self.shape[0] * self.shape[1] * 4
+
+    def into(self, rows: NDArray[np.float32]) -> TransitionDataset:
+        """The data set, made in the first of `rows`, which has room for all."""
+        made: list[TransitionDataset] = []
+        used = 0
+        for part, spaces in zip(self.parts, self.spaces):
+            made.append(self._place(part, spaces, rows[used:]))
+            used += len(made[-1])
+        dataset = mix(list(zip(made, self.weights)), rows=rows[:used]) if self.weights else made[0]
+        dataset = self.transform(dataset)
+        return dataset.filled_with_next_actions() if self.layout.next_actions else dataset
+
+    def _place(
+        self, part: Columns | TransitionDataset, spaces: SpaceSpec, rows: NDArray[np.float32]
+    ) -> TransitionDataset:
+        """One data set in the first of `rows`, with room for next actions where they are wanted."""
+        if isinstance(part, Columns):
+            wide = self.layout.next_actions
+            return TransitionDataset.from_columns(part, spaces=spaces, rows=rows, next_actions=wide)
+        view = part.layout.unpack(as_tensor(part.rows))
+        self.layout.pack(
+            obs=view.obs.numpy(),
+            actions=view.actions.numpy(),
+            rewards=view.rewards.numpy(),
+            next_obs=view.next_obs.numpy(),
+            dones=view.dones.numpy(),
+            out=rows[: len(part)],
+            next_actions=view.actions.numpy() if self.layout.next_actions else None,
+        )
+        return replace(part, rows=rows[: len(part)], next_actions=self.layout.next_actions, checksum=None)
+
+    def contents(self, rows: NDArray[np.float32]) -> Contents:
+        """The same, to be kept in a file."""
+        data = self.into(rows)
+        about = {
+            "notes": list(data.notes),
+            "parts": [[part.rows, float(part.weight)] for part in data.parts],
+            "reward_map": [float(number) for number in data.reward_map],
+            "next_actions": data.next_actions,
+            "spaces": data.spaces.record(),
+            "fingerprint": data.fingerprint(),
+        }
+        return Contents(data.rows, data.episode_ends, about)
+
+
+def unpacked(contents: Contents, name: str, spaces: SpaceSpec | None, budgets: Budgets) -> TransitionDataset:
+    """A data set of what a packed file holds, taken into memory if there is room for it now."""
+    rows, ends, about = contents
+    if rows.nbytes <= budgets.on_host():
+        rows = np.array(rows)
+    own: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in about["spaces"].items()
+    }
+    return TransitionDataset(
+        rows,
+        spaces or SpaceSpec(**own),
+        ends,
+        name,
+        tuple(about["notes"]),
+        tuple(Part(*part) for part in about["parts"]),
+        (about["reward_map"][0], about["reward_map"][1]),
+        about["next_actions"],
+        checksum=about["fingerprint"],
+    )

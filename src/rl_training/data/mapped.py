@@ -1,0 +1,222 @@
+"""Packed rows in a file that is made once beside the data, mapped into memory and sampled from.
+
+A file is a page of JSON, the rows, the last row of each episode, and JSON about them. It says of which data and
+settings its rows are (`identity`), how long it is, and when it was modified: whatever has been cut, replaced or
+written to since is not taken for whole, and is made again. It gets its name only when it is complete. Who makes it
+holds a lock on the unfinished file, so that a second process waits for the first instead of making its own, and
+takes over what a killed one has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl_training.experiment.files import decode_json, encode_json, failpoint, sync_folder
+
+_FORMAT = "rl-training rows 1"
+_HEADER = 4096  # rows begin on a page of their own
+
+
+class Contents(NamedTuple):
+    """What a packed file holds: rows `[n, width]`, the last row of each episode, and plain data about them."""
+
+    rows: NDArray[np.float32]
+    episode_ends: NDArray[np.int64]
+    about: dict[str, Any]
+
+
+class UnusableFolder(Exception):
+    """A packed file cannot be made here; the text says why."""
+
+
+def open_packed(path: Path, identity: str) -> Contents | None:
+    """The contents of a packed file, if there is a whole one of just this identity."""
+    try:
+        with path.open("rb") as file:
+            header = decode_json(file.read(_HEADER).rstrip(b"\0"))
+            stat = os.fstat(file.fileno())
+            if (header["format"], header["identity"]) != (_FORMAT, identity):
+                return None
+            count, width, episodes, about = (
+                int(header[key]) for key in ("rows", "width", "episodes", "about_bytes")
+            )
+            ends_at = _HEADER + count * width * 4
+            whole = min(count, width) > 0 and stat.st_size == ends_at + episodes * 8 + about
+            if not whole or stat.st_mtime_ns != header["modified"] * 10**9:
+                return None
+            rows = np.memmap(file, np.float32, "r", _HEADER, (count, width))
+            file.seek(ends_at)
+            ends = np.frombuffer(file.read(episodes * 8), np.int64)
+            return Contents(rows, ends, decode_json(file.read(about)))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def make_packed(
+    path: Path,
+    identity: str,
+    shape: tuple[int, int],
+    fill: Callable[[NDArray[np.float32]], Contents],
+    wait: Callable[[str], None] = lambda text: None,
+) -> Contents:
+    """Make a packed file with room for `shape` rows, of which `fill` leaves the first ones in use.
+
+    Where another process is making the same, `wait` is told, and its file is taken.
+    """
+    temporary = path.with_name(f".tmp-{path.name}")
+    with _claimed(temporary, wait) as handle:
+        made = open_packed(path, identity)
+        if made is not None:
+            temporary.unlink()
+            return made
+        try:
+            rows = _room(handle, shape)
+            contents = fill(rows)
+            _complete(handle, identity, contents)
+            failpoint(f"before rename {path.name}")
+            temporary.replace(path)
+            sync_folder(path.parent)
+        except OSError as error:
+            _remove(temporary)
+            raise _unusable(path.parent, error) from None
+        except BaseException:
+            _remove(temporary)
+            raise
+    made = open_packed(path, identity)
+    if made is None:
+        raise UnusableFolder(f"{path}: what was written there cannot be read back")
+    return made
+
+
+@contextmanager
+def _claimed(temporary: Path, wait: Callable[[str], None]) -> Iterator[int]:
+    """An open, locked, unfinished file; one that a killed process left is taken over."""
+    try:
+        handle = _lock(temporary, wait)
+    except OSError as error:
+        raise _unusable(temporary.parent, error) from None
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _lock(temporary: Path, wait: Callable[[str], None]) -> int:
+    told = False
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not told:
+                    wait(f"{temporary.parent}: another process is packing the same rows; waiting for it")
+                told = True
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), temporary.stat()):
+                    return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # who had the lock has finished and renamed the file, or removed it
+
+
+def _room(handle: int, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """Rows to be written, for which the disk has the room: a hole in a mapped file would be fatal there."""
+    size = _HEADER + shape[0] * shape[1] * 4
+    os.ftruncate(handle, 0)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle, 0, size)
+    else:
+        os.ftruncate(handle, size)
+    with os.fdopen(os.dup(handle), "r+b") as file:
+        return np.memmap(file, np.float32, "r+", _HEADER, shape)
+
+
+def _complete(handle: int, identity: str, contents: Contents) -> None:
+    """Write what stands around the rows; the header, without which nothing is taken for whole, last of all."""
+    rows, ends, about = contents
+    if isinstance(rows, np.memmap):
+        rows.flush()
+    tail = ends.astype(np.int64).tobytes() + (extra := encode_json(about))
+    place = _HEADER + rows.nbytes
+    os.ftruncate(handle, place)
+    while tail:
+        written = os.pwrite(handle, tail, place)
+        tail, place = tail[written:], place + written
+    modified = int(time.time()) // 2 * 2  # whole, even seconds: every file system can keep them
+    header = {
+        "format": _FORMAT,
+        "identity": identity,
+        "rows": len(rows),
+        "width": rows.shape[1],
+        "episodes": len(ends),
+        "about_bytes": len(extra),
+        "modified": modified,
+    }
+    os.fsync(handle)
+    os.pwrite(handle, json.dumps(header).encode().ljust(_HEADER, b"\0"), 0)
+    os.fsync(handle)
+    os.utime(handle, (modified, modified))
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _unusable(folder: Path, error: OSError) -> UnusableFolder:
+    return UnusableFolder(f"{folder}: {error.strerror or error}")
+
+
+def as_tensor(rows: NDArray[np.float32]) -> Tensor:
+    """A tensor in the memory of `rows`, which nobody writes to where they are mapped for reading."""
+    if rows.flags.writeable:
+        return torch.from_numpy(rows)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(rows)
+
+
+class ReadAhead:
+    """Asks the system to bring rows of a mapped file into memory, without waiting for them."""
+
+    def __init__(self, rows: np.memmap[Any, Any]) -> None:
+        assert rows.filename is not None
+        self._handle = os.open(rows.filename, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._handle)
+        self._offset, self._row_bytes = rows.offset, rows.shape[1] * rows.itemsize
+
+    def __call__(self, index: NDArray[np.int64]) -> None:
+        for place in (np.unique(index) * self._row_bytes + self._offset).tolist():
+            os.posix_fadvise(self._handle, place, self._row_bytes, os.POSIX_FADV_WILLNEED)
+
+
+def read_ahead(rows: NDArray[np.float32]) -> ReadAhead | None:
+    """For rows that are mapped from a file with a name, where the system can; it is read at random from now on."""
+    if not isinstance(rows, np.memmap) or not rows.filename or not hasattr(os, "posix_fadvise"):
+        return None
+    mapping = rows._mmap  # type: ignore[attr-defined]
+    if hasattr(mapping, "madvise"):
+        mapping.madvise(mmap.MADV_RANDOM)  # a fault should not read the neighbours, which nobody asked for
+    with contextlib.suppress(OSError):  # replaced or removed since it was mapped, which harms nobody
+        return ReadAhead(rows)
+    return None

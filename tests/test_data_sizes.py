@@ -1,0 +1,507 @@
+"""Wherever the rows of a data set live, the same ones are drawn; packed files are whole, and of just these data."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from rl_training import cli
+from rl_training.data.loading import DatasetConfig, load_dataset
+from rl_training.data.mapped import open_packed
+from rl_training.data.placement import Budgets
+from rl_training.errors import ConfigError, DatasetError, MemoryLimitError
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.population.members import train_population
+from rl_training.runtime.run import Launch
+from tests.dataset_files import HIGH, LOW, episodes, save_hdf5, save_minari, save_npz
+from tests.runs import KillAt, differences, interrupted, resume, run_record, tiny, train
+
+CPU = torch.device("cpu")
+PLACES = {"config/host_memory", "config/output_dir"}  # in which two runs may differ
+BOUNDS: dict[str, Any] = {"action_low": LOW, "action_high": HIGH}
+WALKS = episodes((40, 30, 50, 25), (True, False, False, True))
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    return save_hdf5(folder / "walks.hdf5", WALKS, **BOUNDS)
+
+
+def settings(data: Path, **more: Any) -> dict[str, Any]:
+    return {"dataset_kind": "hdf5", "dataset_path": str(data), **more}
+
+
+def load(
+    data: Path, host_memory: int | None = 0, *, spare: Path | None = None, next_actions: bool = False, **more: Any
+):
+    config = DatasetConfig.parse(settings(data, **more) if "datasets" not in more else more)
+    return load_dataset(
+        config, spaces=None, next_actions=next_actions, budgets=Budgets(CPU, None, host_memory, spare)
+    )
+
+
+def packed(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*.rows") if file.is_file())
+
+
+def config_of(algo: str, folder: Path, data: Path, **fields: Any) -> TrainConfig:
+    kwargs = settings(data) | fields.pop("kwargs", {})
+    return tiny(algo, folder, env_id=None, kwargs=kwargs, **fields)
+
+
+# The same numbers everywhere.
+
+TRANSFORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rewards": {"reward_scale": 3.0, "reward_shift": -1.0},
+    "range": {"reward_range_scaling": True, "reward_shift": 0.5},
+    "best": {"top_fraction": 0.6, "reward_range_scaling": True},
+}
+
+
+@pytest.mark.parametrize("next_actions", [False, True])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_packed_file_holds_the_rows_that_memory_would(data: Path, name: str, next_actions: bool) -> None:
+    options = TRANSFORMS[name] | {"next_actions": next_actions}
+    there, again = (load(data, 0, **options) for _ in range(2))
+    for file in packed(data.parent):
+        file.unlink()
+    here = load(data, None, **options)
+    assert packed(data.parent) == []
+    for mapped in (there, again):
+        assert isinstance(mapped.rows, np.memmap)
+        np.testing.assert_array_equal(mapped.rows, here.rows)
+        np.testing.assert_array_equal(mapped.episode_ends, here.episode_ends)
+        assert mapped.notes == here.notes
+        assert mapped.spaces == here.spaces
+        assert (mapped.reward_map, mapped.next_actions) == (here.reward_map, here.next_actions)
+        assert mapped.name == here.name
+        assert mapped.fingerprint() == here.fingerprint()
+    assert not isinstance(here.rows, np.memmap)
+
+
+def test_in_place_or_not_is_the_same(data: Path) -> None:
+    """What a run makes in one place, and what the transforms make one after the other."""
+    config = DatasetConfig.parse(settings(data, top_fraction=0.6, reward_scale=2.0))
+    plain = load_dataset(DatasetConfig.parse(settings(data)), spaces=None)
+    before = plain.rows.copy()
+    expected = config.transform(plain).with_next_actions()
+    np.testing.assert_array_equal(plain.rows, before)
+    made = load_dataset(config, spaces=None, next_actions=True)
+    np.testing.assert_array_equal(made.rows, expected.rows)
+    assert made.episode_ends.tolist() == expected.episode_ends.tolist()
+    assert made.notes == expected.notes
+
+
+def test_a_mixture_has_one_file_and_keeps_its_weights(data: Path) -> None:
+    other = save_npz(data.parent / "others.npz", episodes((9, 8), (False, True), seed=5), **BOUNDS)
+    mixture = [settings(data, weight=3.0), {"dataset_kind": "npz", "dataset_path": str(other)}]
+    there, here = (load(data, limit, datasets=mixture, top_fraction=0.7) for limit in (0, 10**9))
+    assert len(packed(data.parent)) == 1
+    assert there.parts == here.parts
+    assert len(there.parts) == 2
+    assert there.name == here.name
+    drawn = [data.source(torch.Generator().manual_seed(1)).sample_rows(64) for data in (there, here)]
+    assert torch.equal(drawn[0], drawn[1])
+
+
+def test_minari_data_are_packed_beside_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    save_minari(tmp_path / "minari", "mine/walks-v0", WALKS)
+    config = DatasetConfig.parse({"dataset_kind": "minari", "dataset_id": "mine/walks-v0"})
+    there, here = (load_dataset(config, spaces=None, budgets=Budgets(CPU, None, limit)) for limit in (0, 10**9))
+    np.testing.assert_array_equal(there.rows, here.rows)
+    assert [file.parent.name for file in packed(tmp_path)] == ["data"]
+    assert there.name == here.name
+
+
+def test_what_was_downloaded_just_now_is_packed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    fetched = []
+
+    def fetch(dataset_id: str) -> None:
+        fetched.append(save_minari(tmp_path / "minari", dataset_id, WALKS))
+
+    monkeypatch.setattr("rl_training.data.formats.minari._download", fetch)
+    config = DatasetConfig.parse(
+        {"dataset_kind": "minari", "dataset_id": "mine/walks-v0", "dataset_download": True}
+    )
+    for _ in range(2):
+        assert load_dataset(config, spaces=None, budgets=Budgets(CPU, None, 0)).rows.filename
+    assert len(fetched) == len(packed(tmp_path)) == 1
+
+
+def test_collected_transitions_are_the_same_in_a_mixture(data: Path) -> None:
+    """They have no file to be packed beside; the rows are not touched by being laid elsewhere."""
+    collected = load(data, None)
+
+    def collect(size: int, seed: int) -> Any:
+        return replace(collected, name=f"{size} of seed {seed}")
+
+    mixture = [settings(data), {"dataset_kind": "random", "dataset_size": 145}]
+    config = DatasetConfig.parse({"datasets": mixture, "reward_scale": 2.0})
+    kept = collected.rows.copy()
+    for limit in (None, 0):
+        made = load_dataset(
+            config, spaces=None, collect=collect, next_actions=True, budgets=Budgets(CPU, None, limit)
+        )
+        expected = collected.with_rewards(2.0).with_next_actions().rows
+        np.testing.assert_array_equal(made.rows, np.concatenate([expected, expected]))
+        assert isinstance(made.rows, np.memmap) == (limit == 0)
+    np.testing.assert_array_equal(collected.rows, kept)
+    assert packed(data.parent) == []
+
+
+@pytest.mark.parametrize("algo", ["iql", "edac", "td3_bc", "rebrac", "cql", "rlpd"])
+def test_a_run_is_the_same_to_the_bit_wherever_its_rows_are(algo: str, tmp_path: Path) -> None:
+    world = tmp_path / "data"
+    world.mkdir()
+    walks = episodes((40, 30, 50, 25), (True, False, False, True))
+    walks["actions"] = np.clip(walks["actions"][:, :1], -2, 2)
+    file = save_hdf5(world / "walks.hdf5", walks, action_low=(-2.0,), action_high=(2.0,))
+
+    def config(name: str, limit: int | None) -> TrainConfig:
+        kwargs = settings(file)
+        return tiny(algo, tmp_path / name, kwargs=kwargs, host_memory=limit, total_timesteps=70)
+
+    memory = train(config("memory", None), [KillAt()])
+    assert packed(world) == []
+    mapped = train(config("mapped", 0), [KillAt()])
+    assert len(packed(world)) == 1
+    assert set(differences(memory, mapped)) <= PLACES
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (0, None), (None, 0)])
+def test_a_run_goes_on_to_the_bit_from_one_place_to_the_other(
+    tmp_path: Path, data: Path, before: int | None, after: int | None
+) -> None:
+    straight = train(config_of("iql", tmp_path / "straight", data, host_memory=before), [KillAt()])
+    run = interrupted(config_of("iql", tmp_path / "cut", data, host_memory=before), 30)
+    resumed = resume(run, [KillAt()], changes={"host_memory": after})
+    assert set(differences(straight, resumed)) <= PLACES
+    assert run_record(run)["exact_resume"] is True
+
+
+def test_members_of_a_population_share_one_mapped_file(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+
+    def watched(path: Path, identity: str) -> Any:
+        found = open_packed(path, identity)
+        opened.extend([path] if found else [])
+        return found
+
+    monkeypatch.setattr("rl_training.data.mapped.open_packed", watched)
+    results = []
+    for name, limit in (("memory", None), ("mapped", 0)):
+        config = config_of("iql", tmp_path / name, data, host_memory=limit)
+        results.append(
+            train_population([config.replace(seed=seed) for seed in (1, 2, 3)], launch=Launch(quiet=True))
+        )
+        assert opened == ([] if limit is None else packed(data.parent))
+    assert len(opened) == 1
+    for one, other in zip(*results):
+        assert set(differences(one, other)) <= PLACES
+
+
+# What is in a packed file is whole, and of just these data and settings.
+
+
+def test_a_packed_file_is_made_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(data)
+    monkeypatch.setattr("rl_training.data.loading.read_columns", lambda *_, **__: pytest.fail("read again"))
+    assert len(load(data)) == 145
+    in_memory = load(data, 10**9)  # taken into memory where there is room
+    assert not isinstance(in_memory.rows, np.memmap)
+
+
+def test_other_data_in_the_same_place_are_packed_again(data: Path) -> None:
+    first = load(data)
+    (file,) = packed(data.parent)
+    times = data.stat().st_atime_ns, data.stat().st_mtime_ns
+    with h5py.File(data, "r+") as source:
+        source["rewards"][3] = 9.0
+    os.utime(data, ns=times)  # the same size and the same time, and still not the same file
+    second = load(data)
+    assert packed(data.parent) == [file]
+    assert second.rewards[3] == 9.0
+    assert first.rewards[3] != 9.0  # whoever had mapped the old file keeps it
+    assert second.fingerprint() != first.fingerprint()
+
+
+def test_each_way_to_make_rows_has_its_own_file(data: Path) -> None:
+    ways: list[dict[str, Any]] = [
+        {},
+        {"next_actions": True},
+        {"reward_scale": 2.0},
+        {"reward_shift": 2.0},
+        {"reward_range_scaling": True},
+        {"top_fraction": 0.5},
+        {"datasets": [settings(data, weight=2.0)]},
+    ]
+    found = [load(data, **way).fingerprint() for way in ways]
+    assert len(packed(data.parent)) == len(ways)
+    assert [load(data, **way).fingerprint() for way in ways] == found
+    load(data, normalize_observations=True)  # which the model does
+    assert len(packed(data.parent)) == len(ways)
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def cut_quietly(file: Path) -> None:
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    cut(file)
+    os.utime(file, ns=times)
+
+
+def longer(file: Path) -> None:
+    with file.open("ab") as out:
+        out.write(b"more")
+
+
+def flip(file: Path) -> None:
+    with file.open("r+b") as out:
+        out.seek(5000)
+        byte = out.read(1)[0]
+        out.seek(5000)
+        out.write(bytes([byte ^ 1]))
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def foreign(file: Path) -> None:
+    file.write_bytes(b"\x89HDF and so on" * 1000)
+
+
+def of_others(file: Path) -> None:
+    whole = file.read_bytes()
+    header = json.loads(whole[:4096].rstrip(b"\0"))
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    header["identity"] = "0" * 64
+    file.write_bytes(json.dumps(header).encode().ljust(4096, b"\0") + whole[4096:])
+    os.utime(file, ns=times)
+
+
+def wild(file: Path) -> None:
+    whole = file.read_bytes()
+    header = json.loads(whole[:4096].rstrip(b"\0")) | {"rows": -3, "width": [], "episodes": None}
+    file.write_bytes(json.dumps(header).encode().ljust(4096, b"\0") + whole[4096:])
+
+
+def in_nobody_s_hands(file: Path) -> None:
+    file.unlink()
+    file.symlink_to(file.with_name("nowhere"))
+
+
+@pytest.mark.parametrize(
+    "damage", [cut, cut_quietly, longer, flip, empty, foreign, of_others, wild, in_nobody_s_hands]
+)
+def test_a_damaged_or_foreign_file_is_made_again(data: Path, damage: Any) -> None:
+    expected = load(data).fingerprint()
+    (file,) = packed(data.parent)
+    whole = file.read_bytes()[4096:]
+    damage(file)
+    again = load(data)
+    assert again.fingerprint() == expected
+    assert not file.is_symlink()
+    assert file.read_bytes()[4096:] == whole
+    assert not isinstance(load(data, None).rows, np.memmap)
+
+
+def test_bad_data_leave_nothing_behind(data: Path) -> None:
+    with h5py.File(data, "r+") as source:
+        source["rewards"][100] = np.nan
+    with pytest.raises(DatasetError, match="column 'rewards', row 100: nan is not a finite"):
+        load(data)
+    assert [file.name for file in data.parent.iterdir()] == [data.name]
+
+
+def test_a_folder_that_takes_no_file_has_a_substitute(
+    tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run's output folder, then the system's temporary one; each time one line says so."""
+    load(data)
+    (file,) = packed(data.parent)
+    file.unlink()
+    blocked = file.with_name(f".tmp-{file.name}")
+    blocked.mkdir()
+    with caplog.at_level(logging.WARNING):
+        there = load(data, spare=tmp_path / "runs" / ".rows")
+    (substitute,) = packed(tmp_path)
+    assert substitute.parent == tmp_path / "runs" / ".rows"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{data.parent}: Is a directory; packed rows are in {substitute}"
+    ]
+    assert load(data, spare=tmp_path / "runs" / ".rows").rows.filename == str(substitute)
+    elsewhere = load(data)
+    assert Path(elsewhere.rows.filename).parent == tmp_path / "temporary" / f"rl-training-{os.getuid()}"
+    np.testing.assert_array_equal(elsewhere.rows, there.rows)
+
+
+def test_where_no_folder_takes_it_one_line_says_why(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(MemoryLimitError, match=r"145 rows need .*no folder takes.*No space left") as refused:
+        load(data)
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_code == 2
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and file != data]
+
+
+def test_a_temporary_folder_of_others_is_not_trusted(tmp_path: Path, data: Path) -> None:
+    load(data)
+    (file,) = packed(data.parent)
+    file.unlink()
+    file.with_name(f".tmp-{file.name}").mkdir()
+    folder = tmp_path / "temporary" / f"rl-training-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(MemoryLimitError, match="belongs to somebody else"):
+        load(data)
+
+
+# Processes.
+
+_CHILD = """
+import sys, time
+from pathlib import Path
+import torch
+from rl_training.data import columns, loading, packing
+from rl_training.data.placement import Budgets
+
+columns.CHUNK_BYTES = 300
+data, pause = sys.argv[1], float(sys.argv[2])
+walk = packing.Walk.__iter__
+
+def slowly(self):
+    for i, linked in enumerate(walk(self)):
+        print("packing", i, flush=True)
+        time.sleep(pause)
+        yield linked
+
+packing.Walk.__iter__ = slowly
+config = loading.DatasetConfig.parse({"dataset_kind": "hdf5", "dataset_path": data})
+print(loading.load_dataset(config, spaces=None, budgets=Budgets(torch.device("cpu"), None, 0)).fingerprint())
+"""
+
+
+def child(data: Path, pause: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(_CHILD), str(data), str(pause)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_killed_while_packing_the_next_one_packs_again(data: Path) -> None:
+    process = child(data, 0.2)
+    assert process.stdout is not None
+    while "packing 3" not in process.stdout.readline():
+        assert process.poll() is None
+    process.kill()
+    process.communicate()
+    (left,) = [file for file in data.parent.iterdir() if file != data]
+    assert left.name.startswith(".tmp-")
+    made = load(data)
+    assert packed(data.parent) == [Path(made.rows.filename)]
+    assert not left.exists()
+    packed(data.parent)[0].unlink()
+    assert load(data, None).fingerprint() == made.fingerprint()
+
+
+def test_two_processes_pack_once(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    process = child(data, 0.05)
+    assert process.stdout is not None
+    assert "packing 0" in process.stdout.readline()
+    with caplog.at_level(logging.WARNING):
+        made = load(data)  # waits for the other
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert made.fingerprint() == out.splitlines()[-1]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{data.parent}: another process is packing the same rows; waiting for it"
+    ]
+    assert [file.name for file in data.parent.iterdir() if file != data] == [Path(made.rows.filename).name]
+
+
+# Budgets.
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4GB", 4 * 10**9),
+        ("512MB", 512 * 10**6),
+        ("1.5 GiB", 3 * 2**29),
+        ("7kb", 7000),
+        ("8", 8),
+        (1e6, 10**6),
+        (0, 0),
+    ],
+)
+def test_sizes_are_bytes(tmp_path: Path, text: Any, size: int) -> None:
+    assert tiny("bc", tmp_path, host_memory=text).host_memory == size
+    assert tiny("bc", tmp_path, device_memory=text).to_dict()["device_memory"] == size
+
+
+@pytest.mark.parametrize("value", ["4 bananas", "-1GB", "", "GB", -1, True, 1.5, [4], "nan", "1e400GB", "4GBGB"])
+@pytest.mark.parametrize("key", ["host_memory", "device_memory"])
+def test_what_is_no_size_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key} must be [^\n]*$") as refused:
+        tiny("bc", tmp_path, **{key: value})
+    assert refused.value.key == key
+
+
+def test_the_command_line_refuses_it_in_one_line(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "--algo", "bc", "--steps", "5", "--set", f"output_dir={tmp_path / 'runs'}"]
+    command += ["--set", "dataset_kind=hdf5", "--set", f"dataset_path={data}", "--set", "host_memory=lots"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(command)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "host_memory must be a size such as 4GB, 512MB or a number of bytes, got 'lots'" in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_says_where_its_rows_are(tmp_path: Path, data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def said(name: str, **fields: Any) -> str:
+        config = config_of("bc", tmp_path / name, data, total_timesteps=5, **fields)
+        get_algorithm_spec("bc").train(config)
+        captured = capfd.readouterr()
+        (line,) = [
+            line for line in (captured.out + captured.err).splitlines() if "145 rows" in line and "KiB" in line
+        ]
+        return line
+
+    assert "145 rows (6.8 KiB) in host memory: they fit there (host_memory)" in said("memory")
+    line = said("mapped", host_memory=6000)
+    assert f"145 rows (6.8 KiB) in {packed(data.parent)[0]}, read ahead" in line
