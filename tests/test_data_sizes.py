@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from rl_training import cli
+from rl_training.data import mapped
 from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.data.mapped import open_packed
 from rl_training.data.placement import Budgets
@@ -89,15 +91,15 @@ def test_a_packed_file_holds_the_rows_that_memory_would(data: Path, name: str, n
         file.unlink()
     here = load(data, None, **options)
     assert packed(data.parent) == []
-    for mapped in (there, again):
-        assert isinstance(mapped.rows, np.memmap)
-        np.testing.assert_array_equal(mapped.rows, here.rows)
-        np.testing.assert_array_equal(mapped.episode_ends, here.episode_ends)
-        assert mapped.notes == here.notes
-        assert mapped.spaces == here.spaces
-        assert (mapped.reward_map, mapped.next_actions) == (here.reward_map, here.next_actions)
-        assert mapped.name == here.name
-        assert mapped.fingerprint() == here.fingerprint()
+    for made in (there, again):
+        assert isinstance(made.rows, np.memmap)
+        np.testing.assert_array_equal(made.rows, here.rows)
+        np.testing.assert_array_equal(made.episode_ends, here.episode_ends)
+        assert made.notes == here.notes
+        assert made.spaces == here.spaces
+        assert (made.reward_map, made.next_actions) == (here.reward_map, here.next_actions)
+        assert made.name == here.name
+        assert made.fingerprint() == here.fingerprint()
     assert not isinstance(here.rows, np.memmap)
 
 
@@ -314,13 +316,20 @@ def wild(file: Path) -> None:
     file.write_bytes(json.dumps(header).encode().ljust(4096, b"\0") + whole[4096:])
 
 
+def boundless(file: Path) -> None:
+    whole = file.read_bytes()
+    header = whole[:4096].rstrip(b"\0").replace(b'"rows": 145', b'"rows": 1e999')
+    assert b"1e999" in header
+    file.write_bytes(header.ljust(4096, b"\0") + whole[4096:])
+
+
 def in_nobody_s_hands(file: Path) -> None:
     file.unlink()
     file.symlink_to(file.with_name("nowhere"))
 
 
 @pytest.mark.parametrize(
-    "damage", [cut, cut_quietly, longer, flip, empty, foreign, of_others, wild, in_nobody_s_hands]
+    "damage", [cut, cut_quietly, longer, flip, empty, foreign, of_others, wild, boundless, in_nobody_s_hands]
 )
 def test_a_damaged_or_foreign_file_is_made_again(data: Path, damage: Any) -> None:
     expected = load(data).fingerprint()
@@ -340,6 +349,43 @@ def test_bad_data_leave_nothing_behind(data: Path) -> None:
     with pytest.raises(DatasetError, match="column 'rewards', row 100: nan is not a finite"):
         load(data)
     assert [file.name for file in data.parent.iterdir()] == [data.name]
+
+
+def broken(walk: Any) -> Any:
+    raise OSError(5, "Input/output error")
+
+
+def test_data_that_cannot_be_read_are_not_taken_for_a_folder_without_room(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_training.data.packing.Walk.__iter__", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        load(data)
+    assert [file.name for file in data.parent.iterdir()] == [data.name]
+
+
+def test_a_failure_that_is_still_looked_at_holds_no_lock(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error keeps the rows that were being made, as a notebook keeps its last one; another process goes on."""
+    kept: list[Any] = []
+    room = mapped._room
+    monkeypatch.setattr(mapped, "_room", lambda *arguments: kept.append(room(*arguments)) or kept[-1])
+    monkeypatch.setattr(mapped, "_remove", lambda path: None)
+    monkeypatch.setattr("rl_training.data.packing.Walk.__iter__", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        load(data)
+    (left,) = data.parent.glob(".tmp-*")
+    with left.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert len(kept) == 1
+
+
+def test_unfinished_files_that_nobody_holds_are_removed(data: Path) -> None:
+    left, held = (data.with_name(f".tmp-{data.name}.{digit * 10}.rows") for digit in "01")
+    left.write_bytes(b"rows under other settings, of a process that was killed")
+    with held.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        made = load(data)
+    assert {*data.parent.iterdir()} == {data, held, Path(made.rows.filename)}
 
 
 def test_a_folder_that_takes_no_file_has_a_substitute(
@@ -492,16 +538,32 @@ def test_the_command_line_refuses_it_in_one_line(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_says_where_its_rows_are(tmp_path: Path, data: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    def said(name: str, **fields: Any) -> str:
+def test_a_run_says_where_its_rows_are_if_that_is_unexpected(
+    tmp_path: Path, data: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def said(name: str, **fields: Any) -> list[str]:
         config = config_of("bc", tmp_path / name, data, total_timesteps=5, **fields)
         get_algorithm_spec("bc").train(config)
         captured = capfd.readouterr()
-        (line,) = [
-            line for line in (captured.out + captured.err).splitlines() if "145 rows" in line and "KiB" in line
-        ]
-        return line
+        return [line for line in (captured.out + captured.err).splitlines() if "KiB" in line]
 
-    assert "145 rows (6.8 KiB) in host memory: they fit there (host_memory)" in said("memory")
-    line = said("mapped", host_memory=6000)
+    assert said("memory") == []
+    fits = "145 rows (6.8 KiB) in host memory: they fit there (host_memory)"
+    assert said("allowed", host_memory="1GB") == [fits]
+    (line,) = said("mapped", host_memory=6000)
     assert f"145 rows (6.8 KiB) in {packed(data.parent)[0]}, read ahead" in line
+
+
+def test_a_gpu_without_room_is_worth_a_line() -> None:
+    """On a stand-in: what is said depends on the devices, not on what they are."""
+    rows = np.zeros((10, 4), np.float32)
+    there, here = torch.zeros(1, device="meta"), torch.zeros(1)
+    budgets = Budgets(torch.device("meta"))
+    assert budgets.remarks(rows, there) == ()
+    assert budgets.remarks(rows, here) == (
+        "10 rows (160 B) in host memory, minibatches copied ahead: they fit there (host_memory); "
+        "meta has no room for them (device_memory)",
+    )
+    assert replace(budgets, device_memory=200).remarks(rows, there) == (
+        "10 rows (160 B) on meta: they fit there (device_memory)",
+    )

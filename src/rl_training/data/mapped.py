@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import mmap
 import os
@@ -64,7 +65,7 @@ def open_packed(path: Path, identity: str) -> Contents | None:
             file.seek(ends_at)
             ends = np.frombuffer(file.read(episodes * 8), np.int64)
             return Contents(rows, ends, decode_json(file.read(about)))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
@@ -85,16 +86,16 @@ def make_packed(
         if made is not None:
             temporary.unlink()
             return made
+        _remove_abandoned(path)
         try:
-            rows = _room(handle, shape)
-            contents = fill(rows)
-            _complete(handle, identity, contents)
-            failpoint(f"before rename {path.name}")
-            temporary.replace(path)
-            sync_folder(path.parent)
-        except OSError as error:
-            _remove(temporary)
-            raise _unusable(path.parent, error) from None
+            with _problems_of(path.parent):
+                rows = _room(handle, shape)
+            contents = fill(rows)  # what is wrong with the data is not the folder's fault
+            with _problems_of(path.parent):
+                _complete(handle, identity, contents)
+                failpoint(f"before rename {path.name}")
+                temporary.replace(path)
+                sync_folder(path.parent)
         except BaseException:
             _remove(temporary)
             raise
@@ -107,13 +108,12 @@ def make_packed(
 @contextmanager
 def _claimed(temporary: Path, wait: Callable[[str], None]) -> Iterator[int]:
     """An open, locked, unfinished file; one that a killed process left is taken over."""
-    try:
+    with _problems_of(temporary.parent):
         handle = _lock(temporary, wait)
-    except OSError as error:
-        raise _unusable(temporary.parent, error) from None
     try:
         yield handle
     finally:
+        fcntl.flock(handle, fcntl.LOCK_UN)  # a mapping of the file has a handle of its own, which may be kept
         os.close(handle)
 
 
@@ -183,8 +183,26 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _unusable(folder: Path, error: OSError) -> UnusableFolder:
-    return UnusableFolder(f"{folder}: {error.strerror or error}")
+def _remove_abandoned(path: Path) -> None:
+    """Unfinished files of the same data under other settings, which a killed process left: nobody holds them."""
+    data = path.name.rsplit(".", 2)[0]  # a name ends in what its settings are known by, and .rows
+    for left in path.parent.glob(f".tmp-{glob.escape(data)}.??????????.rows"):
+        with contextlib.suppress(OSError):
+            handle = os.open(left, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+            finally:
+                os.close(handle)
+
+
+@contextmanager
+def _problems_of(folder: Path) -> Iterator[None]:
+    """Turns an error of the system into `UnusableFolder`."""
+    try:
+        yield
+    except OSError as error:
+        raise UnusableFolder(f"{folder}: {error.strerror or error}") from None
 
 
 def as_tensor(rows: NDArray[np.float32]) -> Tensor:

@@ -54,8 +54,16 @@ class Budgets:
         free = available_memory()
         return free // 2 if self.host_memory is None else min(self.host_memory, free)
 
-    def say_where(self, data: NDArray[np.float32], rows: Tensor) -> str:
-        """One line: where rows that were loaded as `data` live now, and why there."""
+    def remarks(self, data: NDArray[np.float32], rows: Tensor) -> tuple[str, ...]:
+        """One line: where rows that were loaded as `data` live now, and why there.
+
+        None where they are in the memory of the device that trains, as anybody would expect, and no budget is set.
+        """
+        expected = rows.device.type == self.device.type and not isinstance(data, np.memmap)
+        unlimited = self.device_memory is None and self.host_memory is None
+        return () if expected and unlimited else (self._where(data, rows),)
+
+    def _where(self, data: NDArray[np.float32], rows: Tensor) -> str:
         what = f"{len(data):,} rows ({human_bytes(data.nbytes)})"
         if rows.device.type != "cpu":
             return f"{what} on {rows.device}: they fit there (device_memory)"

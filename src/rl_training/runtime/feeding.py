@@ -51,12 +51,13 @@ def feed_of(learners: Sequence[Learner], sources: Sequence[BatchSource], batch_s
         return None
     if any(source.rows is not first.rows for source in found):
         return None
-    ahead = LookAhead(list(zip(learners, found)), batch_size)
     if first.generator.device.type != learner.device.type:
         return None
-    if first.device.type != learner.device.type:
-        return CopyingFeed(ahead, first, len(sources), batch_size)
-    return None if first.ahead is None else ReadingFeed(ahead, first)
+    at_hand = first.device.type == learner.device.type
+    if at_hand and first.ahead is None:
+        return None
+    look = LookAhead(list(zip(learners, found)), batch_size)
+    return ReadingFeed(look, first) if at_hand else CopyingFeed(look, first, len(sources), batch_size)
 
 
 class LookAhead:

@@ -155,7 +155,7 @@ class Prepared:
             initialise_from(self.learner, job.origin, data.spaces)
         rows = job.once("rows", lambda: _settled(data, budgets))
         self.source = data.source(self.learner.generator, rows)
-        self.where = budgets.say_where(data.rows, rows)
+        self.remarks = budgets.remarks(data.rows, rows)
         self.fingerprint = job.once("fingerprint", data.fingerprint)
 
     def dataset_record(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class Offline(Regime):
     def __init__(self, job: Job) -> None:
         self.job, self.prepared = job, Prepared(job)
         self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
-        self.dataset_record, self.remarks = self.prepared.dataset_record(), (self.prepared.where,)
+        self.dataset_record, self.remarks = self.prepared.dataset_record(), self.prepared.remarks
         self.size, self.batch_size = len(self.prepared.dataset), job.resolved[OptimizationConfig].batch_size
         budget = job.resolved[BudgetConfig]
         self.total_ticks = self.total_updates = budget.updates(

@@ -43,7 +43,7 @@ class OfflineToOnline(Regime):
         batch_size, self.budget = job.resolved[OptimizationConfig].batch_size, job.resolved[BudgetConfig]
         self.prepared = Prepared(job, updates_per_step=self.online.gradient_updates_per_step)
         self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
-        self.dataset_record, self.remarks = self.prepared.dataset_record(), (self.prepared.where,)
+        self.dataset_record, self.remarks = self.prepared.dataset_record(), self.prepared.remarks
         buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner)
         if buffer.device.type != self.learner.device.type:
             raise ConfigError(

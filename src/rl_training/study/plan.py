@@ -49,6 +49,8 @@ _HOW = frozenset(
         "loggers",
         "env_timeout",
         "allow_import",
+        "device_memory",
+        "host_memory",
     }
 )
 
