@@ -1,4 +1,4 @@
-"""Evaluation beside training: the numbers of an evaluation at once, at ticks that no clock on the wall can move."""
+"""Promise 25: beside training an evaluation is the same, and its result enters at a tick that nothing can move."""
 
 from __future__ import annotations
 
