@@ -63,6 +63,8 @@ class AWAC(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -76,7 +78,8 @@ class AWAC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -130,6 +133,7 @@ class AWAC(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -140,7 +144,7 @@ class AWAC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -198,6 +202,8 @@ class BC(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -211,7 +217,8 @@ class BC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -262,6 +269,7 @@ class BC(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -272,7 +280,7 @@ class BC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -339,6 +347,8 @@ class CQL(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -352,7 +362,8 @@ class CQL(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -412,6 +423,7 @@ class CQL(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -422,7 +434,7 @@ class CQL(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -485,6 +497,8 @@ class CRR(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -498,7 +512,8 @@ class CRR(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -554,6 +569,7 @@ class CRR(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -564,7 +580,7 @@ class CRR(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -618,6 +634,8 @@ class DDPG(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -631,7 +649,8 @@ class DDPG(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -676,6 +695,7 @@ class DDPG(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -686,7 +706,7 @@ class DDPG(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -741,6 +761,8 @@ class DQN(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -754,7 +776,8 @@ class DQN(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -800,6 +823,7 @@ class DQN(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -810,7 +834,7 @@ class DQN(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -874,6 +898,8 @@ class EDAC(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -887,7 +913,8 @@ class EDAC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -944,6 +971,7 @@ class EDAC(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -954,7 +982,7 @@ class EDAC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1014,6 +1042,8 @@ class IQL(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1027,7 +1057,8 @@ class IQL(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -1081,6 +1112,7 @@ class IQL(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1091,7 +1123,7 @@ class IQL(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1148,6 +1180,8 @@ class REDQ(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1161,7 +1195,8 @@ class REDQ(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -1209,6 +1244,7 @@ class REDQ(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1219,7 +1255,7 @@ class REDQ(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1294,6 +1330,8 @@ class RLPD(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1307,7 +1345,8 @@ class RLPD(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -1372,6 +1411,7 @@ class RLPD(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1382,7 +1422,7 @@ class RLPD(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1436,6 +1476,8 @@ class SAC(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1449,7 +1491,8 @@ class SAC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -1494,6 +1537,7 @@ class SAC(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1504,7 +1548,7 @@ class SAC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1558,6 +1602,8 @@ class TD3(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1571,7 +1617,8 @@ class TD3(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -1616,6 +1663,7 @@ class TD3(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1626,7 +1674,7 @@ class TD3(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1689,6 +1737,8 @@ class TD3BC(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1702,7 +1752,8 @@ class TD3BC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -1758,6 +1809,7 @@ class TD3BC(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1768,7 +1820,7 @@ class TD3BC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1825,6 +1877,8 @@ class TQC(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1838,7 +1892,8 @@ class TQC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -1886,6 +1941,7 @@ class TQC(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1896,7 +1952,7 @@ class TQC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
@@ -1960,6 +2016,8 @@ class ReBRAC(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1973,7 +2031,8 @@ class ReBRAC(ManagedAlgorithm):
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same)
+        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
+        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
     env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
     acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
@@ -2029,6 +2088,7 @@ class ReBRAC(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -2039,7 +2099,7 @@ class ReBRAC(ManagedAlgorithm):
         given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
         init_from: str | PurePath | None = None,
         allow_import: bool = False,
-        environments: Literal["local", "processes"] = "local",
+        environments: Literal["local", "processes", "ray"] = "local",
         env_timeout: float = 60.0,
         acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
         tf32: bool = False,
