@@ -30,6 +30,7 @@ from rl_training.population.members import resume as resume_all
 from rl_training.runtime import state
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluating import players_for
+from rl_training.runtime.run import Launch
 from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import evaluate_checkpoint
 from tests.reliability.faulty_worlds import FAULTY
@@ -37,6 +38,7 @@ from tests.reliability.processes import Child, wait_for
 from tests.runs import (
     QUIET,
     KillAt,
+    Killed,
     differences,
     fingerprint,
     interrupted,
@@ -46,6 +48,7 @@ from tests.runs import (
     tiny,
     train,
 )
+from tests.test_loggers import Covered, Diary, as_logged
 from tests.worlds import SCRIPTED
 
 LOOPS = ["sac", "iql", "rlpd"]  # online, offline, both
@@ -178,6 +181,21 @@ def test_a_run_broken_off_meanwhile_ends_as_one_left_alone(
     assert differences(straight, resumed) == []
     assert watches[1].entered == [one for one in watches[0].entered if one[1] > tick]
     assert run_record(run)["exact_resume"] is True
+
+
+@pytest.mark.parametrize("kind", [Diary, Covered])
+def test_loggers_get_each_row_whole_and_in_order(kind: type[Diary], tmp_path: Path) -> None:
+    """Broken off at 15 with the rows from 10 on held: what was written of them counts as not logged."""
+    config, first, second = beside("bc", tmp_path), kind(), kind()
+    straight = train(config, [KillAt()])
+    with pytest.raises(Killed) as killed:
+        train(config, [KillAt(15)], launch=Launch(quiet=True, loggers=(first,)))
+    resume(Path(killed.value.args[0]), [KillAt()], loggers=[second])
+    [facts] = second.facts
+    assert facts.resumed_from == 9
+    before = [] if kind is Covered else [row for row in first.rows if row.step <= 9]
+    assert [row.step for row in first.rows if row.step <= 9] == [3, 6, 9]
+    assert as_logged([*before, *second.rows]) == logged(straight.run_dir)
 
 
 class KillSelf(KillAt):
