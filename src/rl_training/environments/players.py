@@ -39,6 +39,8 @@ from rl_training.models.policies import Policy
 _MOST = 8
 # Seconds between two looks whether a signal has come, and those that a process has to end by itself.
 _GLANCE, _PATIENCE = 0.05, 2.0
+# Seconds until one that is ending has unloaded its libraries and can be asked how.
+_LONGEST_END = 10.0
 
 
 class Game:
@@ -177,7 +179,7 @@ class _Process:
             self._connection.send(hand)
             answer: Played | Trouble = self._connection.recv()
         except (EOFError, OSError):
-            ended = how_it_ended(self._process, answered=self._answered, advice=self._advice)
+            ended = how_it_ended(self._process, answered=self._answered, advice=self._advice, patience=_LONGEST_END)
             raise EnvironmentFailure(f"the evaluation failed: {ended}") from None
         self._answered = True
         if isinstance(answer, Trouble):

@@ -101,10 +101,10 @@ def start_child(
     return process, here
 
 
-def how_it_ended(process: Process, *, answered: bool, advice: str) -> str:
-    """How a child ended that is gone; one that never answered may have lacked what `advice` says."""
+def how_it_ended(process: Process, *, answered: bool, advice: str, patience: float = 1.0) -> str:
+    """How a child ended whose connection has; one that never answered may have lacked what `advice` says."""
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(1.0)
+        process.wait(patience)
     code = process.returncode
     if code is not None and code < 0:
         return f"its process was killed by signal {-code}"
