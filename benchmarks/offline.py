@@ -3,7 +3,9 @@
     python -m benchmarks.offline --data DIR [--files pendulum-replay hopper-medium+hopper-expert] [--algo …]
                                  [--updates 20000] [--seeds 0 1 2] [--workers W] [--device cuda]
                                  [--peer-python PATH]     d3rlpy's CRR, AWAC and IQL on the same rows
-    python -m benchmarks.offline --data DIR --time-edac   what evaluation and records add to the learner's own time
+    python -m benchmarks.offline --data DIR --time-edac   what evaluation and records add to the learner's own time,
+                                                          evaluated at once and beside training; with --algo and
+                                                          --files, those of another algorithm on another file
 
 A file is `DIR/<name>.npz`; names joined with `+` are mixed in proportion to their rows. Settings come from the
 packaged config `<algo>/<name>` (a mixture of medium and expert is `…-medium-expert`) or from `--config`.
@@ -129,30 +131,36 @@ def jobs(options: argparse.Namespace) -> Iterable[Job]:
                     )
 
 
-def time_edac(options: argparse.Namespace) -> Entry:
+def time_run(options: argparse.Namespace, beside: bool) -> Entry:
     """EDAC-10 on halfcheetah-medium, evaluated ten times on the way: all of it over the updates alone.
 
     Both clocks start after the first block of updates, in which a GPU's graphs are recorded and compiled.
     """
+    [algo], [name] = (options.algo, options.files) if options.algo else (["edac"], ["halfcheetah-medium"])
+    shape = {"num_critics": 10} if algo == "edac" else {}
     config, source = configured(
         options,
-        "edac",
-        "halfcheetah-medium",
+        algo,
+        name,
         options.seeds[0],
         eval_episodes=10,
-        algo_kwargs={"eval_interval": max(1, options.updates // 10), "num_critics": 10},
+        evaluate_beside=beside,
+        algo_kwargs={"eval_interval": max(1, options.updates // 10), **shape},
     )
     device = str(choose_device(config.device))
     watch, stopwatch = Watch(None), Stopwatch()
     with tempfile.TemporaryDirectory() as folder, stopwatch.around(Updater, "run", "updates", skip=1):
-        result = get_algorithm_spec("edac").train(
+        result = get_algorithm_spec(algo).train(
             config.replace(output_dir=folder), callbacks=[watch], launch=Launch(quiet=True)
         )
         whole = time.perf_counter() - stopwatch.since["updates"]
     learner = stopwatch.seconds["updates"]
-    print(f"{whole:.1f} s in all, {learner:.1f} s of updates: ratio {whole / learner:.3f}")
+    how = "beside" if beside else "at once"
+    print(f"evaluated {how}: {whole:.1f} s in all, {learner:.1f} s of updates: ratio {whole / learner:.3f}")
     return report.stamp(device) | {
         "kind": "time-edac",
+        "run": f"{'EDAC-10' if algo == 'edac' else algo.upper()} on {name}",
+        "evaluated": how,
         "config": source,
         "updates": int(result.metrics["update_count"]),
         "evaluations": len(watch.curve),
@@ -219,12 +227,14 @@ def sections(entries: dict[str, Entry]) -> Sections:
         found["results", "offline"] = f"## Offline algorithms\n\n{note}\n\n{body}\n\n{report.origins(runs)}"
     timed = [e for e in entries.values() if e["kind"] == "time-edac"]
     if timed:
-        rows = [[e["machine"], f"{e['updates']:,}", e["evaluations"], f"{e['seconds']:.1f}",
-                 f"{e['learner_seconds']:.1f}", f"{e['ratio']:.3f}"] for e in timed]  # fmt: skip
-        header = ["machine", "updates", "evaluations", "seconds in all", "seconds of updates", "ratio"]
+        rows = [[e["machine"], e["run"], f"{e['updates']:,}", f"{e['evaluations']} {e['evaluated']}",
+                 f"{e['seconds']:.1f}", f"{e['learner_seconds']:.1f}", f"{e['ratio']:.3f}"]
+                for e in timed]  # fmt: skip
+        header = ["machine", "run", "updates", "evaluations", "seconds in all", "seconds of updates", "ratio"]
         found["performance", "time-edac"] = (
-            "## A whole offline run\n\nEDAC-10 on halfcheetah-medium; written by `python -m benchmarks.offline "
-            f"--time-edac`. Both clocks start after the first block.\n\n{table(header, rows)}\n\n"
+            "## A whole offline run\n\nWritten by `python -m benchmarks.offline --time-edac`. Both clocks start "
+            "after the first block; `evaluate_beside` says whether training waits for evaluations.\n\n"
+            f"{table(header, rows)}\n\n"
             f"{report.origins(timed)}"
         )
     return found
@@ -234,8 +244,9 @@ def main() -> None:
     options = arguments()
     results = Results("offline", options.json)
     if options.time_edac:
-        entry = time_edac(options)
-        results.add({f"time-edac/{entry['machine']}": entry})
+        for beside in (False, True):
+            entry = time_run(options, beside)
+            results.add({f"time-edac/{entry['machine']}/{entry['run']}/{entry['evaluated']}": entry})
     else:
         for job, entry in perform_all(list(jobs(options)), options.workers, options.threads):
             results.add({job.key: entry})

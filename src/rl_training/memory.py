@@ -1,4 +1,4 @@
-"""How much memory this process may still take, inside containers too, and keeping freed memory for reuse."""
+"""What this process may still take, inside containers too: memory and cores; keeping freed memory for reuse."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
     process still allows; file cache that the kernel would give back counts as free.
     """
     return max(0, min(_machine(proc), *_groups(proc, cgroups), _NO_LIMIT))
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def room_on_gpu(device: torch.device) -> int:

@@ -63,6 +63,8 @@ class AWAC(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -135,6 +137,7 @@ class AWAC(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -205,6 +208,8 @@ class BC(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -274,6 +279,7 @@ class BC(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -353,6 +359,8 @@ class CQL(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -431,6 +439,7 @@ class CQL(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -506,6 +515,8 @@ class CRR(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -580,6 +591,7 @@ class CRR(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -646,6 +658,8 @@ class DDPG(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -709,6 +723,7 @@ class DDPG(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -776,6 +791,8 @@ class DQN(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -840,6 +857,7 @@ class DQN(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -916,6 +934,8 @@ class EDAC(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -991,6 +1011,7 @@ class EDAC(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1063,6 +1084,8 @@ class IQL(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1135,6 +1158,7 @@ class IQL(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1204,6 +1228,8 @@ class REDQ(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1270,6 +1296,7 @@ class REDQ(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1357,6 +1384,8 @@ class RLPD(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1440,6 +1469,7 @@ class RLPD(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1506,6 +1536,8 @@ class SAC(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1569,6 +1601,7 @@ class SAC(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1635,6 +1668,8 @@ class TD3(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1698,6 +1733,7 @@ class TD3(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1773,6 +1809,8 @@ class TD3BC(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1847,6 +1885,7 @@ class TD3BC(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1916,6 +1955,8 @@ class TQC(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1982,6 +2023,7 @@ class TQC(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -2058,6 +2100,8 @@ class ReBRAC(ManagedAlgorithm):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
+    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
+        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -2132,6 +2176,7 @@ class ReBRAC(ManagedAlgorithm):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
+        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing import spawn
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any
@@ -30,16 +30,17 @@ from rl_training.environments.recipe import EnvOrder
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
 
+Process = subprocess.Popen[bytes]
 # A fresh interpreter may take long to import its libraries before it can answer for the first time.
 START_SECONDS = 120.0
 # Environments stand side by side already; a user's own values win.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def guard(where: str) -> str:
-    """What a main script lacks that trains while it is imported again; `where` is the setting `environments`."""
+def guard(value: str, setting: str = "environments") -> str:
+    """What a main script lacks that trains while it is imported again, because a setting has this value."""
     return (
-        f"with environments: {where} a script that defines its environment needs "
+        f"with {setting}: {value} a script that defines its environment needs "
         '`if __name__ == "__main__":` around its training call'
     )
 
@@ -82,18 +83,54 @@ def import_path() -> list[str]:
     return [os.getcwd() if place == "" else str(place) for place in sys.path]  # noqa: PTH109
 
 
-def _start(handle: int) -> subprocess.Popen[bytes]:
-    """Start a child that serves this file descriptor, with the interpreter, flags and path of this process."""
+def start_child(
+    module: str, settings: Mapping[str, str] | None = None, *, own_group: bool = False
+) -> tuple[Process, Connection[Any, Any]]:
+    """Start a child whose program is `module.main`, and return it with the connection that it serves.
+
+    It has the interpreter, flags and path of this process, and its variables (`settings` where that has none).
+    With `own_group` it and all that it starts can be ended together.
+    """
+    here, child = Pipe()
     path = f"import sys; sys.path[:] = {import_path()!a}"
-    program = f"{path}; from rl_training.environments.child import main; main({handle})"
     interpreter = spawn.get_command_line()[:-3]  # without multiprocessing's own program
-    with _signals_held():
-        return subprocess.Popen(  # noqa: S603
-            [*interpreter, "-c", program, MARK],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(handle,),
-            env={**_ONE_THREAD, **os.environ},
-        )
+    # Not one of the standard streams, which may be closed here and are the child's own there.
+    handle = fcntl.fcntl(child.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+    try:
+        with _signals_held():
+            process = subprocess.Popen(  # noqa: S603
+                [*interpreter, "-c", f"{path}; from {module} import main; main({handle})", MARK],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(handle,),
+                env={**(settings or {}), **os.environ},
+                process_group=0 if own_group else None,
+            )
+    finally:
+        os.close(handle)
+        child.close()
+    return process, here
+
+
+def how_it_ended(process: Process, *, answered: bool, advice: str, patience: float = 1.0) -> str:
+    """How a child ended whose connection has; one that never answered may have lacked what `advice` says."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(patience)
+    code = process.returncode
+    if code is not None and code < 0:
+        return f"its process was killed by signal {-code}"
+    hint = "" if answered else " before its first answer"
+    # A main script that trains while it is imported again ends the child right there.
+    return f"its process ended with exit code {code}{hint}{f'; {advice}' if hint and advice else ''}"
+
+
+def end_group(process: Process, patience: float) -> None:
+    """Wait for a child with a group of its own to end; after `patience` seconds kill it and all it has started."""
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
 
 
 def preparation(main: bool) -> dict[str, Any]:
@@ -103,7 +140,7 @@ def preparation(main: bool) -> dict[str, Any]:
     return {key: known[key] for key in (wanted if main else wanted[:2]) if key in known}
 
 
-def _end(owner: int, process: subprocess.Popen[bytes], connection: Connection[Any, Any]) -> None:
+def _end(owner: int, process: Process, connection: Connection[Any, Any]) -> None:
     if os.getpid() != owner:  # a fork of this process ends
         return
     connection.close()
@@ -122,14 +159,7 @@ class ProcessEnv:
         order, self._imports_main = EnvOrder.of(config, given).packed()
         self._timeout = config.env_timeout
         self._started = False
-        self._connection, child = Pipe()
-        # Not one of the standard streams, which may be closed here and are the child's own there.
-        handle = fcntl.fcntl(child.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
-        try:
-            self._process = _start(handle)
-        finally:
-            os.close(handle)
-            child.close()
+        self._process, self._connection = start_child("rl_training.environments.child", _ONE_THREAD)
         self._finalizer = weakref.finalize(self, _end, os.getpid(), self._process, self._connection)
         with contextlib.suppress(OSError):  # one that is dead already is reported when it is asked
             self._connection.send(preparation(self._imports_main))
@@ -165,15 +195,8 @@ class ProcessEnv:
         return value_of(status, value)
 
     def _how_it_ended(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        code = self._process.returncode
-        if code is not None and code < 0:
-            return f"its process was killed by signal {-code}"
-        hint = "" if self._started else " before its first answer"
-        # A main script that trains while it is imported again ends the child right there.
-        advice = f"; {guard('processes')}" if hint and self._imports_main else ""
-        return f"its process ended with exit code {code}{hint}{advice}"
+        advice = guard("processes") if self._imports_main else ""
+        return how_it_ended(self._process, answered=self._started, advice=advice)
 
     def close(self) -> None:
         if self._started:  # one that never answered may be making its environment still

@@ -137,6 +137,9 @@ class TrainConfig(Settings):
     """Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in `env_id`"""
     eval_max_steps: PositiveInt | None = None
     """bound of an evaluation episode; null: the environment's own limit, or 10,000 where it has none"""
+    evaluate_beside: Literal["auto"] | bool = "auto"
+    """evaluate while training goes on, in a process beside it; results then count, and stop the run, at the next
+    evaluation or the end. `auto`: where that pays, offline on a GPU"""
     log_interval: PositiveInt = 1_000
     """ticks of the clock between rows of `metrics.csv` and TensorBoard"""
     checkpoint_interval: PositiveInt = 10_000

@@ -18,6 +18,9 @@ from rl_training.errors import CheckpointError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import SCHEMA
 
+# What a run did whose record lacks a field, where that is not the field's default.
+BEFORE_THERE_WAS_A_CHOICE = {"evaluate_beside": False}
+
 
 def with_defaults_of(schema: Any, config: TrainConfig) -> TrainConfig:
     """`config`, read from a record of that schema, with the defaults it was written under spelt out."""

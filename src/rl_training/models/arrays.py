@@ -44,6 +44,15 @@ class ArrayMLP(MLP):
         return torch.from_numpy(values @ weight + bias)
 
 
+def settled_in(policy: Policy, flat: Tensor) -> Policy:
+    """`policy`, its parameters and buffers now slices of `flat` `[N]`, one after the other."""
+    offset = 0
+    for tensor in (*policy.parameters(), *policy.buffers()):
+        tensor.data = flat[offset : offset + tensor.numel()].view(tensor.shape)
+        offset += tensor.numel()
+    return policy
+
+
 def on_arrays(policy: Policy) -> Policy:
     """`policy`, its network replaced by one on arrays where there is one; it keeps following its tensors."""
     net = policy.actor.net

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from rl_training.algorithms.base import Learner
-from rl_training.models.arrays import on_arrays
+from rl_training.models.arrays import on_arrays, settled_in
 from rl_training.models.policies import Policy
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A policy that is being judged: its weights `[N]`, and what `best/` would keep of the run at its tick."""
+
+    tick: int
+    weights: torch.Tensor
+    networks: Mapping[str, torch.Tensor]
+    records: Mapping[str, Any]
 
 
 class ActingPolicy:
@@ -37,15 +49,25 @@ class ActingPolicy:
     def keep_in(self, flat: torch.Tensor, fetch: Callable[[], None] | None) -> None:
         """Let the copy lie in `flat`, where `fetch` brings it: a population's for all members at once."""
         self._flat, self._fetch, self._copied = flat, fetch or self._fetch_alone, None
-        policy = copy.deepcopy(self.learner.model.policy).to("cpu").requires_grad_(False)
-        offset = 0
-        for tensor in (*policy.parameters(), *policy.buffers()):
-            tensor.data = flat[offset : offset + tensor.numel()].view(tensor.shape)
-            offset += tensor.numel()
-        self._policy = on_arrays(policy)
+        self._policy = on_arrays(self._copy_in(flat))
+
+    def _copy_in(self, flat: torch.Tensor) -> Policy:
+        return settled_in(copy.deepcopy(self.learner.model.policy).to("cpu").requires_grad_(False), flat)
 
     def _fetch_alone(self) -> None:
-        self._flat.copy_(torch.cat([tensor.detach().reshape(-1) for tensor in self.tensors()]))
+        self._flat.copy_(self._weights())
+
+    def _weights(self) -> torch.Tensor:
+        return torch.cat([tensor.detach().reshape(-1) for tensor in self.tensors()])
+
+    def taken(self) -> torch.Tensor:
+        """The present weights `[N]` on the CPU, which stay as they are."""
+        return self._weights().cpu()
+
+    def holding(self, weights: torch.Tensor) -> Policy:
+        """A policy with weights that were taken, which acts as `current()` did then."""
+        policy = self._copy_in(weights)
+        return on_arrays(policy) if self.copies else policy
 
     def current(self) -> Policy:
         """The policy with the model's present weights."""

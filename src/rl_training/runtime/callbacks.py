@@ -112,7 +112,7 @@ class EvaluationCallback(Callback):
         last = self.cadence.last
         if self.cadence.due(session.clock.now):
             try:
-                session.evaluate()
+                session.evaluations.due()
             except BaseException:
                 self.cadence.last = last  # still due: a run that goes on from here evaluates first
                 raise

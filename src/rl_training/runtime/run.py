@@ -27,6 +27,7 @@ from rl_training.data.datasets import TransitionDataset
 from rl_training.data.sources import BatchSource
 from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
+from rl_training.environments.players import Players
 from rl_training.environments.playing import Evaluator
 from rl_training.environments.pool import require_place
 from rl_training.errors import ConfigError
@@ -44,6 +45,7 @@ from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig, build_control_callbacks
 from rl_training.runtime.ending import duration, status
+from rl_training.runtime.evaluating import players_for
 from rl_training.runtime.init_from import starting_point
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.sections import Resolved, Sections
@@ -300,6 +302,7 @@ def _open_session(
     """A session in a run folder of its own, or in the folder its checkpoint came from."""
     config, checkpoint = job.config, job.checkpoint
     evaluator = _evaluator(job, regime)
+    players = job.once("players", lambda: _players(job, regime, evaluator))
     caught = SignalGuard() if launch.guard is None else nullcontext(launch.guard)
     with caught as guard, _run_directory(job, launch, suffix) as folder:
         unit = "updates" if regime.first_phase == "offline" else "steps"
@@ -309,6 +312,8 @@ def _open_session(
             regime.total_ticks, start=start, quiet=launch.quiet, unit=unit, opening=opening
         )
         log = _open_log(folder, job, progress, launch.loggers)
+        if players is not None:
+            players.open()
         try:
             yield Session(
                 config,
@@ -321,6 +326,7 @@ def _open_session(
                 log=log,
                 progress=progress,
                 evaluator=evaluator,
+                players=players,
                 guard=guard,
                 collector=regime.collector,
                 dataset=regime.dataset_record,
@@ -329,6 +335,8 @@ def _open_session(
         finally:
             log.close(folder.record["status"])
             progress.close()  # also where the log had to drop it
+            if players is not None:
+                players.close()
             if evaluator is not None:
                 evaluator.close()
 
@@ -387,6 +395,13 @@ def _evaluator(job: Job, regime: Regime) -> Evaluator | None:
     return evaluator
 
 
+def _players(job: Job, regime: Regime, evaluator: Evaluator | None) -> Players | None:
+    """What evaluates beside the run; None where it evaluates at once."""
+    pays = regime.collector is None and regime.learner.device.type == "cuda"
+    often = job.resolved[ControlConfig].eval_interval is not None
+    return players_for(job.config, evaluator, pays=pays, often=often)
+
+
 def _open_log(folder: RunDirectory, job: Job, progress: Progress, loggers: Sequence[Logger]) -> MetricsLog:
     """The log of a run, without what was written after the checkpoint it continues from."""
 
@@ -394,7 +409,7 @@ def _open_log(folder: RunDirectory, job: Job, progress: Progress, loggers: Seque
         progress.say(f"warning: {text}")
 
     checkpoint, csv = job.checkpoint, CsvSink(folder.metrics_csv, folder.fence)
-    resumed_from = None if checkpoint is None else checkpoint.step
+    resumed_from = None if checkpoint is None else state.logged_until(checkpoint)
     rows: int = 0
     columns: list[str] | None = None
     if checkpoint is not None and checkpoint.path.parent == folder.checkpoints:

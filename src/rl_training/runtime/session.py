@@ -16,7 +16,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,20 +24,21 @@ from typing import Any
 from rl_training.algorithms.base import Learner
 from rl_training.console.output import program_name
 from rl_training.console.progress import Progress
+from rl_training.environments.players import Players
 from rl_training.environments.playing import Evaluator, PlayInterrupted
 from rl_training.errors import CheckpointError, ConfigError, NotPlainDataError
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import write_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricsLog
-from rl_training.experiment.retention import discard, list_checkpoints, prune
+from rl_training.experiment.retention import prune
 from rl_training.experiment.runs import RunDirectory
 from rl_training.experiment.vocabulary import log_row, term_tag
 from rl_training.runtime import state
-from rl_training.runtime.acting import ActingPolicy
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.clock import Cadence, Clock
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.evaluating import Evaluations
 from rl_training.runtime.finite import check_finite
 from rl_training.runtime.signals import SignalGuard, TrainingInterrupted
 from rl_training.spaces import SpaceSpec
@@ -83,6 +84,7 @@ class Session:
         log: MetricsLog,
         progress: Progress,
         evaluator: Evaluator | None,
+        players: Players | None,
         guard: SignalGuard,
         collector: Collector | None = None,
         dataset: Mapping[str, Any] | None = None,
@@ -111,7 +113,7 @@ class Session:
         progress.follow(self._position)
         self._evaluator = evaluator
         self._guard, self._saves_answered = guard, guard.saves_requested
-        self._acting = ActingPolicy(learner)
+        self.evaluations = Evaluations(self, evaluator, players)
         self._checkpoint_cost = [0.0, 0.0]
 
     # The loop's side.
@@ -119,7 +121,7 @@ class Session:
     @property
     def running(self) -> bool:
         """False once a callback or a signal asked to stop."""
-        return not self.should_stop and self._guard.received is None
+        return not self.should_stop and not self.interrupted()
 
     def begin(self) -> None:
         """State is whole from here on: whatever fails later leaves something worth saving."""
@@ -129,8 +131,7 @@ class Session:
             except ValueError as error:
                 raise ConfigError(f"callbacks: the state_dict of {name} must be plain data: {error}") from None
         self.begun = True
-        if self._evaluator is not None and self.running and self.evaluated_at != self.clock.ticks:
-            self._evaluator.start()
+        self.evaluations.start()
         for callback in self.callbacks:
             callback.on_training_start(self)
         if self.broken_off is not None:
@@ -138,8 +139,14 @@ class Session:
         self._in_step = True
 
     def enter_phase(self, phase: str) -> None:
-        """Switch the clock; cadences start anew because they count something else."""
-        if self.clock.phase != phase:
+        """Switch the clock, unless the run ends here; cadences start anew because they count something else."""
+        if self.clock.phase == phase:
+            return
+        self._in_step = False
+        with suppress(PlayInterrupted):
+            self.evaluations.enter()
+        self._in_step = True
+        if self.running:
             self.clock.phase = phase
             for cadence in (self.log_cadence, self.save_cadence):
                 cadence.last = self.clock.now
@@ -214,30 +221,11 @@ class Session:
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the present policy, once per tick; keeps the best one in `best/`."""
-        if self._evaluator is None or self.config.eval_episodes == 0:
-            return {}
-        if self.evaluated_at != self.clock.ticks:
-            check_finite(self.learner, f"by step {self.clock.ticks}")
-            metrics = self._play(self._evaluator)
-            self.run.fence()
-            self.last_evaluation, self.evaluated_at = metrics, self.clock.ticks
-            self.metrics_log.log(self.clock.ticks, log_row(metrics))
-            if self.best_return is None or metrics["eval_return_mean"] > self.best_return:
-                self.best_return = metrics["eval_return_mean"]
-                self._save_best()
-            for callback in self.callbacks:
-                callback.on_evaluation(self, metrics)
-        return self.last_evaluation
+        return self.evaluations.now()
 
-    def _play(self, evaluator: Evaluator) -> dict[str, float]:
-        said = evaluator.notice
-        with self.doing("evaluating"):
-            metrics = evaluator.run(
-                self._acting.current(), self.config.eval_episodes, lambda: self._guard.received is not None
-            )
-        if evaluator.notice and not said:
-            self.say(f"warning: {evaluator.notice}")
-        return metrics
+    def interrupted(self) -> bool:
+        """Whether a signal has come that ends the run."""
+        return self._guard.received is not None
 
     # Reports and state.
 
@@ -291,7 +279,7 @@ class Session:
         self.metrics_log.cover(self.clock.ticks)
         self.checkpoint_path, self._saved = info.path, self._standing()
         self._checkpoint_cost = [info.num_bytes, self._checkpoint_cost[1] + info.seconds]
-        with self._deleting(self.run.checkpoints):
+        with self.deleting(self.run.checkpoints):
             prune(self.run.checkpoints, self.keep)
         for callback in self.callbacks:
             callback.on_checkpoint(self, info.path)
@@ -312,27 +300,9 @@ class Session:
             self.note_inexact([f"{what_failed} inside a step"])
         self.save()
 
-    def _save_best(self) -> None:
-        saved = state.save(self)
-        try:
-            info = write_checkpoint(
-                self.run.best,
-                self.clock.ticks,
-                tensors={"networks": saved.tensors["networks"]},
-                records=saved.records,
-                fence=self.run.fence,
-            )
-        except CheckpointError as error:
-            self.say(f"warning: {error}; the best policy was not saved")
-            return
-        with self._deleting(self.run.best):
-            # Whatever its step: a killed run may have left one of a later step than this.
-            for path in list_checkpoints(self.run.best):
-                if path != info.path:
-                    discard(path)
-
     @contextmanager
-    def _deleting(self, folder: Path) -> Iterator[None]:
+    def deleting(self, folder: Path) -> Iterator[None]:
+        """Old checkpoints are deleted in there; where that fails, the run warns and goes on."""
         try:
             yield
         except OSError as error:

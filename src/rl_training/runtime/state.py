@@ -3,6 +3,7 @@
     networks, optimizers, random   tensors of the learner       trainer     where the run stands
     collector, replay_random       running episodes             config      every setting, defaults spelt out
     replay/                        the replay buffer's rows     spaces, dataset
+    judged, judged_policy          a policy that is evaluated   judged      what waits for its result
 
 `save` asks the objects, `restore` puts it back into them; nobody else writes restored state into an object (but for
 `init_from`, which takes networks alone). What a record lacks because it was written by an older version is filled
@@ -11,6 +12,7 @@ in where it is read.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -29,7 +31,9 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import SCHEMA
-from rl_training.experiment.history import with_defaults_of
+from rl_training.experiment.history import BEFORE_THERE_WAS_A_CHOICE, with_defaults_of
+from rl_training.experiment.loggers import Row
+from rl_training.runtime.acting import Taken
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import Collector
@@ -53,14 +57,16 @@ class Saved:
 def save(session: Session) -> Saved:
     """Everything that a resumed run needs."""
     collected = Saved() if session.collector is None else save_collector(session.collector)
+    waiting = _save_judged(session)
     return Saved(
-        tensors=_learner_tensors(session.learner) | collected.tensors,
+        tensors=_learner_tensors(session.learner) | collected.tensors | waiting.tensors,
         records={
             "trainer": _trainer_record(session),
             "config": session.settings,
             "spaces": session.spaces.record(),
             "dataset": session.dataset,
             **collected.records,
+            **waiting.records,
         },
         rows=collected.rows,
     )
@@ -72,6 +78,7 @@ def restore(session: Session, checkpoint: Checkpoint) -> list[str]:
         problems = _restore_learner(session.learner, checkpoint)
     with understood(checkpoint):
         _restore_trainer(session, checkpoint.records["trainer"])
+        _restore_judged(session, checkpoint)
     if session.collector is not None:
         problems += restore_collector(session.collector, checkpoint)
     return problems
@@ -158,7 +165,7 @@ def _callback_number(value: Any) -> int | None:
 def covered_log(checkpoint: Checkpoint) -> tuple[int, list[str] | None]:
     """How many rows of metrics.csv a checkpoint covers, and which metrics of the row of its own step.
 
-    Where a step had several rows it did not tell: None.
+    Where a step had several rows it did not tell: None; and where that row is held, it is in the checkpoint.
     """
     with understood(checkpoint):
         rows = checkpoint.records["trainer"]["log_rows"]
@@ -167,7 +174,51 @@ def covered_log(checkpoint: Checkpoint) -> tuple[int, list[str] | None]:
             raise ValueError(f"log_rows is {rows!r}")
         if columns is not None and not (isinstance(columns, list) and all(isinstance(c, str) for c in columns)):
             raise ValueError(f"log_columns is {columns!r}")
-    return rows, columns
+    return rows, None if "judged" in checkpoint.records else columns
+
+
+# A policy that is evaluated beside training: what `best/` would keep of it, and the rows that wait for its result.
+
+
+def judged(session: Session) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+    """The networks, and copies of the records, that `best/` keeps."""
+    saved = save(session)
+    return saved.tensors["networks"], copy.deepcopy(saved.records)
+
+
+def with_result(records: Mapping[str, Any], session: Session) -> dict[str, Any]:
+    """Records that were taken before the evaluation they led to, with its result."""
+    result = {name: getattr(session, name) for name in ("best_return", "last_evaluation", "evaluated_at")}
+    return {**records, "trainer": records["trainer"] | result}
+
+
+def _save_judged(session: Session) -> Saved:
+    taken = session.evaluations.taken
+    if taken is None:
+        return Saved()
+    held = [{"step": row.step, "time": row.time, "values": row.values} for row in session.metrics_log.held]
+    return Saved(
+        tensors={"judged": dict(taken.networks), "judged_policy": {"weights": taken.weights}},
+        records={"judged": {"tick": taken.tick, "records": taken.records, "held": held}},
+    )
+
+
+def _restore_judged(session: Session, checkpoint: Checkpoint) -> None:
+    record = checkpoint.records.get("judged")
+    if record is None:
+        return
+    networks, weights = checkpoint.tensors["judged"], checkpoint.tensors["judged_policy"]["weights"]
+    session.evaluations.taken = Taken(int(record["tick"]), weights, networks, record["records"])
+    session.metrics_log.hold_again(
+        [Row(int(row["step"]), float(row["time"]), dict(row["values"])) for row in record["held"]]
+    )
+
+
+def logged_until(checkpoint: Checkpoint) -> int:
+    """The last step whose row had been written when a checkpoint was: rows after it are in the checkpoint."""
+    with understood(checkpoint):
+        record = checkpoint.records.get("judged")
+        return checkpoint.step if record is None else int(record["tick"]) - 1
 
 
 def named(callbacks: list[Callback]) -> Iterator[tuple[str, Callback]]:
@@ -250,7 +301,8 @@ def restore_collector(collector: Collector, checkpoint: Checkpoint) -> list[str]
 def config_of(checkpoint: Checkpoint) -> TrainConfig:
     """The configuration a checkpoint was trained with, but for `allow_import`, which no file can switch on."""
     try:
-        written = TrainConfig(**checkpoint.records["config"]).replace(allow_import=False)
+        values = BEFORE_THERE_WAS_A_CHOICE | checkpoint.records["config"]
+        written = TrainConfig(**values).replace(allow_import=False)
     except (KeyError, TypeError, ConfigError) as error:
         raise CheckpointError(f"{checkpoint.path}: config.json is not understood: {error}") from None
     return with_defaults_of(checkpoint.records["trainer"].get("schema"), written)

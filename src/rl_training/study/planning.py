@@ -16,6 +16,7 @@ from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve
 from rl_training.experiment.runs import hold
+from rl_training.memory import available_cores
 from rl_training.population.members import signature
 from rl_training.runtime.building import MOST_THREADS
 from rl_training.study.claims import CLAIMS, read_claim
@@ -110,10 +111,6 @@ def _threads(description: Description, workers: int) -> int:
     if any(_on_gpu(base) for base in description.bases):
         return 1
     return max(1, min(MOST_THREADS, available_cores() // workers))
-
-
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _on_gpu(config: TrainConfig) -> bool:
