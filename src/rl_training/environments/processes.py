@@ -128,7 +128,8 @@ def end_group(process: Process, patience: float) -> None:
     try:
         process.wait(patience)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended just now, and another thread has learnt of it
+            os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
 
