@@ -16,6 +16,7 @@ from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rl_training.environments import frames
 from rl_training.environments.pool import LocalEnv
 from rl_training.environments.recipe import EnvOrder
 
@@ -85,9 +86,22 @@ def _told(error: BaseException) -> tuple[str, str]:
 
 
 def _serve(connection: Connection[Any, Any], served: Served) -> None:
+    actions, observations = frames.Form(), frames.Form()
     while True:
-        command, argument = connection.recv()
+        message = connection.recv_bytes()
+        if frames.is_bare(message):
+            command, argument = "step", frames.action_of(message, actions)
+        else:
+            command, argument = frames.unpickled(message)
         if command == "close":
             served.close()
             return
-        connection.send(served.answer(command, argument))
+        status, value = served.answer(command, argument)
+        if command == "step" and status == "ok" and observations.fits(value[0]):
+            connection.send_bytes(frames.answer_message(value))
+        else:
+            connection.send((status, value))
+        if command == "step":
+            actions.learn(argument)
+        elif status == "ok":
+            observations.learn(value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.environments import frames
 from rl_training.environments.child import MARK, is_env_process
 from rl_training.environments.given import Given
 from rl_training.environments.pool import Transition
@@ -128,8 +130,7 @@ def end_group(process: Process, patience: float) -> None:
     try:
         process.wait(patience)
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):  # it has ended just now, and another thread has learnt of it
-            os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
 
@@ -165,34 +166,45 @@ class ProcessEnv:
         with contextlib.suppress(OSError):  # one that is dead already is reported when it is asked
             self._connection.send(preparation(self._imports_main))
             self._connection.send_bytes(order)
+        self._answers = select.poll()  # its own: the connection's makes one for every question
+        self._answers.register(self._connection.fileno(), select.POLLIN)
+        self._actions, self._observations = frames.Form(), frames.Form()
 
     def reset(self, seed: int) -> NDArray[np.float32]:
-        self._request("reset", seed)
+        self._request(frames.pickled(("reset", seed)))
         obs: NDArray[np.float32] = self._answer()
+        self._observations.learn(obs)
         return obs
 
     def send(self, action: Any) -> None:
-        self._request("step", action)
+        if self._actions.fits(action):
+            self._request(frames.action_message(action))
+        else:
+            self._request(frames.pickled(("step", action)))
+            self._actions.learn(action)
 
     def receive(self) -> Transition:
         return Transition(*self._answer())
 
-    def _request(self, command: str, argument: Any) -> None:
+    def _request(self, message: Any) -> None:
         try:
-            self._connection.send((command, argument))
+            self._connection.send_bytes(message)
         except (BrokenPipeError, OSError):
             raise EnvProcessDied(self._how_it_ended()) from None
 
     def _answer(self) -> Any:
         patience = self._timeout if self._started else max(self._timeout, START_SECONDS)
         try:
-            if not self._connection.poll(patience):
+            if not self._answers.poll(1_000 * patience):
                 self._process.kill()
                 raise EnvTimeout(f"its process did not answer within {patience:g} s and was killed (env_timeout)")
-            status, value = self._connection.recv()
+            message = self._connection.recv_bytes()
         except (EOFError, ConnectionResetError):
             raise EnvProcessDied(self._how_it_ended()) from None
         self._started = True
+        if frames.is_bare(message):
+            return frames.answer_of(message, self._observations)
+        status, value = frames.unpickled(message)
         return value_of(status, value)
 
     def _how_it_ended(self) -> str:
