@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LAYOUT = RowLayout(obs_dim=2, action_dim=1, discrete=False)
 
 
@@ -124,3 +125,50 @@ def test_rows_are_aligned_and_their_padding_is_zero(obs_dim: int, action_dim: in
     observations = np.ones((2, obs_dim))
     layout.pack(observations, np.ones((2, action_dim)), np.ones(2), observations, np.ones(2), out)
     assert out.sum() == 2 * used
+
+
+@needs_gpu
+@pytest.mark.parametrize("together", [1, 3])
+def test_rows_that_arrive_on_a_gpu_are_there_for_whoever_looks(together: int) -> None:
+    """Added by the usual number or another, around the end of the ring, looked at or not, loaded: as on a CPU."""
+    rings = [
+        ReplayBuffer(10, LAYOUT, torch.Generator(device).manual_seed(0), together=together)
+        for device in ("cpu", "cuda")
+    ]
+    first = 0
+    for count in (together, together, 2, together, 7, together, together, 12, together):
+        for ring in rings:
+            ring.add(rows(first, count))
+        first += count
+        if first % 2:
+            assert torch.equal(rings[1].rows.cpu()[: len(rings[0])], rings[0].rows[: len(rings[0])])
+        assert len(rings[1]) == len(rings[0])
+    for ring in rings:
+        ring.load(torch.from_numpy(rows(100, 5)), added=5)
+        ring.add(rows(105, together))
+    assert torch.equal(rings[1].rows.cpu()[: 5 + together], rings[0].rows[: 5 + together])
+    assert int(rings[1]._size) == 5 + together
+
+
+@needs_gpu
+def test_rows_are_written_by_the_graph_of_an_update() -> None:
+    """Replayed with and without a new row between; the ring is that of plain additions."""
+    ring = ReplayBuffer(8, LAYOUT, torch.Generator("cuda"), together=2)
+    plain = ReplayBuffer(8, LAYOUT, torch.Generator("cpu"))
+    for one in (ring, plain):
+        one.add(rows(0, 2))
+    [arrivals] = ring.arrivals
+    ring.sample_rows(4)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        arrivals.write()
+        taken = ring._rows.clone()
+    for first in range(2, 22, 2):
+        for one in (ring, plain):
+            one.add(rows(first, 2))
+        for _ in range(2):
+            graph.replay()
+            arrivals.written()
+        filled = len(plain)
+        assert torch.equal(taken.cpu()[:filled], plain.rows[:filled])
+        assert int(ring._size) == filled

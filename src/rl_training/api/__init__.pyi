@@ -644,6 +644,8 @@ class DDPG(ManagedAlgorithm):
         gives a policy
     train_frequency = 1: environment steps between rounds of updates
     gradient_updates_per_step = 1: updates per round
+    overlap = False: make the updates of a step while the environments are at it: they do not see its rows yet
+        (they see those up to the step before)
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
@@ -711,6 +713,7 @@ class DDPG(ManagedAlgorithm):
         random_steps: int | float | None = None,
         train_frequency: int | float = 1,
         gradient_updates_per_step: int | float = 1,
+        overlap: bool = False,
         eval_interval: int | float | None = None,
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
@@ -777,6 +780,8 @@ class DQN(ManagedAlgorithm):
         gives a policy
     train_frequency = 128: environment steps between rounds of updates
     gradient_updates_per_step = 64: updates per round
+    overlap = False: make the updates of a step while the environments are at it: they do not see its rows yet
+        (they see those up to the step before)
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
@@ -845,6 +850,7 @@ class DQN(ManagedAlgorithm):
         random_steps: int | float | None = None,
         train_frequency: int | float = 128,
         gradient_updates_per_step: int | float = 64,
+        overlap: bool = False,
         eval_interval: int | float | None = None,
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
@@ -1214,6 +1220,8 @@ class REDQ(ManagedAlgorithm):
         gives a policy
     train_frequency = 1: environment steps between rounds of updates
     gradient_updates_per_step = 20: updates per round
+    overlap = False: make the updates of a step while the environments are at it: they do not see its rows yet
+        (they see those up to the step before)
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
@@ -1284,6 +1292,7 @@ class REDQ(ManagedAlgorithm):
         random_steps: int | float | None = None,
         train_frequency: int | float = 1,
         gradient_updates_per_step: int | float = 20,
+        overlap: bool = False,
         eval_interval: int | float | None = None,
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
@@ -1370,6 +1379,8 @@ class RLPD(ManagedAlgorithm):
         gives a policy
     train_frequency = 1: environment steps between rounds of updates
     gradient_updates_per_step = 1: updates per round
+    overlap = False: make the updates of a step while the environments are at it: they do not see its rows yet
+        (they see those up to the step before)
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
@@ -1457,6 +1468,7 @@ class RLPD(ManagedAlgorithm):
         random_steps: int | float | None = None,
         train_frequency: int | float = 1,
         gradient_updates_per_step: int | float = 1,
+        overlap: bool = False,
         eval_interval: int | float | None = None,
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
@@ -1522,6 +1534,8 @@ class SAC(ManagedAlgorithm):
         gives a policy
     train_frequency = 1: environment steps between rounds of updates
     gradient_updates_per_step = 1: updates per round
+    overlap = False: make the updates of a step while the environments are at it: they do not see its rows yet
+        (they see those up to the step before)
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
@@ -1589,6 +1603,7 @@ class SAC(ManagedAlgorithm):
         random_steps: int | float | None = None,
         train_frequency: int | float = 1,
         gradient_updates_per_step: int | float = 1,
+        overlap: bool = False,
         eval_interval: int | float | None = None,
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
@@ -1654,6 +1669,8 @@ class TD3(ManagedAlgorithm):
         gives a policy
     train_frequency = 1: environment steps between rounds of updates
     gradient_updates_per_step = 1: updates per round
+    overlap = False: make the updates of a step while the environments are at it: they do not see its rows yet
+        (they see those up to the step before)
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
@@ -1721,6 +1738,7 @@ class TD3(ManagedAlgorithm):
         random_steps: int | float | None = None,
         train_frequency: int | float = 1,
         gradient_updates_per_step: int | float = 1,
+        overlap: bool = False,
         eval_interval: int | float | None = None,
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
@@ -1941,6 +1959,8 @@ class TQC(ManagedAlgorithm):
         gives a policy
     train_frequency = 1: environment steps between rounds of updates
     gradient_updates_per_step = 1: updates per round
+    overlap = False: make the updates of a step while the environments are at it: they do not see its rows yet
+        (they see those up to the step before)
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
     early_stopping = None: when to stop before the end (see below); needs `eval_interval`
     max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
@@ -2011,6 +2031,7 @@ class TQC(ManagedAlgorithm):
         random_steps: int | float | None = None,
         train_frequency: int | float = 1,
         gradient_updates_per_step: int | float = 1,
+        overlap: bool = False,
         eval_interval: int | float | None = None,
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,

@@ -13,6 +13,47 @@ from torch import Tensor
 from rl_training.data.transitions import RowLayout
 
 
+class Arrivals:
+    """The newest rows of a ring on a GPU, in host memory that the GPU reads when the next update begins.
+
+    Writing them into the ring is a part of that update, of a captured one too: then a step needs no call of its own
+    for it. Made again it changes nothing, because they are written where they are already.
+    """
+
+    def __init__(self, ring: Tensor, size: Tensor, count: int) -> None:
+        """`count` rows arrive together."""
+        self._ring, self._size, self.count = ring, size, count
+        width = ring.shape[1]
+        # Slots and size, then the rows: all of it in one transfer.
+        self._host = torch.zeros(count + 1 + (count * width + 1) // 2, dtype=torch.int64, pin_memory=True)
+        self._there = self._host.to(ring.device)
+        (slots, rows), (self._slots, self._rows) = (
+            (block[: count + 1], block[count + 1 :].view(torch.float32)[: count * width].view(count, width))
+            for block in (self._host, self._there)
+        )
+        self._slot_numbers, self._row_numbers = slots.numpy(), rows.numpy()
+        self._read = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.waiting = False
+
+    def put(self, rows: NDArray[np.float32], slots: NDArray[np.int64], size: int) -> None:
+        """Let these be the newest rows, once the GPU has read those before."""
+        self._read.synchronize()
+        self._row_numbers[:] = rows
+        self._slot_numbers[:-1] = slots
+        self._slot_numbers[-1] = size
+        self.waiting = True
+
+    def write(self) -> None:
+        """Write them into the ring, on the present stream; `written` must follow, of a captured one each time."""
+        self._there.copy_(self._host, non_blocking=True)
+        self._ring.index_copy_(0, self._slots[:-1], self._rows)
+        self._size.copy_(self._slots[-1])
+
+    def written(self) -> None:
+        self._read.record()
+        self.waiting = False
+
+
 class ReplayBuffer:
     """The newest `capacity` transitions; a `BatchSource`.
 
@@ -20,34 +61,81 @@ class ReplayBuffer:
     `added % capacity`.
     """
 
-    def __init__(self, capacity: int, layout: RowLayout, generator: torch.Generator, *, pin: bool = False) -> None:
-        """Rows live on the generator's device; `pin` host memory that a GPU will copy from."""
+    def __init__(
+        self,
+        capacity: int,
+        layout: RowLayout,
+        generator: torch.Generator,
+        *,
+        pin: bool = False,
+        together: int = 1,
+    ) -> None:
+        """Rows live on the generator's device; `pin` host memory that a GPU will copy from. They are added so many
+        `together` as a rule."""
         self.capacity = capacity
         self.layout = layout
         self.generator = generator
         # Not zeroed: the operating system then hands out memory only as the ring fills.
-        self.rows = torch.empty((capacity, layout.width), device=generator.device, pin_memory=pin)
+        self._rows = torch.empty((capacity, layout.width), device=generator.device, pin_memory=pin)
         self.added = 0
         self._size = torch.zeros((), dtype=torch.int64, device=generator.device)
+        self.arrivals: tuple[Arrivals, ...] = ()
+        self._arrays: tuple[NDArray[np.float32], NDArray[np.int64]] | None = None  # rows and size, in host memory
+        if generator.device.type == "cpu":
+            self._arrays = self._rows.numpy(), self._size.numpy()
+        elif together <= capacity:
+            self.arrivals = (Arrivals(self._rows, self._size, together),)
 
     def __len__(self) -> int:
         return min(self.added, self.capacity)
 
+    @property
+    def rows(self) -> Tensor:
+        self._settle()
+        return self._rows
+
+    def _settle(self) -> None:
+        """Write what has arrived, if no update did."""
+        for arrivals in self.arrivals:
+            if arrivals.waiting:
+                arrivals.write()
+                arrivals.written()
+
     def add(self, rows: NDArray[np.float32]) -> None:
-        """Append `[n, width]` rows, overwriting the oldest."""
-        fresh = torch.from_numpy(rows[-self.capacity :])
-        start = (self.added + len(rows) - len(fresh)) % self.capacity
-        head = min(len(fresh), self.capacity - start)
-        self.rows[start : start + head].copy_(fresh[:head], non_blocking=True)
-        if head < len(fresh):
-            self.rows[: len(fresh) - head].copy_(fresh[head:], non_blocking=True)
+        """Append `[n, width]` rows, overwriting the oldest; a GPU is not waited for where n is the usual number."""
+        self._settle()
+        newest = rows[-self.capacity :]
+        start = (self.added + len(rows) - len(newest)) % self.capacity
         self.added += len(rows)
-        if self.added <= self.capacity + len(rows):
-            self._size.fill_(len(self))
+        if self.arrivals and len(rows) == self.arrivals[0].count:
+            slots = np.arange(start, start + len(rows)) % self.capacity
+            self.arrivals[0].put(rows, slots, len(self))
+            return
+        head = min(len(newest), self.capacity - start)
+        parts = (slice(start, start + head), newest[:head]), (slice(len(newest) - head), newest[head:])
+        if self._arrays is not None:
+            ring, size = self._arrays
+            for place, part in parts:
+                ring[place] = part
+            size[...] = len(self)
+            return
+        for place, part in parts:
+            self._rows[place].copy_(torch.from_numpy(part))
+        self._size.fill_(len(self))
+        self._remember_newest()
+
+    def _remember_newest(self) -> None:
+        """Let the newest rows be those that an update writes again."""
+        for arrivals in self.arrivals:
+            slots = np.arange(self.added - arrivals.count, self.added)
+            slots = np.maximum(slots, max(0, self.added - self.capacity)) % self.capacity
+            there = torch.from_numpy(slots).to(self.device)
+            arrivals.put(self._rows.index_select(0, there).cpu().numpy(), slots, len(self))
+            self._settle()
 
     @property
     def device(self) -> torch.device:
-        return self.rows.device
+        return self._rows.device
 
     def draw(self, batch_size: int) -> Tensor:
         """Indices of `rows` that are filled, `[B]`."""
@@ -55,10 +143,13 @@ class ReplayBuffer:
         return draws % self._size
 
     def sample_rows(self, batch_size: int) -> Tensor:
-        return self.rows.index_select(0, self.draw(batch_size))
+        self._settle()
+        return self._rows.index_select(0, self.draw(batch_size))
 
     def load(self, rows: Tensor, *, added: int) -> None:
         """Restore `rows` (slot order) of a buffer that had seen `added` rows."""
-        self.rows[: len(rows)].copy_(rows)
+        self._rows[: len(rows)].copy_(rows)
         self.added = added
         self._size.fill_(len(self))
+        if added > 0:
+            self._remember_newest()

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl_training.data.replay_buffer import Arrivals
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import ConfigError
 
@@ -25,6 +26,11 @@ class BatchSource(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def arrivals(self) -> tuple[Arrivals, ...]:
+        """Rows that an update has to write before it draws; `sample_rows` does, but not inside a graph."""
+        ...
 
     def sample_rows(self, batch_size: int) -> Tensor:
         """`batch_size` packed rows drawn with replacement, `[B, width]`."""
@@ -39,6 +45,8 @@ class TensorSource:
     Indices are drawn where the generator lives and then go to the rows, so that the same rows are drawn wherever
     they are. `ahead` can be told which rows of a file will be needed.
     """
+
+    arrivals = ()
 
     def __init__(
         self,
@@ -87,6 +95,10 @@ class MixedSource:
     def device(self) -> torch.device:
         """Where all rows lie; the host, if the two sides are apart."""
         return self.prior.device if self.prior.device == self.replay.device else torch.device("cpu")
+
+    @property
+    def arrivals(self) -> tuple[Arrivals, ...]:
+        return (*self.prior.arrivals, *self.replay.arrivals)
 
     def split(self, batch_size: int) -> tuple[int, int]:
         """Rows drawn from the prior data and from the replay buffer."""

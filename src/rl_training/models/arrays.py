@@ -1,4 +1,4 @@
-"""A policy's network on numpy arrays: one row passes in a fifth of the time that torch's calls take."""
+"""A policy on numpy arrays: one row passes in a fifth of the time that torch's calls take."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rl_training.models.mlp import MLP, Activation, Members
-from rl_training.models.policies import Policy
+from rl_training.models.policies import DeterministicActor, Normalizer, Policy, TanhGaussianActor
 
 Array = NDArray[Any]
+_ZERO = np.float32(0.0)
 # In place: a layer's output is nobody else's. An activation that numpy lacks is left to torch.
 _ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
-    "relu": lambda x: np.maximum(x, 0.0, out=x),
+    "relu": lambda x: np.maximum(x, _ZERO, out=x),
     "tanh": lambda x: np.tanh(x, out=x),
 }
 
@@ -35,13 +36,55 @@ class ArrayMLP(MLP):
         ]
 
     def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
-        values = x.numpy()
+        return torch.from_numpy(self.values(x.numpy()))
+
+    def values(self, x: Array) -> Array:
         for weight, bias in self._arrays:
-            values = values @ weight
-            values += bias
-            values = self._activate(values)
+            x = x @ weight
+            x += bias
+            x = self._activate(x)
         weight, bias = self._last
-        return torch.from_numpy(values @ weight + bias)
+        x = x @ weight
+        x += bias
+        return x
+
+
+class ArrayPolicy(Policy):
+    """`policy`, whose actor has an `ArrayMLP` already, with numpy's tanh and noise too."""
+
+    def __init__(self, policy: Policy, net: ArrayMLP) -> None:
+        super().__init__(policy.normalizer, policy.actor)
+        self._values = net.values
+        self._see = _array_map(policy.normalizer)
+        bounds = getattr(policy.actor, "log_std_bounds", None)
+        self._bounds = None if bounds is None else np.array(bounds, dtype=np.float32)
+
+    def _mean(self, values: Array) -> Array:
+        return values if self._bounds is None else values[:, : values.shape[1] // 2]
+
+    def mode(self, obs: Tensor) -> Tensor:
+        return torch.from_numpy(np.tanh(self._mean(self._values(self._see(obs.numpy())))))
+
+    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
+        assert self._bounds is not None, "a deterministic policy has no samples"
+        values = self._values(self._see(obs.numpy()))
+        mean, (low, high) = self._mean(values), self._bounds
+        std = np.maximum(values[:, mean.shape[1] :], low)
+        np.exp(np.minimum(std, high, out=std), out=std)
+        std *= noise.numpy()
+        std += mean
+        return torch.from_numpy(np.tanh(std, out=std))
+
+
+def _array_map(normalizer: Normalizer) -> Callable[[Array], Array]:
+    """What `normalizer` does, on arrays that follow its tensors."""
+    if not normalizer.enabled:
+        return lambda obs: obs
+    shift, scale = normalizer.shift.numpy(), normalizer.scale.numpy()
+    if normalizer.limit is None:
+        return lambda obs: (obs - shift) * scale
+    limit = normalizer.limit.numpy()
+    return lambda obs: np.minimum(np.maximum((obs - shift) * scale, -limit), limit)
 
 
 def settled_in(policy: Policy, flat: Tensor) -> Policy:
@@ -54,8 +97,10 @@ def settled_in(policy: Policy, flat: Tensor) -> Policy:
 
 
 def on_arrays(policy: Policy) -> Policy:
-    """`policy`, its network replaced by one on arrays where there is one; it keeps following its tensors."""
+    """`policy`, on arrays as far as numpy can; it keeps following its tensors."""
     net = policy.actor.net
-    if isinstance(net, MLP) and net.activation in _ACTIVATIONS and not len(net.norms):
-        policy.actor.net = ArrayMLP(net)
-    return policy
+    if not isinstance(net, MLP) or net.activation not in _ACTIVATIONS or len(net.norms):
+        return policy
+    policy.actor.net = own = ArrayMLP(net)
+    known = type(policy.actor) in (TanhGaussianActor, DeterministicActor)
+    return ArrayPolicy(policy, own) if known else policy

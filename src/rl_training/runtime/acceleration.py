@@ -22,6 +22,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Learner, Terms
 from rl_training.algorithms.execution import Execution
 from rl_training.algorithms.optim import apply_lists
+from rl_training.data.replay_buffer import Arrivals
 from rl_training.data.sources import BatchSource
 from rl_training.errors import ConfigError
 from rl_training.runtime.feeding import feed_of
@@ -173,6 +174,11 @@ class Updater:
 
     # What updates are made of; a population's differ here (see `population.updates`).
 
+    def _arrivals(self) -> Sequence[Arrivals]:
+        """Rows to be written before minibatches are drawn on the device."""
+        found = () if self._staged is not None else self._sources()
+        return [arrivals for source in found for arrivals in source.arrivals]
+
     def _sample(self) -> Tensor:
         """Packed rows of the next minibatch, where the source lies."""
         return self.source.sample_rows(self.batch_size)
@@ -223,6 +229,8 @@ class Updater:
         if self.schedule is not None:
             inputs.copy_(torch.tensor(rates), non_blocking=True)
         graph.replay()
+        for arrivals in self._arrivals():
+            arrivals.written()
         return terms
 
     def _capture(self, variants: tuple[Hashable, ...], side: torch.cuda.Stream) -> _Captured:
@@ -251,6 +259,8 @@ class Updater:
             inputs = []  # kept until all is captured: the branch must not draw into a minibatch still in use
             with torch.cuda.graph(graph):
                 main = torch.cuda.current_stream(learner.device)
+                for arrivals in self._arrivals():
+                    arrivals.write()
                 side.wait_stream(main)
                 for i, variant in enumerate(variants):
                     with torch.cuda.stream(side):

@@ -1,17 +1,54 @@
-"""The policy that acts: on the CPU, where one row passes faster than a GPU's kernels can be launched."""
+"""The policy that acts: on the CPU, where one row passes faster than a GPU's kernels can be launched.
+
+Its weights come in one transfer, which is under way as soon as somebody knows that they have changed for good.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rl_training.algorithms.base import Learner
 from rl_training.models.arrays import on_arrays, settled_in
 from rl_training.models.policies import Policy
+
+
+class Courier:
+    """Brings the weights of some learners' policies into `flat`, `[S, N]` on the CPU, when one has changed."""
+
+    def __init__(self, learners: Sequence[Learner], tensors: Sequence[Tensor]) -> None:
+        """`tensors`: each holds a part of all S policies."""
+        self._learners, self._tensors = learners, tensors
+        on_gpu, members = learners[0].device.type == "cuda", len(learners)
+        self.flat = torch.empty((members, sum(t.numel() for t in tensors) // members), pin_memory=on_gpu)
+        self._arrival = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        self._versions: list[int] = []
+        self._under_way = False
+
+    def send(self) -> None:
+        """Begin the transfer if there is something new; nobody may be acting meanwhile."""
+        versions = [learner.version for learner in self._learners]
+        if versions == self._versions:
+            return
+        members = len(self.flat)
+        parts = [tensor.detach().reshape(members, -1) for tensor in self._tensors]
+        self.flat.copy_(torch.cat(parts, dim=1), non_blocking=True)
+        self._versions = versions
+        if self._arrival is not None:
+            self._arrival.record()
+            self._under_way = True
+
+    def wait(self) -> None:
+        """Have the present weights in `flat`."""
+        self.send()
+        if self._under_way and self._arrival is not None:
+            self._arrival.synchronize()
+            self._under_way = False
 
 
 @dataclass(frozen=True)
@@ -19,8 +56,8 @@ class Taken:
     """A policy that is being judged: its weights `[N]`, and what `best/` would keep of the run at its tick."""
 
     tick: int
-    weights: torch.Tensor
-    networks: Mapping[str, torch.Tensor]
+    weights: Tensor
+    networks: Mapping[str, Tensor]
     records: Mapping[str, Any]
 
 
@@ -34,44 +71,44 @@ class ActingPolicy:
     def __init__(self, learner: Learner, *, copies: bool | None = None) -> None:
         """`copies` None: where the learner is on a GPU."""
         self.learner = learner
-        self._copied: int | None = None
         self._policy: Policy = learner.model.policy
-        on_gpu = learner.device.type == "cuda"
-        self.copies = on_gpu if copies is None else copies
-        if self.copies:
-            self.keep_in(torch.empty(sum(t.numel() for t in self.tensors()), pin_memory=on_gpu), None)
+        self._courier: Courier | None = None
+        if learner.device.type == "cuda" if copies is None else copies:
+            self.follow(Courier([learner], self.tensors()), 0)
 
-    def tensors(self) -> list[torch.Tensor]:
+    @property
+    def copies(self) -> bool:
+        return self._courier is not None
+
+    def tensors(self) -> list[Tensor]:
         """What is copied, in the order in which it lies in the copy."""
         source = self.learner.model.policy
         return [*source.parameters(), *source.buffers()]
 
-    def keep_in(self, flat: torch.Tensor, fetch: Callable[[], None] | None) -> None:
-        """Let the copy lie in `flat`, where `fetch` brings it: a population's for all members at once."""
-        self._flat, self._fetch, self._copied = flat, fetch or self._fetch_alone, None
-        self._policy = on_arrays(self._copy_in(flat))
+    def follow(self, courier: Courier, row: int) -> None:
+        """Let the copy lie in a row of what `courier` brings: a population's for all members at once."""
+        self._courier = courier
+        self._policy = on_arrays(self._copy_in(courier.flat[row]))
 
-    def _copy_in(self, flat: torch.Tensor) -> Policy:
+    def _copy_in(self, flat: Tensor) -> Policy:
         return settled_in(copy.deepcopy(self.learner.model.policy).to("cpu").requires_grad_(False), flat)
 
-    def _fetch_alone(self) -> None:
-        self._flat.copy_(self._weights())
-
-    def _weights(self) -> torch.Tensor:
-        return torch.cat([tensor.detach().reshape(-1) for tensor in self.tensors()])
-
-    def taken(self) -> torch.Tensor:
+    def taken(self) -> Tensor:
         """The present weights `[N]` on the CPU, which stay as they are."""
-        return self._weights().cpu()
+        return torch.cat([tensor.detach().reshape(-1) for tensor in self.tensors()]).cpu()
 
-    def holding(self, weights: torch.Tensor) -> Policy:
+    def holding(self, weights: Tensor) -> Policy:
         """A policy with weights that were taken, which acts as `current()` did then."""
         policy = self._copy_in(weights)
         return on_arrays(policy) if self.copies else policy
 
+    def send_ahead(self) -> None:
+        """The weights will not change before somebody acts: let them be on their way."""
+        if self._courier is not None:
+            self._courier.send()
+
     def current(self) -> Policy:
         """The policy with the model's present weights."""
-        if self.copies and self._copied != self.learner.version:
-            self._fetch()
-            self._copied = self.learner.version
+        if self._courier is not None:
+            self._courier.wait()
         return self._policy

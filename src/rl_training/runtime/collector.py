@@ -7,8 +7,7 @@ the episode terminated, so that a time limit bootstraps; and no row for a reset.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +59,7 @@ class Collector:
         `moments` count every observation that is acted on, the learner sees by them; without, its map is fixed.
         """
         self.envs = envs
+        self.width = len(envs.envs)  # steps that are one step of all
         self.spaces = spaces
         self.learner = learner
         self.buffer = buffer
@@ -78,7 +78,7 @@ class Collector:
 
     def start(self) -> None:
         """Reset every environment."""
-        self._face(np.stack([self._checked(i, self.envs.reset(i)) for i in range(len(self.envs.envs))]))
+        self._face(np.stack([self._reset(i) for i in range(self.width)]))
 
     def step(self) -> None:
         """One step of every environment."""
@@ -88,40 +88,34 @@ class Collector:
     def act(self) -> None:
         """The first half of a step: choose actions and send them to the environments."""
         self._chosen = self._actions()
-        with self._undone_by_failures():
-            self.envs.send(self.spaces.to_env(self._chosen))
-
-    @contextmanager
-    def _undone_by_failures(self) -> Iterator[None]:
         try:
-            yield
+            self.envs.send(self.spaces.to_env(self._chosen))
         except EnvironmentFailure:
             self.envs.forget_step()
             raise
 
     def take_in(self) -> None:
         """The second half: store what the environments answer, and reset those whose episode ended."""
-        with self._undone_by_failures():
+        try:
             transitions = self.envs.receive()
-        next_obs = np.stack([self._checked(i, t.obs) for i, t in enumerate(transitions)])
+        except EnvironmentFailure:
+            self.envs.forget_step()
+            raise
+        next_obs = np.array([t.obs for t in transitions])
         rewards = np.array([t.reward for t in transitions], dtype=np.float32)
-        if not np.isfinite(rewards).all():
-            bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
-            raise DivergedError(
-                f"environment {bad} returned the reward {transitions[bad].reward} at step {self.steps}; "
-                "fix the environment",
-                first_bad=f"reward of environment {bad}",
-            )
         dones = np.array([t.terminated for t in transitions], dtype=np.float32)
         scale, shift = self.reward_map
-        self.buffer.add(self.layout.pack(self.obs, self._chosen, scale * rewards + shift, next_obs, dones))
+        rows = self.layout.pack(self.obs, self._chosen, scale * rewards + shift, next_obs, dones)
+        if not np.isfinite(rows).all():
+            self._require_finite(next_obs, [t.reward for t in transitions])
+        self.buffer.add(rows)
         self.steps += len(transitions)
         for i, transition in enumerate(transitions):
             if transition.terminated or transition.truncated:
                 episode = self.envs.episodes[i]
                 self.returns.append(episode.total)
                 self.lengths.append(len(episode.actions))
-                next_obs[i] = self._checked(i, self.envs.reset(i))
+                next_obs[i] = self._reset(i)
         self._face(next_obs)
 
     def _face(self, obs: NDArray[np.float32]) -> None:
@@ -152,12 +146,25 @@ class Collector:
             )
         return actions
 
-    def _checked(self, index: int, obs: NDArray[np.float32]) -> NDArray[np.float32]:
-        if not np.isfinite(obs).all():
-            raise DivergedError(
-                f"environment {index} returned a non-finite observation at step {self.steps}; fix the environment",
-                first_bad=f"observation of environment {index}",
+    def _require_finite(self, obs: NDArray[Any], rewards: Sequence[float], first: int = 0) -> None:
+        """Say which of the environments from number `first` on is to blame for a number that is none."""
+
+        def blame(index: int, what: str, said: str) -> DivergedError:
+            return DivergedError(
+                f"environment {first + index} returned {said} at step {self.steps}; fix the environment",
+                first_bad=f"{what} of environment {first + index}",
             )
+
+        for index, values in enumerate(obs):
+            if not np.isfinite(values).all():
+                raise blame(index, "observation", "a non-finite observation")
+        for index, reward in enumerate(rewards):
+            if not np.isfinite(np.float32(reward)):
+                raise blame(index, "reward", f"the reward {reward}")
+
+    def _reset(self, index: int) -> NDArray[np.float32]:
+        obs = self.envs.reset(index)
+        self._require_finite(obs[None], (), index)
         return obs
 
     def statistics(self) -> dict[str, float]:
@@ -171,14 +178,14 @@ class Collector:
 
     def take_up(self, obs: NDArray[np.float32], episodes: Sequence[Episode]) -> list[str]:
         """Go on in the middle of `episodes`, which had led to `obs`; returns what could not be replayed exactly."""
-        if len(episodes) != len(self.envs.envs) or len(obs) != len(self.envs.envs):
-            raise ValueError(f"{len(episodes)} running episodes for {len(self.envs.envs)} environments")
+        if len(episodes) != self.width or len(obs) != self.width:
+            raise ValueError(f"{len(episodes)} running episodes for {self.width} environments")
         self.obs = obs
         problems = []
         for i, episode in enumerate(episodes):
             if not np.array_equal(self.envs.replay(i, episode), obs[i]):
                 problems.append(f"environment {i} did not replay its episode exactly and was reset")
-                obs[i] = self._checked(i, self.envs.reset(i))
+                obs[i] = self._reset(i)
                 self._count(obs[i : i + 1])
         return problems
 

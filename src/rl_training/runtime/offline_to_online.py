@@ -44,7 +44,7 @@ class OfflineToOnline(Regime):
         self.prepared = Prepared(job, updates_per_step=self.online.gradient_updates_per_step)
         self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
         self.dataset_record, self.remarks = self.prepared.dataset_record(), self.prepared.remarks
-        buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner)
+        buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, job.config.num_envs)
         if buffer.device.type != self.learner.device.type:
             raise ConfigError(
                 "algo_kwargs.buffer_capacity does not fit on the GPU beside the prior data; lower it",

@@ -44,6 +44,9 @@ class OnlineConfig(Settings):
     """environment steps between rounds of updates"""
     gradient_updates_per_step: PositiveInt = 1
     """updates per round"""
+    overlap: bool = False
+    """make the updates of a step while the environments are at it: they do not see its rows yet (they see those up
+    to the step before)"""
 
     def earned(self, step: int) -> int:
         """Updates that should have been made by `step`: so many per `train_frequency` steps after the start."""
@@ -82,22 +85,28 @@ def fit_online(
     """Train until `total_timesteps` environment steps or `max_updates` are done, or somebody stops the run."""
     total, learner = session.config.total_timesteps, session.learner
     while session.running and collector.steps < total and (max_updates is None or learner.updates < max_updates):
-        earned = online.earned(collector.steps)
+        after = collector.steps + collector.width
+        due = online.earned(after) - online.earned(collector.steps)
+        updates = Updates(updater, due if max_updates is None else min(due, max_updates - learner.updates))
+        beside = online.overlap and len(collector.buffer) > 0
         collector.act()
+        if beside:
+            yield updates
         yield Acted()
         collector.take_in()
-        due = online.earned(collector.steps) - earned
-        yield Updates(updater, due if max_updates is None else min(due, max_updates - learner.updates))
+        if not beside:
+            yield updates
+        collector.acting.send_ahead()
         session.clock.global_step = collector.steps
         session.advance()
 
 
-def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner) -> ReplayBuffer:
+def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, num_envs: int) -> ReplayBuffer:
     """A ring on the learner's device; in pinned host memory if it does not fit there; an error if nowhere."""
     layout = RowLayout.of(spaces)
     needed = capacity * layout.width * 4
     if learner.device.type == "cuda" and needed <= room_on_gpu(learner.device):
-        return ReplayBuffer(capacity, layout, learner.generator)
+        return ReplayBuffer(capacity, layout, learner.generator, together=num_envs)
     free = int(0.9 * available_memory())
     if needed > free:
         raise MemoryLimitError(
@@ -179,7 +188,7 @@ class Online(Regime):
             clip_observations=normalize if origin is None else clips_observations(origin),
             updates_per_step=self.online.gradient_updates_per_step,
         )
-        buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner)
+        buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, job.config.num_envs)
         if origin is not None and job.checkpoint is None:
             initialise_from(self.learner, origin, self.spaces)
         moments = running_moments(job, self.spaces)

@@ -51,7 +51,6 @@ _HOW = frozenset(
         "allow_import",
         "device_memory",
         "host_memory",
-        "evaluate_beside",
     }
 )
 

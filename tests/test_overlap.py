@@ -1,0 +1,114 @@
+"""`overlap`: updates are made while the environments are at their step, from the rows up to the one before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.population.members import members_of, train_population
+from rl_training.runtime.acceleration import Updater
+from tests.runs import QUIET, KillAt, differences, resume, run_record, tiny, train
+from tests.test_exact_resume import assert_exact, eventful
+
+OVERLAP = {"overlap": True}
+
+
+def overlapped(algo: str, folder: Path, **fields: Any) -> TrainConfig:
+    return eventful(algo, folder, kwargs=OVERLAP | fields.pop("kwargs", {}), **fields)
+
+
+def seen_by_updates(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows there were to draw from, at each update."""
+    seen: list[int] = []
+    original = Updater.run
+
+    def run(self: Updater, count: int) -> None:
+        seen.extend([len(self.source)] * count)
+        original(self, count)
+
+    with monkeypatch.context() as watching:
+        watching.setattr(Updater, "run", run)
+        train(config)
+    return seen
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_an_update_sees_the_rows_up_to_the_step_before(
+    num_envs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many updates as without, at the same steps; each sees one step of all environments less."""
+    timing = {"learning_starts": 6, "buffer_capacity": 1_000}
+    config = tiny("sac", tmp_path, kwargs=timing, num_envs=num_envs, total_timesteps=30)
+    plain = seen_by_updates(config, monkeypatch)
+    late = seen_by_updates(config.replace(algo_kwargs=config.algo_kwargs | OVERLAP), monkeypatch)
+    assert plain
+    assert late == [rows - num_envs for rows in plain]
+
+
+def test_the_first_update_waits_for_the_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timing = OVERLAP | {"learning_starts": 0, "buffer_capacity": 1_000}
+    seen = seen_by_updates(tiny("td3", tmp_path, kwargs=timing, total_timesteps=5), monkeypatch)
+    assert seen == [1, 1, 2, 3, 4]
+
+
+def test_it_is_recorded_and_is_another_run(tmp_path: Path) -> None:
+    late, plain = train(overlapped("sac", tmp_path)), train(eventful("sac", tmp_path))
+    assert differences(late, plain)
+    assert read_checkpoint(find_checkpoint(late.run_dir)).records["config"]["algo_kwargs"]["overlap"] is True
+
+
+@pytest.mark.parametrize(("algo", "num_envs"), [("sac", 1), ("dqn", 2), ("rlpd", 1)])
+def test_exact_resume(algo: str, num_envs: int, tmp_path: Path) -> None:
+    assert_exact(overlapped(algo, tmp_path, num_envs=num_envs), 40)
+
+
+def test_environments_in_processes_change_nothing(tmp_path: Path) -> None:
+    config = overlapped("sac", tmp_path, num_envs=2)
+    assert differences(train(config), train(config.replace(environments="processes"))) == ["config/environments"]
+
+
+def test_members_of_a_population_are_their_single_runs(tmp_path: Path) -> None:
+    config = overlapped("sac", tmp_path)
+    results = train_population(members_of(config.replace(seeds=[3, 4])), launch=QUIET)
+    for result, seed in zip(results, (3, 4)):
+        assert differences(result, train(config.replace(seed=seed))) == []
+
+
+PROGRAM = """
+import os, signal, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from rl_training.runtime.collector import Collector
+from tests.runs import KillAt, train
+from tests.test_overlap import overlapped
+
+take_in = Collector.take_in
+def killed(self):
+    if self.steps == 57:
+        assert self.learner.updates > 0
+        os.kill(os.getpid(), signal.SIGKILL)
+    take_in(self)
+Collector.take_in = killed
+train(overlapped("sac", Path(sys.argv[1])), [KillAt()])
+"""
+
+
+def test_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    """After the updates, before what the environments answer is taken in."""
+    root = Path(__file__).parents[1]
+    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}:{root}", "OMP_NUM_THREADS": "1"}
+    killed = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], env=environment, cwd=root)
+    assert killed.returncode == -signal.SIGKILL
+    [run] = tmp_path.iterdir()
+    resumed = resume(run, [KillAt()])
+    assert run_record(run)["exact_resume"] is True
+    assert differences(train(overlapped("sac", tmp_path), [KillAt()]), resumed) == []
