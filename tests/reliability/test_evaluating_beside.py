@@ -34,6 +34,7 @@ from rl_training.runtime.run import Launch
 from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import evaluate_checkpoint
 from tests.reliability.faulty_worlds import FAULTY
+from tests.reliability.forks import Nursery
 from tests.reliability.processes import Child, wait_for
 from tests.runs import (
     QUIET,
@@ -59,6 +60,8 @@ _SAID = {"config/evaluate_beside", "config/output_dir"}
 def beside(algo: str, folder: Path, kwargs: Mapping[str, Any] | None = None, **fields: Any) -> TrainConfig:
     """Evaluations at 10, 20, … and the end; checkpoints at 15, 30, …, each while one is under way."""
     every = {"evaluate_beside": True, "checkpoint_interval": 15, "log_interval": 3, "total_timesteps": 47}
+    if "env_id" not in fields:
+        every["eval_max_steps"] = 20
     return tiny(algo, folder, kwargs={"eval_interval": 10} | dict(kwargs or {}), **every | fields)
 
 
@@ -87,12 +90,28 @@ def own_processes() -> list[str]:
     return found
 
 
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    made = Nursery()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def started_anew() -> None:
+    """For a test whose processes are started as a run starts them."""
+
+
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left(
+    nursery: Nursery, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """No test leaves a process or a thread behind, however its run ended."""
+    if "started_anew" not in request.fixturenames:
+        monkeypatch.setattr("rl_training.environments.players.start_child", nursery.start_child)
     yield
     assert [thread.name for thread in threading.enumerate() if thread.name == "evaluations"] == []
-    wait_for(lambda: own_processes() == [], 20.0)
+    wait_for(lambda: own_processes() == [] and nursery.count() == 0, 20.0)
 
 
 @pytest.mark.parametrize("algo", LOOPS)
@@ -134,7 +153,7 @@ def test_a_phase_ends_with_its_evaluations(tmp_path: Path) -> None:
 
 def test_best_is_the_policy_that_was_judged(tmp_path: Path) -> None:
     """Not the one that the run had when the result came."""
-    result = train(beside("iql", tmp_path, {"learning_rate": 0.01}, eval_episodes=2))
+    result = train(beside("iql", tmp_path, {"learning_rate": 0.01}, eval_episodes=2, eval_max_steps=None))
     [best] = list_checkpoints(result.run_dir / "best")
     scored = {int(row["step"]): float(row["eval/mean_reward"]) for row in logged(result.run_dir) if
               "eval/mean_reward" in row}  # fmt: skip
@@ -183,7 +202,7 @@ def test_a_run_broken_off_meanwhile_ends_as_one_left_alone(
     assert run_record(run)["exact_resume"] is True
 
 
-@pytest.mark.parametrize("kind", [Diary, Covered])
+@pytest.mark.parametrize("kind", [Diary, pytest.param(Covered, marks=pytest.mark.slow)])
 def test_loggers_get_each_row_whole_and_in_order(kind: type[Diary], tmp_path: Path) -> None:
     """Broken off at 15 with the rows from 10 on held: what was written of them counts as not logged."""
     config, first, second = beside("bc", tmp_path), kind(), kind()
@@ -225,7 +244,7 @@ def test_kill_9_while_an_evaluation_is_under_way(tmp_path: Path, children: list[
     assert differences(straight, resume(run, [KillSelf()])) == ["config/output_dir"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_signal_moves_no_result(number: int, tmp_path: Path, children: list[Child]) -> None:
     """Saved at a tick of its own, the run has one evaluation under way, and ends as it would have."""
 
@@ -356,7 +375,7 @@ def test_a_wrong_learner_is_found_before_it_is_played(tmp_path: Path) -> None:
         train(beside("bc", tmp_path), [Break()])
 
 
-@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("hangs", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_signal_ends_the_wait_for_an_evaluation(hangs: bool, tmp_path: Path, children: list[Child]) -> None:
     """Also of an environment that does not answer: the process that waits for it is killed."""
     world = {"at": 5, "how": "hang"} if hangs else {"endless": True, "wait": 0.001}
@@ -465,6 +484,7 @@ def train():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_script_that_defines_its_environment(guarded: bool, tmp_path: Path) -> None:
     call = 'if __name__ == "__main__":\n    train()\n' if guarded else "train()\n"
@@ -482,8 +502,9 @@ def test_a_script_that_defines_its_environment(guarded: bool, tmp_path: Path) ->
 # Several at a time.
 
 
-def test_members_are_the_runs_they_would_be_alone(tmp_path: Path) -> None:
-    config = beside("iql", tmp_path / "together", seeds=[3, 0, 8], eval_episodes=2)
+@pytest.mark.parametrize("seeds", [[3, 0], pytest.param([3, 0, 8], marks=pytest.mark.slow)])
+def test_members_are_the_runs_they_would_be_alone(seeds: list[int], tmp_path: Path) -> None:
+    config = beside("iql", tmp_path / "together", seeds=seeds, eval_episodes=2, total_timesteps=27)
     members = train_population(members_of(config), launch=QUIET)
     for member, seed in zip(members, config.seeds or (), strict=True):
         alone = train(config.replace(seeds=None, seed=seed, output_dir=tmp_path / str(seed)))
@@ -491,7 +512,7 @@ def test_members_are_the_runs_they_would_be_alone(tmp_path: Path) -> None:
 
 
 def test_members_broken_off_end_as_those_left_alone(tmp_path: Path) -> None:
-    config = beside("iql", tmp_path / "a", seeds=[3, 0])
+    config = beside("iql", tmp_path / "a", seeds=[3, 0], total_timesteps=27)
     straight = train_population(members_of(config), callbacks=[KillAt()], launch=QUIET)
     broken = config.replace(output_dir=tmp_path / "b")
     with pytest.raises(Exception, match=r"2 of 2 members failed"):
@@ -554,25 +575,29 @@ def policy_of(config: TrainConfig) -> tuple[Any, torch.Tensor]:
     return learner.model.policy, ActingPolicy(learner).taken()
 
 
-@pytest.mark.parametrize("on_arrays", [False, True])
-def test_another_process_acts_as_this_one(on_arrays: bool, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("started_anew")
+def test_another_process_acts_as_this_one(tmp_path: Path) -> None:
     """As beside a GPU too, where the policy that acts is a copy on numpy arrays."""
-    from rl_training.models.arrays import on_arrays as arrays
+    from rl_training.models.arrays import on_arrays
 
-    evaluator = evaluator_of(tmp_path, kwargs={"hidden_sizes": [256, 256]})
+    evaluator = evaluator_of(tmp_path, kwargs={"hidden_sizes": [256, 256]}, eval_max_steps=200)
     policy, weights = policy_of(evaluator.config)
-    players = Players(evaluator)
+    players = Players(evaluator, most=1)
     players.open()
     try:
-        played = players.play(policy, weights, 12, on_arrays=on_arrays).result(lambda: False)
+        there = [
+            players.play(policy, weights, 12, on_arrays=arrays).result(lambda: False) for arrays in (False, True)
+        ]
         with pytest.raises(PlayInterrupted):
-            players.play(policy, weights, 10**6, on_arrays=on_arrays).result(lambda: True)
+            players.play(policy, weights, 10**6, on_arrays=True).result(lambda: True)
     finally:
         players.close()
-    here = evaluator.play(arrays(policy.requires_grad_(False)) if on_arrays else policy, 12)
+    here = [evaluator.play(policy, 12)]
+    here.append(evaluator.play(on_arrays(policy.requires_grad_(False)), 12))
     evaluator.close()
-    assert played.returns.tolist() == here.returns.tolist()
-    assert played.lengths.tolist() == here.lengths.tolist()
+    for played, expected in zip(there, here, strict=True):
+        assert played.returns.tolist() == expected.returns.tolist()
+        assert played.lengths.tolist() == expected.lengths.tolist()
 
 
 # The log.

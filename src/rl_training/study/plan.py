@@ -51,6 +51,7 @@ _HOW = frozenset(
         "allow_import",
         "device_memory",
         "host_memory",
+        "evaluate_beside",
     }
 )
 
