@@ -786,7 +786,7 @@ ENVIRONMENT = {
 COMMAND = [sys.executable, "-m", "rl_training"]
 
 
-@pytest.mark.parametrize("called", ["module", "path", "name"])
+@pytest.mark.parametrize("called", ["module", "path", pytest.param("name", marks=pytest.mark.slow)])
 def test_the_next_commands_name_the_program_as_it_was_called(tiny: Path, called: str) -> None:
     folder = tiny.parent / "bin"
     folder.mkdir()

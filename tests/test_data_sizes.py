@@ -6,9 +6,8 @@ import fcntl
 import json
 import logging
 import os
-import subprocess
-import sys
-import textwrap
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ import pytest
 import torch
 
 from rl_training import cli
-from rl_training.data import mapped
+from rl_training.data import columns, mapped
 from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.data.mapped import open_packed
+from rl_training.data.packing import Linked, Walk
 from rl_training.data.placement import Budgets
 from rl_training.errors import ConfigError, DatasetError, MemoryLimitError
 from rl_training.experiment.config import TrainConfig
@@ -29,6 +29,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.population.members import train_population
 from rl_training.runtime.run import Launch
 from tests.dataset_files import HIGH, LOW, episodes, save_hdf5, save_minari, save_npz
+from tests.reliability.processes import Child, wait_for
 from tests.runs import KillAt, differences, interrupted, resume, run_record, tiny, train
 
 CPU = torch.device("cpu")
@@ -438,41 +439,27 @@ def test_a_temporary_folder_of_others_is_not_trusted(tmp_path: Path, data: Path)
 
 # Processes.
 
-_CHILD = """
-import sys, time
-from pathlib import Path
-import torch
-from rl_training.data import columns, loading, packing
-from rl_training.data.placement import Budgets
 
-columns.CHUNK_BYTES = 300
-data, pause = sys.argv[1], float(sys.argv[2])
-walk = packing.Walk.__iter__
+def packing(data: Path, pause: float) -> None:
+    """Load with many chunks, each with a line and a pause, and print the checksum."""
+    walk = Walk.__iter__
 
-def slowly(self):
-    for i, linked in enumerate(walk(self)):
-        print("packing", i, flush=True)
-        time.sleep(pause)
-        yield linked
+    def slowly(self: Walk) -> Iterator[Linked]:
+        for i, linked in enumerate(walk(self)):
+            print("packing", i, flush=True)
+            time.sleep(pause)
+            yield linked
 
-packing.Walk.__iter__ = slowly
-config = loading.DatasetConfig.parse({"dataset_kind": "hdf5", "dataset_path": data})
-print(loading.load_dataset(config, spaces=None, budgets=Budgets(torch.device("cpu"), None, 0)).fingerprint())
-"""
+    Walk.__iter__ = slowly  # type: ignore[method-assign]
+    columns.CHUNK_BYTES = 300
+    print(load(data).fingerprint())
 
 
-def child(data: Path, pause: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", textwrap.dedent(_CHILD), str(data), str(pause)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def test_killed_while_packing_the_next_one_packs_again(data: Path) -> None:
-    process = child(data, 0.2)
-    assert process.stdout is not None
-    while "packing 3" not in process.stdout.readline():
-        assert process.poll() is None
+def test_killed_while_packing_the_next_one_packs_again(data: Path, tmp_path: Path) -> None:
+    process = Child(lambda: packing(data, 0.2), tmp_path / "output")
+    wait_for(lambda: "packing 3" in process.text())
+    assert process.poll() is None
     process.kill()
-    process.communicate()
     (left,) = [file for file in data.parent.iterdir() if file != data]
     assert left.name.startswith(".tmp-")
     made = load(data)
@@ -482,15 +469,13 @@ def test_killed_while_packing_the_next_one_packs_again(data: Path) -> None:
     assert load(data, None).fingerprint() == made.fingerprint()
 
 
-def test_two_processes_pack_once(data: Path, caplog: pytest.LogCaptureFixture) -> None:
-    process = child(data, 0.05)
-    assert process.stdout is not None
-    assert "packing 0" in process.stdout.readline()
+def test_two_processes_pack_once(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    process = Child(lambda: packing(data, 0.05), tmp_path / "output")
+    wait_for(lambda: "packing 0" in process.text())
     with caplog.at_level(logging.WARNING):
         made = load(data)  # waits for the other
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert made.fingerprint() == out.splitlines()[-1]
+    assert process.wait(60) == 0, process.text()
+    assert made.fingerprint() == process.text().splitlines()[-1]
     assert [record.getMessage() for record in caplog.records] == [
         f"{data.parent}: another process is packing the same rows; waiting for it"
     ]

@@ -147,7 +147,7 @@ train(eventful(sys.argv[1], Path(sys.argv[2])), [Sigkill(40)])
 """
 
 
-@pytest.mark.parametrize("algo", ["redq", "iql"])
+@pytest.mark.parametrize("algo", ["redq", pytest.param("iql", marks=pytest.mark.slow)])
 def test_a_process_killed_by_the_kernel(algo: str, tmp_path: Path) -> None:
     root = Path(__file__).parents[1]
     environment = os.environ | {"PYTHONPATH": f"{root / 'src'}:{root}", "OMP_NUM_THREADS": "1"}

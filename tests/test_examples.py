@@ -16,21 +16,25 @@ from examples.offline_own_arrays import logged_data
 from rl_training import TransitionDataset
 from rl_training.report import runs
 from rl_training.runtime.workflows import load_policy, open_checkpoint
+from tests.reliability.processes import Ended, forked_program
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
 
-def program(name: str, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
-    return subprocess.run(command, input=typed, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+def program(name: str, *arguments: str, typed: str = "") -> Ended:
+    """One of the examples in a fork, which has its libraries already."""
+    return forked_program(ROOT / "examples" / name, *arguments, typed=typed)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy trained by the example on its own arrays."""
+    """A policy trained by the example on its own arrays, in an interpreter of its own."""
     place = tmp_path_factory.mktemp("runs")
-    done = program("offline_own_arrays.py", "--updates", "300", "--output-dir", str(place))
+    command = [sys.executable, ROOT / "examples" / "offline_own_arrays.py", "--updates", "300"]
+    done = subprocess.run(
+        [*command, "--output-dir", place], capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "position +1.0  push -" in done.stdout  # a controller pushes back
     return next(place.iterdir())

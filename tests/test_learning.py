@@ -38,6 +38,8 @@ FAST: dict[str, Any] = {
     "awac_lambda": 0.1,
     "beta": 0.1,
 }
+# Reports and checkpoints change nothing of what is learned, and cost more than learning it.
+UNWATCHED: dict[str, Any] = {"eval_episodes": 0, "log_interval": 10_000, "checkpoint_interval": 10_000}
 OBS = np.linspace(-0.9, 0.9, 19, dtype=np.float32)[:, None]
 
 
@@ -48,9 +50,7 @@ def settings(algo: str) -> dict[str, Any]:
 @pytest.mark.parametrize("algo", [name for name in ONLINE if name != "dqn"])
 def test_online_algorithms_learn_the_identity(algo: str, tmp_path: Path) -> None:
     """Random answers cost 1.4 on average, the best constant 0.33, the identity nothing."""
-    result = train(
-        tiny(algo, tmp_path, env_id=IDENTITY, kwargs=settings(algo), total_timesteps=900, eval_episodes=0)
-    )
+    result = train(tiny(algo, tmp_path, env_id=IDENTITY, kwargs=settings(algo), total_timesteps=900, **UNWATCHED))
     assert evaluate_checkpoint(result.checkpoint_path, 50)["eval_return_mean"] > -0.03
     answers = predict_checkpoint(result.checkpoint_path, OBS)
     assert np.abs(answers - OBS).max() < 0.3
@@ -59,14 +59,14 @@ def test_online_algorithms_learn_the_identity(algo: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("double_q", [False, True])
 def test_dqn_names_what_it_sees(double_q: bool, tmp_path: Path) -> None:
     kwargs = settings("dqn") | {"double_q": double_q}
-    result = train(tiny("dqn", tmp_path, env_id=CHOICES, kwargs=kwargs, total_timesteps=700, eval_episodes=0))
+    result = train(tiny("dqn", tmp_path, env_id=CHOICES, kwargs=kwargs, total_timesteps=700, **UNWATCHED))
     assert predict_checkpoint(result.checkpoint_path, [[-1.0], [0.0], [1.0]]).tolist() == [5, 6, 7]
     assert evaluate_checkpoint(result.checkpoint_path, 30)["eval_return_mean"] == 1.0
 
 
 def test_rlpd_learns_the_identity_from_both(tmp_path: Path) -> None:
     kwargs = settings("rlpd") | {"offline_pretrain_updates": 300}
-    config = tiny("rlpd", tmp_path, env_id=IDENTITY, kwargs=kwargs, total_timesteps=400, eval_episodes=0)
+    config = tiny("rlpd", tmp_path, env_id=IDENTITY, kwargs=kwargs, total_timesteps=400, **UNWATCHED)
     result = train(config, dataset=identity_data(500))
     assert evaluate_checkpoint(result.checkpoint_path, 50)["eval_return_mean"] > -0.03
 
@@ -80,7 +80,7 @@ def random_answers() -> TransitionDataset:
 def test_offline_algorithms_beat_their_data(algo: str, random_answers: TransitionDataset, tmp_path: Path) -> None:
     """The data's mean return is about -1.4; cloning them, the best a policy without rewards does, gives -0.4."""
     assert -1.6 < random_answers.rewards.mean() < -1.2
-    config = tiny(algo, tmp_path, env_id=IDENTITY, kwargs=settings(algo), total_timesteps=800, eval_episodes=0)
+    config = tiny(algo, tmp_path, env_id=IDENTITY, kwargs=settings(algo), total_timesteps=800, **UNWATCHED)
     result = train(config, dataset=random_answers)
     assert evaluate_checkpoint(result.checkpoint_path, 50)["eval_return_mean"] > -0.05
 
@@ -94,5 +94,5 @@ def test_bc_does_what_was_done(stochastic: bool, tmp_path: Path) -> None:
         x, 0.5 - x, np.zeros(2_000), np.ones(2_000, bool), next_observations=x, action_low=-2.0, action_high=1.6
     )
     kwargs = settings("bc") | {"stochastic": stochastic}
-    result = train(tiny("bc", tmp_path, env_id=None, kwargs=kwargs, total_timesteps=600), dataset=data)
+    result = train(tiny("bc", tmp_path, env_id=None, kwargs=kwargs, total_timesteps=600, **UNWATCHED), dataset=data)
     assert np.abs(predict_checkpoint(result.checkpoint_path, OBS) - (0.5 - OBS)).max() < 0.1

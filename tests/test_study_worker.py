@@ -28,6 +28,15 @@ from tests.studies import contents, differing, homes, study_in
 
 # Long enough to be killed on its way.
 LONGER = {"total_timesteps": 600, "checkpoint_interval": 50, "eval_interval": 100, "log_interval": 50}
+LONGEST = LONGER | {"total_timesteps": 1500}
+
+
+@pytest.fixture(scope="module")
+def longest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of the longest runs, which nobody disturbed."""
+    study = study_in(tmp_path_factory.mktemp("longest"), set=LONGEST, seeds=[0])
+    study.run()
+    return study.folder
 
 
 def planned(folder: Path, **fields: object) -> Path:
@@ -137,9 +146,8 @@ def test_a_signal_saves_and_lets_go(tmp_path: Path, signum: int) -> None:
     assert run_record(home)["exact_resume"] is True
 
 
-def test_a_worker_that_stalls_is_replaced_and_writes_nothing_when_it_wakes(tmp_path: Path) -> None:
-    settings = LONGER | {"total_timesteps": 1500}
-    folder = planned(tmp_path / "a", set=settings, seeds=[0], claim_timeout=1.0)
+def test_a_worker_that_stalls_is_replaced_and_writes_nothing_when_it_wakes(longest: Path, tmp_path: Path) -> None:
+    folder = planned(tmp_path / "a", set=LONGEST, seeds=[0], claim_timeout=1.0)
     (home,) = homes(folder)
     said: list[str] = []
     asleep = Child(lambda: work(folder, say=print), tmp_path / "output")
@@ -162,14 +170,12 @@ def test_a_worker_that_stalls_is_replaced_and_writes_nothing_when_it_wakes(tmp_p
         n: d for n, d in before.items() if n not in events
     }
     assert run_record(home)["exact_resume"] is True
-    study_in(tmp_path / "b", set=settings, seeds=[0]).run()
-    assert differing(folder, tmp_path / "b" / "tiny") == []
+    assert differing(folder, longest) == []
 
 
-def test_a_worker_that_wakes_beside_its_successor_harms_nothing(tmp_path: Path) -> None:
+def test_a_worker_that_wakes_beside_its_successor_harms_nothing(longest: Path, tmp_path: Path) -> None:
     """The first one goes on while the second still trains in the same folder."""
-    settings = LONGER | {"total_timesteps": 1500}
-    folder = planned(tmp_path / "a", set=settings, seeds=[0], claim_timeout=0.8)
+    folder = planned(tmp_path / "a", set=LONGEST, seeds=[0], claim_timeout=0.8)
     (home,) = homes(folder)
     asleep = Child(lambda: work(folder, say=print), tmp_path / "output-1")
     wait_for(lambda: checkpoint_names(home))
@@ -182,8 +188,7 @@ def test_a_worker_that_wakes_beside_its_successor_harms_nothing(tmp_path: Path) 
     assert (asleep.wait(), successor.wait()) == (0, 0), asleep.text() + successor.text()
     assert "lost:" in asleep.text()
     assert "done:" in successor.text()
-    study_in(tmp_path / "b", set=settings, seeds=[0]).run()
-    assert differing(folder, tmp_path / "b" / "tiny") == []
+    assert differing(folder, longest) == []
 
 
 def test_a_failure_does_not_stop_the_others_and_only_some_are_tried_again(

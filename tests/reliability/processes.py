@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from rl_training.cli import main
 from rl_training.errors import RLTrainingError
@@ -79,6 +82,42 @@ def _act(action: Callable[[], object], output: Path) -> int:
         traceback.print_exc()
         return UNEXPECTED
     return 0
+
+
+class Ended(NamedTuple):
+    """How a program ended, as `subprocess.run` tells it."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def forked_program(script: Path, *arguments: str, typed: str = "") -> Ended:
+    """`python script arguments…` in a fork of this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [Path(folder) / name for name in ("in", "out", "err")]
+        streams[0].write_text(typed)
+
+        def act() -> None:
+            for number, (path, mode) in enumerate(zip(streams, "rww")):
+                file = path.open(mode)
+                os.dup2(file.fileno(), number)
+            sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+            sys.argv, sys.path[:1] = [str(script), *arguments], [str(script.parent)]
+            code: int | str | None = 0
+            try:
+                runpy.run_path(str(script), run_name="__main__")
+            except SystemExit as end:
+                code = end.code
+            if isinstance(code, str):  # as the interpreter does
+                print(code, file=sys.stderr)
+                code = 1
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code or 0)
+
+        code = Child(act, Path(folder) / "unexpected").wait()
+        return Ended(code, streams[1].read_text(), streams[2].read_text())
 
 
 def command(*words: object) -> Callable[[], object]:
