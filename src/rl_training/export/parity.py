@@ -86,9 +86,10 @@ def _group(loaded: LoadedPolicy, obs: Array, noise: Array | None) -> _Group:
     judged = np.isfinite(rough).all(-1)
     reference = loaded.spaces.to_env(np.nan_to_num(sharp, nan=0.0))
     rounding = np.abs(_wide(actions) - _wide(reference))[judged].max(axis=0, initial=0.0)
-    low, high, inner_low, inner_high = loaded.spaces.scaling
+    low, high, inner_low, _ = loaded.spaces.scaling
     half = 0.5 * high - 0.5 * low
-    unit = np.spacing(np.maximum(np.abs(inner_low), np.abs(inner_high))).astype(np.float64)
+    kind = np.finfo(inner_low.dtype)
+    unit = np.maximum(float(kind.eps) * np.maximum(np.abs(low), np.abs(high)), float(kind.smallest_subnormal))
     allowed = np.maximum.reduce([TOLERANCE * np.minimum(1.0, half), ROUNDINGS * rounding, unit])
     return _Group(obs, noise, actions, judged, allowed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,6 +83,10 @@ def _target(output: str | Path) -> Path:
         raise ConfigError(f"{target}: a policy ends in .onnx or .npz")
     if target.exists() or target.is_symlink():
         raise ConfigError(f"{target}: already exists and is not overwritten; choose another name or remove it")
+    place = next(folder for folder in target.absolute().parents if folder.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        problem = "may not be written to" if place.is_dir() else "is a file, not a folder"
+        raise ConfigError(f"{target}: cannot be written: {place} {problem}")
     if target.suffix == ".onnx":
         require_onnx()
     return target
