@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,8 +30,11 @@ from rl_training.runtime.session import TrainResult
 from rl_training.runtime.workflows import LoadedPolicy, load_policy, open_checkpoint
 from rl_training.spaces import SpaceSpec
 from tests.exports import Skewed, looks, run_file, trained
-from tests.runs import TINY, owned, tiny, train
+from tests.runs import ALL, TINY, owned, tiny, train
+from tests.test_readme import shortened
 from tests.test_structured_observations import Sampled
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "export.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -98,6 +102,17 @@ def test_what_is_there_is_not_overwritten(run: Path, runs: Callable[[str], Train
     mended = {tmp_path / "policy.json": b"[]", tmp_path / "policy_runner.py": b"# mine"}
     mended[tmp_path / "third.test.npz"] = b"mine"
     assert {p: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} == before | mended
+
+
+@pytest.mark.parametrize("left", [["policy.json"], ["policy.json", "policy.test.npz"]])
+def test_what_a_killed_export_left_is_completed(left: list[str], run: Path, tmp_path: Path) -> None:
+    made = export_checkpoint(run, tmp_path / "policy.npz")
+    whole = {path: path.read_bytes() for path in made.files}
+    for path in made.files:
+        if path.name not in left:
+            path.unlink()
+    export_checkpoint(run, tmp_path / "policy.npz")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == whole
 
 
 def test_what_cannot_be_written_is_one_line(run: Path, tmp_path: Path) -> None:
@@ -256,16 +271,9 @@ def test_an_actor_that_does_not_is_refused() -> None:
         program_of(choices(Choice()), sampled=False)
 
 
-def test_a_population_exports_its_members(tmp_path: Path) -> None:
-    model = SAC("Pendulum-v1", seeds=[0, 1], output_dir=tmp_path / "runs", eval_episodes=0, **owned("sac", TINY))
-    model.learn(25, progress_bar=False)
+def test_one_trained_model_is_exported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"SAC has 2 members; export one: model.members\[0\].export"):
-        model.export(tmp_path / "policy.npz")
-    made = [member.export(tmp_path / f"{i}.npz") for i, member in enumerate(model.members)]
-    assert [one.record["seed"] for one in made] == [0, 1]
-
-
-def test_an_untrained_model_has_nothing_to_export(tmp_path: Path) -> None:
+        SAC("Pendulum-v1", seeds=[0, 1]).export(tmp_path / "policy.npz")
     with pytest.raises(ConfigError, match="SAC is not trained yet"):
         SAC("Pendulum-v1").export(tmp_path / "policy.npz")
 
@@ -275,3 +283,25 @@ def test_the_return_travels_with_the_policy(tmp_path: Path) -> None:
     record = export_checkpoint(result.run_dir, tmp_path / "policy.npz").record
     assert record["return"]["mean"] == result.metrics["eval_return_mean"]
     assert (record["return"]["at"], record["return"]["episodes"]) == (25, 1)
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"^<!-- run: export -->\n```python\n(.*?)^```$", PAGE, re.M | re.S)
+    assert len(blocks) == PAGE.count("```python") > 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    scope: dict[str, Any] = {"__name__": "page"}
+    for block in blocks:
+        code = shortened(block).replace("seed=1", "seed=1, hidden_sizes=[16], eval_episodes=1")
+        exec(compile(code, "export.md", "exec", dont_inherit=True), scope)
+    sys.modules.pop("policy_runner")
+    np.testing.assert_allclose(scope["session"].run(None, {"observation": scope["tests"]["observation"]})[0],
+                               scope["tests"]["action"], atol=1e-5)  # fmt: skip
+    for command in re.findall(r"^rl-training ([^#\n]+)", PAGE, re.M):
+        assert CliRunner().invoke(cli.main, [*command.split(), "--help"]).exit_code == 0
+
+
+def test_the_page_tells_the_value_of_every_algorithm() -> None:
+    table = PAGE.partition("## Values")[2]
+    told = [name for row in re.findall(r"^\| (`[^|]+) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(told) == sorted(ALL)

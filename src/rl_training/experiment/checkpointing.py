@@ -255,7 +255,7 @@ class Checkpoint:
 
     def some_rows(self, count: int, shards: int = 4) -> Tensor:
         """At most `count` filled rows `[n, W]`, spread over a few of the shards, which alone are read."""
-        if self.rows is None:
+        if self.rows is None or not self.rows.filled:
             raise CheckpointError(f"{self.path}: holds no replay rows")
         places = list(self.rows.shards())
         chosen = places[:: -(-len(places) // shards)]
@@ -263,7 +263,7 @@ class Checkpoint:
         for name, start, end in chosen:
             rows = self._shard(name, [end - start, self.rows.width])
             parts.append(rows[:: -(-len(chosen) * len(rows) // count)])
-        return torch.cat(parts) if parts else torch.empty(0, self.rows.width)
+        return torch.cat(parts)
 
     def _shard(self, name: str, shape: list[int]) -> Tensor:
         data = read_verified(self.path, name, self.manifest.files[name])

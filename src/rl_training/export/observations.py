@@ -76,15 +76,13 @@ def _columns(loaded: LoadedPolicy, rows: Rows) -> Rows:
 
 def _replay(checkpoint: Checkpoint) -> Rows | None:
     """Rows of the checkpoint, or, where it holds a policy alone, of its run's newest one."""
-    if checkpoint.rows is None or not checkpoint.rows.filled:
-        run = checkpoint.path.parent.parent
-        try:
-            checkpoint = read_run_checkpoint(find_checkpoint(run / "checkpoints"))
-        except CheckpointError:
-            return None
-        if checkpoint.rows is None or not checkpoint.rows.filled:
-            return None
-    rows: Rows = checkpoint.some_rows(COUNT).numpy()
+    try:
+        if checkpoint.rows is None:
+            newest = find_checkpoint(checkpoint.path.resolve().parent.parent / "checkpoints")
+            checkpoint = read_run_checkpoint(newest)
+        rows: Rows = checkpoint.some_rows(COUNT).numpy()
+    except CheckpointError:
+        return None
     return rows
 
 

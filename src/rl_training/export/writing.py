@@ -20,6 +20,7 @@ from rl_training.errors import ConfigError, ExportError
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.manifest import MANIFEST, FileEntry
+from rl_training.experiment.runs import RECORD
 from rl_training.export import policy_runner
 from rl_training.export.graph import onnx_bytes, onnx_runner, require_onnx
 from rl_training.export.observations import Observations, observations_for
@@ -113,6 +114,7 @@ def _numpy_runner(data: bytes) -> Any:
 def describe(checkpoint: Checkpoint, loaded: LoadedPolicy, *, sampled: bool) -> dict[str, Any]:
     """What policy.json tells, whichever formats stand beside it; plain data."""
     config, spaces, trainer = loaded.config, loaded.spaces, checkpoint.records["trainer"]
+    run = checkpoint.path.resolve().parent.parent
     score = trainer.get("last_evaluation") or {}
     width = ["batch"] if spaces.discrete else ["batch", spaces.action_dim]
     inputs = {"observation": {"dtype": "float32", "shape": ["batch", spaces.obs_dim]}}
@@ -123,7 +125,7 @@ def describe(checkpoint: Checkpoint, loaded: LoadedPolicy, *, sampled: bool) -> 
         "algorithm": config.algo,
         "environment": config.env_id,
         "wrappers": config.to_dict()["wrappers"],
-        "run": checkpoint.path.absolute().parent.parent.name,
+        "run": run.name if (run / RECORD).is_file() else None,
         "seed": config.seed,
         "checkpoint": {
             "name": checkpoint.path.name,
@@ -188,12 +190,13 @@ def _publish(
     told, vectors, runner = target.with_suffix(".json"), target.with_suffix(".test.npz"), target.with_name(RUNNER)
     before = _others(told, record)
     code = Path(policy_runner.__file__).read_bytes()
-    wanted = {} if before is not None and vectors.exists() else {vectors: tests}
+    described = files.encode_json({**record, "files": {**(before or {}), target.name: dict(entry)}})
+    # The description first: what a killed process left behind is then known to be of this policy.
+    wanted = {told: described} if before is None else {}
+    if before is None or not vectors.exists():
+        wanted[vectors] = tests
     if target.suffix == ".npz" and not _same(runner, code):
         wanted[runner] = code
-    described = files.encode_json({**record, "files": {**(before or {}), target.name: dict(entry)}})
-    if before is None:
-        wanted[told] = described
     with contextlib.ExitStack() as undo:
         for path, content in wanted.items():
             _write_new(path, content)
