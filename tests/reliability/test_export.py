@@ -69,6 +69,17 @@ def test_files_act_as_the_policy_of_every_algorithm(
         assert made.record["observation"]["normalized_inside"]
 
 
+@pytest.mark.parametrize("algo", ["dqn", "iql", "sac"])
+def test_policies_of_the_first_version_leave_too(algo: str, tmp_path: Path) -> None:
+    place = Path(__file__).parent / "golden" / "format_1" / algo / "checkpoint"
+    made = export_checkpoint(place, tmp_path / "policy.onnx")
+    assert made.largest_difference <= 1e-5
+    assert (made.record["algorithm"], made.record["run"]) == (algo, None)
+    tests = np.load(tmp_path / "policy.test.npz")
+    got = run_file(made.path)(tests["observation"])
+    np.testing.assert_allclose(got, tests["action"], rtol=0, atol=float(tests["tolerance"]))
+
+
 @pytest.mark.parametrize("suffix", [".onnx", ".npz"])
 @pytest.mark.parametrize("algo", ["td3", "sac", "iql", "dqn"])
 def test_the_normaliser_is_inside(algo: str, suffix: str) -> None:

@@ -30,10 +30,10 @@ _SMALL_BATCHES = {1: 50, 7: 70}  # rows that are also run in batches of that siz
 
 @dataclass(frozen=True)
 class Parity:
-    """How far a file is from the policy on its own observations: `largest` of what differs, of `allowed`, per rows.
+    """How far a file is from the policy: the `largest` difference over `rows` observations, and what was `allowed`.
 
-    For discrete actions it is the difference in score, or in probability if they are drawn, of the actions that are
-    not equal, `ties` of them.
+    Of discrete actions it is the difference in score (in probability, if they are drawn) of those that are not
+    equal, which are `ties`.
     """
 
     largest: float

@@ -71,7 +71,10 @@ def export_checkpoint(
     except ExportError as error:
         raise ExportError(f"{target}: {error}") from None
     tests = _test_vectors(loaded, observations, parity, sampled)
-    made = _publish(target, data, record, _entry(data, parity, observations, target.suffix), tests)
+    try:
+        made = _publish(target, data, record, _entry(data, parity, observations, target.suffix), tests)
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from None
     return Exported(
         target, made, len(data), parity.largest, parity.allowed, parity.rows, observations.source, record
     )

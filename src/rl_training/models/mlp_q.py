@@ -74,4 +74,4 @@ class MLPQNetwork(Model):
 
     def action_values(self, obs: Tensor, actions: Tensor) -> Tensor:
         """`[1, B]`; the policy's action is the best, so that V is the largest Q."""
-        return self.q_values(obs).gather(-1, actions.long()[:, None]).T
+        return self.q_values(obs).gather(-1, actions[:, None]).T

@@ -118,7 +118,10 @@ class LoadedValues:
                     single = np.ndim(action) == (0 if self.spaces.discrete else 1)
                 if len(actions) != len(batch):
                     raise ConfigError(f"action: {len(actions)} for {len(batch)} observations; give one for each")
-                found = self.model.action_values(torch.from_numpy(batch), torch.from_numpy(actions))
+                internal = torch.from_numpy(actions)
+                found = self.model.action_values(
+                    torch.from_numpy(batch), internal.long() if self.spaces.discrete else internal
+                )
         values = found.double().numpy()
         mean, spread = values.mean(0), values.std(0)
         return Values(mean[0], spread[0]) if single else Values(mean, spread)
