@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 import statistics
 import tempfile
 import time
@@ -185,7 +186,7 @@ def measure(algo: str, steps: int, seconds: float) -> Entry:
             apart = onnx(noisy.path)(obs, noise).astype(np.float64) - policy.act(obs, noise)
             entry["difference"]["onnx noise"] = float(np.abs(apart).max())
     used = {name: metadata.version(name) for name in ("onnx", "onnxruntime")}
-    stamp = report.stamp("cpu")
+    stamp = report.stamp("cpu") | {"load": os.getloadavg()[0]}
     return stamp | {"versions": stamp["versions"] | used} | entry
 
 
@@ -212,6 +213,7 @@ def rows(entries: dict[str, Entry]) -> list[list[str]]:
 def sections(entries: dict[str, Entry]) -> Sections:
     here = list(entries.values())
     worst = max(value for entry in here for value in entry["difference"].values())
+    loads = [entry["load"] for entry in here]
     bound = min(entry["at_bounds"] for entry in here if "at_bounds" in entry)
     header = ["", "ONNX: one · seven · bounds", "numpy: the same", "ONNX, noise", "kB: ONNX · numpy"]
     text = [
@@ -224,7 +226,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
         "",
         table([*header, "µs: `predict`", "onnxruntime", "numpy"], rows(entries)),
         "",
-        report.origins(here),
+        f"{report.origins(here)} Load of the machine meanwhile: {min(loads):.1f} to {max(loads):.1f}.",
     ]
     return {("export", "export"): "\n".join(text)}
 
