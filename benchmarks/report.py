@@ -31,6 +31,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = {
     "results": (ROOT / "docs" / "results.md", "# What was learned\n\nMeasured by `benchmarks/`; not typed in.\n"),
     "performance": (ROOT / "docs" / "performance.md", "# Speed\n\nMeasured by `benchmarks/`; not typed in.\n"),
+    "export": (ROOT / "docs" / "export.md", "# Policies that leave\n"),
 }
 PROGRAMS = (
     "updates",
@@ -43,6 +44,7 @@ PROGRAMS = (
     "startup",
     "parity",
     "data_sizes",
+    "export",
 )
 _PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "stable_baselines3", "sb3_contrib")
 

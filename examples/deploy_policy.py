@@ -1,40 +1,118 @@
 """A trained policy as a filter: one observation per line of JSON in, one action per line out.
 
     echo '[1.0, 0.0, 0.0]' | python examples/deploy_policy.py runs/<run>/best
+    echo '[1.0, 0.0, 0.0]' | python examples/deploy_policy.py policy.onnx
+    python examples/deploy_policy.py --try-in deployed
 
-The folder is all it needs: no environment, no data, and it may have been moved from where it was trained. Give a
-checkpoint, a run folder (its newest checkpoint) or the run's `best` folder.
+A checkpoint, a run folder (its newest checkpoint) or the run's `best` folder needs this package, but no environment
+and no data, and may have been moved from where it was trained. A policy that `rl-training export` wrote needs
+onnxruntime alone (.onnx), or numpy and the `policy_runner.py` beside it (.npz): neither this package nor torch is
+imported. `--try-in FOLDER` trains a small policy, or takes the one you name, exports it there in both formats and
+asks all three.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from rl_training.errors import RLTrainingError
-from rl_training.runtime.workflows import LoadedPolicy, load_policy, open_checkpoint
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 
-def actions(policy: LoadedPolicy, lines: Iterable[str]) -> Iterator[Any]:
+class Policy(Protocol):
+    def predict(self, obs: ArrayLike, /) -> NDArray[Any]: ...
+
+
+class OnnxPolicy:
+    """An exported policy with onnxruntime and nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        import onnxruntime
+
+        self.session = onnxruntime.InferenceSession(path)
+
+    def predict(self, obs: ArrayLike, /) -> NDArray[Any]:
+        given = np.asarray(obs, np.float32)
+        action: NDArray[Any] = self.session.run(["action"], {"observation": np.atleast_2d(given)})[0]
+        return action[0] if given.ndim == 1 else action
+
+
+class NumpyPolicy:
+    """An exported policy with numpy and the runner that was written beside it."""
+
+    def __init__(self, path: Path) -> None:
+        sys.path.insert(0, str(path.resolve().parent))
+        from policy_runner import Policy
+
+        self.policy = Policy(path)
+
+    def predict(self, obs: ArrayLike, /) -> NDArray[Any]:
+        action: NDArray[Any] = self.policy(obs)
+        return action
+
+
+def opened(place: Path) -> Policy:
+    """The policy at `place`, whatever form it has."""
+    if place.suffix == ".onnx":
+        return OnnxPolicy(place)
+    if place.suffix == ".npz":
+        return NumpyPolicy(place)
+    from rl_training.runtime.workflows import load_policy, open_checkpoint
+
+    return load_policy(open_checkpoint(place))
+
+
+def actions(policy: Policy, lines: Iterable[str]) -> Iterator[Any]:
     """The deterministic action, in the environment's units, for each observation."""
     for line in lines:
         if line.strip():
             yield policy.predict(json.loads(line)).tolist()
 
 
+def try_all(folder: Path, run: Path | None, steps: int) -> None:
+    """Export a policy in both formats and ask it in every form, each in a process of its own."""
+    from rl_training import SAC, load
+
+    if run is None:
+        model = SAC("Pendulum-v1", seed=1, learning_starts=200, output_dir=folder / "runs", eval_episodes=1)
+        run = model.learn(total_timesteps=steps).run_dir
+    written = [load(run).export(folder / name) for name in ("policy.onnx", "policy.npz")]
+    for made in written:
+        print(f"{made.path}: {made.num_bytes:,} bytes, largest difference {made.largest_difference:.1e}")
+    observations = np.load(folder / "policy.test.npz")["observation"][:5].tolist()
+    typed = "".join(f"{json.dumps(one)}\n" for one in observations)
+    answers = []
+    for place in (run, *(made.path for made in written)):
+        command = [sys.executable, __file__, str(place)]
+        done = subprocess.run(command, input=typed, capture_output=True, text=True, check=True)  # noqa: S603
+        answers.append([json.loads(line) for line in done.stdout.splitlines()])
+    print("observation, and the action of the run, of policy.onnx and of policy.npz")
+    for obs, *three in zip(observations, *answers):
+        print(np.round(obs, 3).tolist(), *(np.round(action, 5).tolist() for action in three))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Observations as JSON lines in, actions out.")
-    parser.add_argument("checkpoint")
+    parser.add_argument("checkpoint", type=Path, nargs="?", help="or an exported .onnx or .npz")
+    parser.add_argument("--try-in", type=Path, metavar="FOLDER", help="export there and ask every form")
+    parser.add_argument("--steps", type=int, default=2_000, help="of training, where no run is given")
     options = parser.parse_args()
+    if options.checkpoint is None and options.try_in is None:
+        parser.error("name a checkpoint, a run folder, an exported policy, or --try-in FOLDER")
     try:
-        policy = load_policy(open_checkpoint(options.checkpoint))
-        for action in actions(policy, sys.stdin):
+        if options.try_in is not None:
+            try_all(options.try_in, options.checkpoint, options.steps)
+            return
+        for action in actions(opened(options.checkpoint), sys.stdin):
             print(json.dumps(action), flush=True)
-    except (RLTrainingError, json.JSONDecodeError) as error:
-        sys.exit(f"error: {error}")
+    except Exception as error:
+        sys.exit(f"error: {' '.join(str(error).split())}")
 
 
 if __name__ == "__main__":

@@ -90,6 +90,19 @@ def in_child(action: Callable[[], None]) -> int:
     return os.waitpid(pid, 0)[1]
 
 
+@pytest.mark.parametrize(("filled", "count"), [(3, 8), (23, 8), (23, 100), (64, 5)])
+def test_some_rows_are_spread_over_some_shards(filled: int, count: int, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(write(tmp_path, 1, rows=Ring(64).add(filled).save()))
+    found = checkpoint.some_rows(count)[:, 0].tolist()
+    assert 1 <= len(found) <= count
+    assert found == sorted(set(found))
+    assert set(found) <= set(range(filled))
+    assert len({row // 4 for row in found}) == {3: 1, 23: 3, 64: 4}[filled]
+    for empty in (None, Ring(8).save()):
+        with pytest.raises(CheckpointError, match="holds no replay rows"):
+            read_checkpoint(write(tmp_path, 2, rows=empty)).some_rows(5)
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     base = torch.arange(12.0)
     tensors = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from examples.compare_ten_seeds import table, verdict
 from examples.deploy_policy import actions
 from examples.offline_own_arrays import logged_data
 from rl_training import TransitionDataset
+from rl_training.export.writing import export_checkpoint
 from rl_training.report import runs
 from rl_training.runtime.workflows import load_policy, open_checkpoint
 from tests.reliability.processes import Ended, forked_program
@@ -54,6 +56,32 @@ def test_a_deployed_policy_answers_line_by_line(run: Path) -> None:
     policy = load_policy(open_checkpoint(run))
     np.testing.assert_array_equal(np.asarray(answers, np.float32), policy.predict(observations))
     assert list(actions(policy, ["\n", "[0.5, 0.0]\n"])) == [answers[0]]
+
+
+def test_a_policy_is_asked_in_every_form(run: Path, tmp_path: Path) -> None:
+    done = program("deploy_policy.py", str(run), "--try-in", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    onnx, numpy, _, *answers = done.stdout.splitlines()
+    for line, name in ((onnx, "policy.onnx"), (numpy, "policy.npz")):
+        assert line.startswith(f"{tmp_path / name}: ")
+    assert len(answers) == 5
+    for line in answers:
+        _, *three = re.findall(r"\[[^]]*\]", line)
+        assert len(three) == 3
+        np.testing.assert_allclose([json.loads(one) for one in three], [json.loads(three[0])] * 3, atol=3e-5)
+
+
+def test_an_exported_policy_needs_neither_torch_nor_this_package(run: Path, tmp_path: Path) -> None:
+    for name in ("policy.onnx", "policy.npz"):
+        export_checkpoint(run, tmp_path / name)
+        command = [sys.executable, "-X", "importtime", str(ROOT / "examples" / "deploy_policy.py")]
+        done = subprocess.run(
+            [*command, str(tmp_path / name)], input="[0.5, 0.0]\n", capture_output=True, text=True, env={}
+        )
+        assert json.loads(done.stdout) == pytest.approx(load_policy(open_checkpoint(run)).predict([0.5, 0.0]))
+        imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+        assert "numpy" in imported
+        assert not imported & {"torch", "rl_training", "gymnasium"}
 
 
 def test_a_wrong_observation_is_one_line(run: Path) -> None:

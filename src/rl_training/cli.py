@@ -259,6 +259,24 @@ def record(
 
 
 @main.command()
+def export(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A new .onnx or .npz file.")],
+    path: Annotated[Path | None, typer.Argument(metavar="CHECKPOINT|RUN_DIR")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="The same as the argument.")] = None,
+    stochastic: Annotated[
+        bool, typer.Option("--stochastic", help="Sample the policy's actions by a second input, noise.")
+    ] = False,
+) -> None:
+    """Write the policy as a file that needs neither this package nor torch, once it acts as predict does."""
+    from rl_training.console.results import show_exported
+    from rl_training.export.writing import export_checkpoint
+
+    place = _checkpoint_given(path, checkpoint)
+    note(f"exporting {place}")
+    show_exported(export_checkpoint(place, output, deterministic=not stochastic))
+
+
+@main.command()
 def predict(
     observations: Annotated[
         str,

@@ -56,6 +56,10 @@ class DatasetError(RLTrainingError):
     exit_code = 3
 
 
+class ExportError(RLTrainingError):
+    """A policy cannot be exported, or what was made of it does not act as it does."""
+
+
 class DivergedError(RLTrainingError):
     """An observation, reward, loss or parameter became NaN or infinite; `first_bad` is its name."""
 

@@ -74,7 +74,7 @@ class SpaceSpec:
         """Internal actions `[..., A]` in [-1, 1] (discrete: `[...]` from 0) to the environment's units."""
         if self.discrete:
             return (actions.astype(np.int64) + self.start).astype(self.action_dtype)
-        low, high, inner_low, inner_high = self._scaling
+        low, high, inner_low, inner_high = self.scaling
         # A weighted mean: exact at both bounds, and finite even where `high - low` would overflow.
         share = 0.5 * np.minimum(np.maximum(actions.astype(np.float64), -1.0), 1.0) + 0.5
         scaled = (1.0 - share) * low + share * high
@@ -82,7 +82,7 @@ class SpaceSpec:
         return bounded
 
     @cached_property
-    def _scaling(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    def scaling(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
         """The bounds in float64, and as the environment's dtype can hold them."""
         low, high = np.asarray(self.low), np.asarray(self.high)
         dtype = np.dtype(self.action_dtype)
@@ -96,6 +96,28 @@ class SpaceSpec:
         unit = (0.5 * actions.astype(np.float64) - 0.5 * low) / (0.5 * high - 0.5 * low) * 2.0 - 1.0
         internal: NDArray[np.float32] = np.clip(unit, -1.0, 1.0).astype(np.float32)
         return internal
+
+    def actions(self, action: ArrayLike) -> NDArray[np.float32]:
+        """The environment's actions, one or a batch, as internal ones `[B, A]` (discrete: `[B]`), all legal."""
+        shape = [] if self.discrete else [self.action_dim]
+        wanted = f"shape {shape} or {['B', *shape]}".replace("'", "")
+        try:
+            array = np.asarray(action, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"action must be numbers of {wanted}: {error}") from None
+        if array.ndim not in (len(shape), len(shape) + 1) or list(array.shape[array.ndim - len(shape) :]) != shape:
+            raise ConfigError(f"action must have {wanted}, got {list(array.shape)}")
+        array = array.reshape(-1, *shape)
+        if self.discrete:
+            first, last = self.start, self.start + self.num_actions - 1
+            if not np.all((array >= first) & (array <= last) & (array == np.rint(array))):
+                raise ConfigError(f"action must be a whole number from {first} to {last}, got {array[0]:g}")
+            return self.from_env(array)
+        low, high = np.asarray(self.low), np.asarray(self.high)
+        slack = 1e-6 * (0.5 * high - 0.5 * low)  # what was rounded to another type is still at its bound
+        if not np.all((array >= low - slack) & (array <= high + slack)):
+            raise ConfigError(f"action must lie within {list(self.low)} and {list(self.high)}")
+        return self.from_env(array)
 
     def observations(self, obs: ArrayLike) -> NDArray[np.float32]:
         """Observations as a finite float32 batch `[B, O]`; one observation becomes a batch of one.

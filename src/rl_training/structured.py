@@ -99,6 +99,20 @@ class Flattening:
         return bool(shape == self.space.shape and shape != (self.size,))
 
 
+def layout(description: Description, place: str = "", first: int = 0) -> list[dict[str, Any]]:
+    """Where each part of an observation stands in its flat vector; numbers are flat, whole numbers one-hot."""
+    kind = description["kind"]
+    if kind not in ("Dict", "Tuple"):
+        plain = {key: value for key, value in description.items() if key != "kind"}
+        return [{"part": place, "kind": kind, **plain, "first": first, "count": Flattening(description).size}]
+    named = description["spaces"] if kind == "Dict" else [(str(i), p) for i, p in enumerate(description["spaces"])]
+    found: list[dict[str, Any]] = []
+    for name, part in named:
+        found += layout(part, f"{place}.{name}" if place else name, first)
+        first = found[-1]["first"] + found[-1]["count"] if found else first
+    return found
+
+
 def _space(description: Description, depth: int) -> gym.Space[Any]:
     from gymnasium import spaces
 

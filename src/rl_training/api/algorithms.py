@@ -22,14 +22,18 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, resolve
+from rl_training.export.writing import Exported, export_checkpoint
 from rl_training.runtime.callbacks import Callback, as_callbacks
 from rl_training.runtime.run import Launch
 from rl_training.runtime.session import Session, TrainResult
 from rl_training.runtime.state import config_of, understood
 from rl_training.runtime.workflows import (
     LoadedPolicy,
+    LoadedValues,
     Recording,
+    Values,
     load_policy,
+    load_values,
     open_checkpoint,
     play_checkpoint,
     record_checkpoint,
@@ -107,6 +111,7 @@ class ManagedAlgorithm:
         self._steps, self._budget = 0, self.config.total_timesteps
         self._dataset: TransitionDataset | None = None
         self._loaded: LoadedPolicy | None = None
+        self._values: LoadedValues | None = None
         # One model per seed, of a population that is trained.
         self.members: list[ManagedAlgorithm] = []
 
@@ -298,6 +303,26 @@ class ManagedAlgorithm:
             self._loaded = load_policy(open_checkpoint(self._checkpoint()))
         return self._loaded.predict(obs, deterministic=deterministic)
 
+    def predict_value(self, obs: ArrayLike, action: ArrayLike | None = None) -> Values:
+        """What the critics expect: Q of `action`, in the environment's units, or without one the value of `obs`.
+
+        `mean` and `spread` over the critics, for one observation or a batch, or one observation and a batch of
+        actions. docs/export.md tells what V is for each algorithm; BC has no critics.
+        """
+        self._require_one("predict_value")
+        if self._values is None:
+            self._values = load_values(open_checkpoint(self._checkpoint()))
+        return self._values.predict(obs, action)
+
+    def export(self, path: str | Path, deterministic: bool = True) -> Exported:
+        """Write the policy as a new `.onnx` or `.npz` file that needs neither this package nor torch.
+
+        Normalisation and the action's scaling are inside. It is compared with `predict` first; where they differ,
+        nothing is written. Without `deterministic` a stochastic policy takes `noise` as a second input.
+        """
+        self._require_one("export")
+        return export_checkpoint(self._checkpoint(), path, deterministic=deterministic, dataset=self._dataset)
+
     @classmethod
     def load(
         cls,
@@ -358,7 +383,7 @@ class ManagedAlgorithm:
             return list(results)
         own = None if self.checkpoint_path is None else self.checkpoint_path.parent.parent
         result = next((one for one in results if one.run_dir == own), results[0])
-        self.checkpoint_path, self._loaded = result.checkpoint_path, None
+        self.checkpoint_path, self._loaded, self._values = result.checkpoint_path, None, None
         self._steps = int(result.metrics["global_step"])
         return result
 

@@ -37,6 +37,7 @@ _EXTRAS = {
     "tune": ("optuna",),
     "report": ("matplotlib", "scipy", "jinja2"),
     "ray": ("ray",),
+    "export": ("onnx", "onnxruntime"),
 }
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++")
 _LITTLE_DISK = 2**30

@@ -15,6 +15,7 @@ from rl_training.experiment.manifest import read_manifest, read_verified
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import read_run_record
 from rl_training.experiment.vocabulary import words_of
+from rl_training.export.writing import Exported
 from rl_training.memory import human_bytes
 from rl_training.runtime.session import TrainResult
 from rl_training.runtime.workflows import Recording
@@ -99,6 +100,19 @@ def show_recording(made: Recording) -> None:
             ("returns", returns),
             ("video", f"{made.frames:,} frames, {made.seconds:.1f} s, {human_bytes(made.path.stat().st_size)}"),
             ("written to", str(made.path)),
+        ]
+    )
+
+
+def show_exported(made: Exported) -> None:
+    """What was written, and how near it is to the policy."""
+    compared = f"{made.observations:,} observations ({made.source}, and corners)"
+    show_table(
+        [
+            ("policy", f"{made.record['algorithm']}, step {made.record['checkpoint']['step']:,}"),
+            ("largest difference", f"{made.largest_difference:.1e} of {made.allowed_difference:.1e} on {compared}"),
+            ("size", human_bytes(made.num_bytes)),
+            *(("written to", str(path)) for path in made.files),
         ]
     )
 

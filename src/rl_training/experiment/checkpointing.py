@@ -251,11 +251,26 @@ class Checkpoint:
                 f" which do not fit {list(out.shape)} {dtype}"
             )
         for name, start, end in info.shards():
-            data = read_verified(self.path, name, self.manifest.files[name])
-            shard = _decode_tensors(self.path / name, data).get("rows")
-            if shard is None or list(shard.shape) != [end - start, info.width]:
-                raise CheckpointError(f"{self.path / name}: expected rows [{end - start}, {info.width}]")
-            out[start:end].copy_(shard)
+            out[start:end].copy_(self._shard(name, [end - start, info.width]))
+
+    def some_rows(self, count: int, shards: int = 4) -> Tensor:
+        """At most `count` filled rows `[n, W]`, spread over a few of the shards, which alone are read."""
+        if self.rows is None or not self.rows.filled:
+            raise CheckpointError(f"{self.path}: holds no replay rows")
+        places = list(self.rows.shards())
+        chosen = places[:: -(-len(places) // shards)]
+        parts = []
+        for name, start, end in chosen:
+            rows = self._shard(name, [end - start, self.rows.width])
+            parts.append(rows[:: -(-len(chosen) * len(rows) // count)])
+        return torch.cat(parts)
+
+    def _shard(self, name: str, shape: list[int]) -> Tensor:
+        data = read_verified(self.path, name, self.manifest.files[name])
+        shard = _decode_tensors(self.path / name, data).get("rows")
+        if shard is None or list(shard.shape) != shape:
+            raise CheckpointError(f"{self.path / name}: expected rows {shape}")
+        return shard
 
 
 def _decode_tensors(path: Path, data: bytes) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ raw ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,12 @@ def batched(tensor: Tensor) -> Tensor:
 
 
 class Model(nn.Module):
-    """Base of all models: `policy` is what acts, `normalizer` what every network sees through."""
+    """Base of all models: `policy` is what acts, `normalizer` what every network sees through.
+
+    Where `has_values`, it can say what it expects of an action or a state, on raw observations.
+    """
+
+    has_values: ClassVar[bool] = False
 
     def __init__(self, obs_dim: int, actor: nn.Module, *, normalize_observations: bool) -> None:
         super().__init__()
@@ -39,6 +45,14 @@ class Model(nn.Module):
         """Each target network and the network it follows."""
         return {}
 
+    def action_values(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """Q(s, a) of every critic, `[N, B]`."""
+        raise NotImplementedError
+
+    def state_values(self, obs: Tensor) -> Tensor:
+        """V(s) by every network that tells it, `[N, B]`: by default Q of the policy's deterministic action."""
+        return self.action_values(obs, self.policy.mode(obs))
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
@@ -46,6 +60,8 @@ class Model(nn.Module):
 
 class ActorCriticModel(Model):
     """An actor with N critics and their target copies."""
+
+    has_values = True
 
     def __init__(self, obs_dim: int, actor: nn.Module, critics: Critics, *, normalize_observations: bool) -> None:
         super().__init__(obs_dim, actor, normalize_observations=normalize_observations)
@@ -73,6 +89,10 @@ class ActorCriticModel(Model):
         obs, actions = batched(obs), batched(actions)
         q: Tensor = self.critics(self.normalizer(obs), actions)
         return q.transpose(0, 1)
+
+    def action_values(self, obs: Tensor, actions: Tensor) -> Tensor:
+        q: Tensor = self.critics(self.normalizer(obs), actions)
+        return q if q.dim() == 2 else q.mean(-1)  # of quantiles, whose mean is the expected return
 
 
 class StochasticActorCritic(ActorCriticModel):

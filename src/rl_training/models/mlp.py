@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_training.models.steps import Step, as_array
 from rl_training.settings import PositiveFloat, Settings, Sizes
 
 Select = Callable[[Tensor], Tensor]
@@ -113,6 +114,10 @@ class EnsembleLinear(nn.Module):
         # Not baddbmm: it copies the bias first, while a separate sum fuses with the activation after it.
         return torch.bmm(x, weight).add_(bias)
 
+    def step(self) -> Step:
+        """The first member's map."""
+        return Step("affine", {"weight": as_array(self.weight[0]), "bias": as_array(self.bias[0, 0])})
+
 
 class EnsembleLayerNorm(nn.Module):
     """Layer normalisation with a gain and a shift of each member's own."""
@@ -127,6 +132,11 @@ class EnsembleLayerNorm(nn.Module):
         return torch.addcmul(
             select(self.bias), F.layer_norm(x, x.shape[-1:], eps=self.epsilon), select(self.weight)
         )
+
+    def step(self) -> Step:
+        """The first member's."""
+        gain, shift = as_array(self.weight[0, 0]), as_array(self.bias[0, 0])
+        return Step("layer_norm", {"weight": gain, "bias": shift, "epsilon": as_array(torch.tensor(self.epsilon))})
 
 
 def _selection(frozen: bool, members: Members) -> Select:
@@ -223,6 +233,15 @@ class MLP(EnsembleMLP):
 
     def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
         return super().forward(x, frozen, members).squeeze(0)
+
+    def steps(self, outputs: int | None = None) -> list[Step]:
+        """Its operations, those of the first `outputs` alone if given."""
+        found: list[Step] = []
+        for linear, norm in self._layers():
+            found += [layer.step() for layer in (linear, norm) if layer is not None]  # type: ignore[operator]
+            found.append(Step(self.activation))
+        last = self.head.step()
+        return [*found, last._replace(arrays={name: array[..., :outputs] for name, array in last.arrays.items()})]
 
 
 def frozen_copy(module: Network) -> Network:

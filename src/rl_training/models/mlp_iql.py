@@ -12,6 +12,7 @@ from rl_training.models.actor_critic import ActorCriticModel
 from rl_training.models.critics import Critics
 from rl_training.models.mlp import MLP, Activation, Init, MLPOptions
 from rl_training.models.policies import LOG_2PI, OFFLINE_LOG_STD_BOUNDS
+from rl_training.models.steps import Step, as_array
 
 
 class GaussianActor(nn.Module):
@@ -55,6 +56,14 @@ class GaussianActor(nn.Module):
         z = (actions - mean) * torch.exp(-log_std)
         log_density: Tensor = -0.5 * (z * z + LOG_2PI) - log_std
         return log_density.sum(-1)
+
+    def steps(self, sampled: bool) -> list[Step]:
+        mean = [*self.net.steps(), Step("tanh")]
+        if not sampled:
+            return mean
+        std = as_array(self.log_std.clamp(*self.log_std_bounds).exp())
+        low, high = (as_array(torch.tensor(bound)) for bound in (-1.0, 1.0))
+        return [*mean, Step("add_noise", {"scale": std}), Step("clip", {"low": low, "high": high})]
 
 
 class ValueNetwork(nn.Module):
@@ -103,3 +112,8 @@ class MLPIQLModel(ActorCriticModel):
         """Q_1(s, a) and Q_2(s, a), each `[B]`."""
         q = self.all_q_values(obs, actions)  # [B, 2]
         return q[:, 0], q[:, 1]
+
+    def state_values(self, obs: Tensor) -> Tensor:
+        """Of the network that learns it, `[1, B]`."""
+        value: Tensor = self.value(self.normalizer(obs))
+        return value[None]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model, batched
 from rl_training.models.mlp import MLP, MLPOptions, frozen_copy
+from rl_training.models.steps import Step
 
 
 class GreedyQ(nn.Module):
@@ -31,11 +32,15 @@ class GreedyQ(nn.Module):
         best: Tensor = self.net(obs).argmax(-1)
         return best
 
+    def steps(self, sampled: bool) -> list[Step]:
+        return [*self.net.steps(), Step("argmax")]
+
 
 class MLPQNetwork(Model):
     """The Q-network, which is also what acts, and its target; `options` as in `EnsembleMLP`."""
 
     actor: GreedyQ
+    has_values = True
 
     def __init__(
         self,
@@ -66,3 +71,7 @@ class MLPQNetwork(Model):
         """Q(s, ·), `[B, K]`."""
         q: Tensor = self.q_network(self.normalizer(batched(obs)))
         return q
+
+    def action_values(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """`[1, B]`; the policy's action is the best, so that V is the largest Q."""
+        return self.q_values(obs).gather(-1, actions[:, None]).T

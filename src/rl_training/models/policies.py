@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.models.mlp import MLP, MLPOptions
+from rl_training.models.steps import Step, as_array
 
 LOG_2PI = math.log(2.0 * math.pi)
 # Bounds of log std: SAC's, and the tighter ones of learners that must give data actions a density.
@@ -63,6 +64,14 @@ class Normalizer(nn.Module):
         normal = (obs - self.shift) * self.scale
         return normal if self.limit is None else normal.clamp(-self.limit, self.limit)
 
+    def steps(self) -> list[Step]:
+        if not self.enabled:
+            return []
+        found = [Step("normalize", {"shift": as_array(self.shift), "scale": as_array(self.scale)})]
+        if self.limit is not None:
+            found.append(Step("clip", {"low": as_array(-self.limit), "high": as_array(self.limit)}))
+        return found
+
 
 class TanhGaussianActor(nn.Module):
     """a = tanh(u), u ~ N(mean(s), std(s)^2), with the exact log-determinant of tanh."""
@@ -103,6 +112,13 @@ class TanhGaussianActor(nn.Module):
         """log pi(a|s) of given actions, `[B]`; those beyond ±(1 - 1e-6) count as lying there."""
         mean, log_std = self(obs)
         return squashed_log_prob(mean, log_std, actions)
+
+    def steps(self, sampled: bool) -> list[Step]:
+        """The mode needs the columns of the mean alone."""
+        if not sampled:
+            return [*self.net.steps(outputs=self.net.head.weight.shape[-1] // 2), Step("tanh")]
+        low, high = (as_array(torch.tensor(bound)) for bound in self.log_std_bounds)
+        return [*self.net.steps(), Step("gaussian", {"low": low, "high": high}), Step("tanh")]
 
 
 def squashed_action(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
@@ -149,6 +165,9 @@ class DeterministicActor(nn.Module):
         out: Tensor = self(obs)
         return out
 
+    def steps(self, sampled: bool) -> list[Step]:
+        return [*self.net.steps(), Step("tanh")]
+
 
 class Policy(nn.Module):
     """The part of a model that acts: normaliser and actor, taking raw observations."""
@@ -171,3 +190,13 @@ class Policy(nn.Module):
         """The action that standard normal `noise [B, A]` selects from a stochastic policy."""
         action: Tensor = self.actor.sample(self.normalizer(obs), noise)  # type: ignore[operator]
         return action
+
+    def scores(self, obs: Tensor) -> Tensor:
+        """What a discrete policy compares, `[B, K]`: its mode is the largest."""
+        scores: Tensor = self.actor(self.normalizer(obs))
+        return scores
+
+    def steps(self, sampled: bool = False) -> list[Step] | None:
+        """The operations of `mode` (of `sample` if `sampled`), or None where the actor does not tell them."""
+        told = getattr(self.actor, "steps", None)
+        return None if told is None else [*self.normalizer.steps(), *told(sampled)]

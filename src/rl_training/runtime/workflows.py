@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from rl_training.experiment.logging import set_log_aside
 from rl_training.experiment.registry import get_algorithm_spec, resolve, setting_names
 from rl_training.experiment.runs import RECORD, RESOLVED, read_run_record, results_of
 from rl_training.experiment.strict_yaml import parse_yaml
+from rl_training.models.actor_critic import Model
 from rl_training.models.mlp import NetworkShape
 from rl_training.models.policies import Policy
 from rl_training.runtime.callbacks import Callback
@@ -66,21 +67,83 @@ class LoadedPolicy:
 
         Without `deterministic` a stochastic policy is sampled, with `rng` or fresh randomness.
         """
-        batch = self.spaces.observations(obs)
+        batch, noise = self.spaces.observations(obs), None
+        if not deterministic and self.policy.stochastic:
+            draws = (rng or np.random.default_rng()).standard_normal((len(batch), self.spaces.action_dim))
+            noise = draws.astype(np.float32)
+        result = self.act(batch, noise)
+        return result[0] if self.spaces.is_single(obs) else result
+
+    def act(self, batch: NDArray[np.float32], noise: NDArray[np.float32] | None = None) -> NDArray[Any]:
+        """The actions for finite flat observations `[B, O]`: the mode, or what standard normal `noise` selects."""
         with torch.inference_mode():
             inputs = torch.from_numpy(batch)
-            if deterministic or not self.policy.stochastic:
-                actions = self.policy.mode(inputs)
-            else:
-                draws = (rng or np.random.default_rng()).standard_normal((len(batch), self.spaces.action_dim))
-                actions = self.policy.sample(inputs, torch.from_numpy(draws.astype(np.float32)))
+            actions = (
+                self.policy.mode(inputs) if noise is None else self.policy.sample(inputs, torch.from_numpy(noise))
+            )
         # An observation near the end of float32 may overflow inside the network; the middle of the range is legal.
-        result = self.spaces.to_env(np.nan_to_num(actions.numpy(), nan=0.0))
-        return result[0] if self.spaces.is_single(obs) else result
+        return self.spaces.to_env(np.nan_to_num(actions.numpy(), nan=0.0))
+
+
+class Values(NamedTuple):
+    """What the critics expect: their mean, and how far they are apart (standard deviation; 0 of a single one).
+
+    `[B]` each, or plain numbers for one observation.
+    """
+
+    mean: NDArray[np.float64]
+    spread: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LoadedValues:
+    """The value functions of a checkpoint, on the CPU."""
+
+    model: Model
+    spaces: SpaceSpec
+
+    def predict(self, obs: ArrayLike, action: ArrayLike | None = None) -> Values:
+        """Q of `action`, in the environment's units, or V: for one observation or a batch.
+
+        One observation may have a batch of actions.
+        """
+        batch, single = self.spaces.observations(obs), self.spaces.is_single(obs)
+        with torch.inference_mode():
+            if action is None:
+                found = self.model.state_values(torch.from_numpy(batch))  # [N, B]
+            else:
+                actions = self.spaces.actions(action)
+                if single:
+                    batch = np.repeat(batch, len(actions), axis=0)
+                    single = np.ndim(action) == (0 if self.spaces.discrete else 1)
+                if len(actions) != len(batch):
+                    raise ConfigError(f"action: {len(actions)} for {len(batch)} observations; give one for each")
+                internal = torch.from_numpy(actions)
+                found = self.model.action_values(
+                    torch.from_numpy(batch), internal.long() if self.spaces.discrete else internal
+                )
+        values = found.double().numpy()
+        mean, spread = values.mean(0), values.std(0)
+        return Values(mean[0], spread[0]) if single else Values(mean, spread)
+
+
+def load_values(checkpoint: Checkpoint) -> LoadedValues:
+    """Rebuild the value functions of a checkpoint; raises `ConfigError` where there are none."""
+    model, spaces, config = _load_model(checkpoint)
+    if not model.has_values:
+        raise ConfigError(f"{config.algo} learns no value function; predict_value needs an algorithm with critics")
+    return LoadedValues(model.requires_grad_(False).eval(), spaces)
 
 
 def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
     """Rebuild the policy of a checkpoint; its folder is all that is needed."""
+    model, spaces, config = _load_model(checkpoint)
+    policy = copy.deepcopy(model.policy).requires_grad_(False)
+    return LoadedPolicy(policy.eval(), spaces, config)
+
+
+def _load_model(checkpoint: Checkpoint) -> tuple[Model, SpaceSpec, TrainConfig]:
+    """All networks of a checkpoint, whatever the learner, and what they were made for."""
     config, spaces = config_of(checkpoint), spaces_from(checkpoint)
     spec = get_algorithm_spec(config.algo)
     resolved = spec.sections.resolve(config.algo_kwargs)
@@ -96,8 +159,7 @@ def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
             model.normalizer.clip()
     with understood(checkpoint, "networks"):
         model.load_state_dict({k.removeprefix("model."): v for k, v in names.items() if k.startswith("model.")})
-    policy = copy.deepcopy(model.policy).requires_grad_(False)
-    return LoadedPolicy(policy.eval(), spaces, config)
+    return model, spaces, config
 
 
 def open_checkpoint(path: str | Path, warn: Callable[[str], None] = warnings.warn) -> Checkpoint:

@@ -1,0 +1,189 @@
+"""A policy as an ONNX graph, node by node: no tracing, so that what is in the file is what is written here.
+
+Opset 17 of 2022 (the first with LayerNormalization) is all it needs, so that old runtimes can load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.errors import MissingDependencyError
+from rl_training.models.steps import Step
+from rl_training.spaces import SpaceSpec
+
+OPSET, IR_VERSION = 17, 8
+_SIMPLE = {"relu": "Relu", "elu": "Elu", "tanh": "Tanh"}
+
+
+def require_onnx() -> None:
+    """Refuse in one line where the extra is missing."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+    except ImportError as error:
+        name = error.name or "onnx"
+        raise MissingDependencyError(
+            f"an .onnx file needs {name}, which is not installed; pip install 'rl-training[export]', "
+            "or write .npz, which needs no extra"
+        ) from None
+
+
+class _Graph:
+    """Nodes and constants as they are added; every method returns the name of its result."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def constant(self, value: Any, dtype: Any = None) -> str:
+        from onnx import numpy_helper
+
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.array(value, dtype), name))
+        return name
+
+    def node(self, operation: str, *inputs: str, **attributes: Any) -> str:
+        from onnx import helper
+
+        name = f"{operation.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operation, list(inputs), [name], name, **attributes))
+        return name
+
+    def cast(self, x: str, dtype: Any) -> str:
+        from onnx import helper
+
+        return self.node("Cast", x, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
+def _normalize(g: _Graph, x: str, shift: Any, scale: Any) -> str:
+    return g.node("Mul", g.node("Sub", x, g.constant(shift)), g.constant(scale))
+
+
+def _clip(g: _Graph, x: str, low: Any, high: Any) -> str:
+    return g.node("Clip", x, g.constant(low), g.constant(high))
+
+
+def _affine(g: _Graph, x: str, weight: Any, bias: Any) -> str:
+    return g.node("Gemm", x, g.constant(weight), g.constant(bias))
+
+
+def _layer_norm(g: _Graph, x: str, weight: Any, bias: Any, epsilon: Any) -> str:
+    return g.node("LayerNormalization", x, g.constant(weight), g.constant(bias), axis=-1, epsilon=float(epsilon))
+
+
+def _gelu(g: _Graph, x: str) -> str:
+    """The exact one, by the error function."""
+    erf = g.node("Erf", g.node("Mul", x, g.constant(np.sqrt(0.5), np.float32)))
+    half = g.node("Mul", x, g.constant(0.5, np.float32))
+    return g.node("Mul", half, g.node("Add", erf, g.constant(1.0, np.float32)))
+
+
+def _gaussian(g: _Graph, x: str, low: Any, high: Any) -> str:
+    from onnx import helper
+
+    name = f"split_{len(g.nodes)}"
+    mean, log_std = f"{name}_mean", f"{name}_log_std"
+    g.nodes.append(helper.make_node("Split", [x], [mean, log_std], name, axis=-1))
+    std = g.node("Exp", _clip(g, log_std, low, high))
+    return g.node("Add", mean, g.node("Mul", std, "noise"))
+
+
+def _categorical(g: _Graph, x: str) -> str:
+    """The last share needs no end: what passes all others is in it."""
+    shares = g.node("CumSum", g.node("Softmax", x, axis=-1), g.constant(-1, np.int64))
+    ends = g.node("Slice", shares, *(g.constant([value], np.int64) for value in (0, -1, -1)))
+    erf = g.node("Erf", g.node("Mul", "noise", g.constant(np.sqrt(0.5), np.float32)))
+    drawn = g.node("Mul", g.node("Add", erf, g.constant(1.0, np.float32)), g.constant(0.5, np.float32))
+    passed = g.cast(g.node("Less", ends, drawn), np.int64)
+    return g.node("ReduceSum", passed, g.constant([-1], np.int64), keepdims=0)
+
+
+def _scale(g: _Graph, x: str, low: Any, high: Any, inner_low: Any, inner_high: Any) -> str:
+    """As `SpaceSpec.to_env`, in double precision; what overflowed to NaN becomes the middle."""
+
+    def number(value: Any) -> str:
+        return g.constant(value, np.float64)
+
+    legal = g.node("Where", g.node("IsNaN", x), g.constant(0.0, np.float32), x)
+    unit = g.node("Clip", g.cast(legal, np.float64), number(-1.0), number(1.0))
+    share = g.node("Add", g.node("Mul", unit, number(0.5)), number(0.5))
+    rest = g.node("Sub", number(1.0), share)
+    scaled = g.node("Add", g.node("Mul", rest, number(low)), g.node("Mul", share, number(high)))
+    typed = g.cast(scaled, inner_low.dtype)
+    return g.node("Min", g.node("Max", typed, g.constant(inner_low)), g.constant(inner_high))
+
+
+def _choose(g: _Graph, x: str, start: Any) -> str:
+    return g.cast(g.node("Add", x, g.constant(start, np.int64)), start.dtype)
+
+
+_WRITERS: dict[str, Callable[..., str]] = {
+    "normalize": _normalize,
+    "clip": _clip,
+    "affine": _affine,
+    "layer_norm": _layer_norm,
+    **{name: lambda g, x, kind=kind: g.node(kind, x) for name, kind in _SIMPLE.items()},
+    "leaky_relu": lambda g, x: g.node("LeakyRelu", x, alpha=0.01),
+    "gelu": _gelu,
+    "silu": lambda g, x: g.node("Mul", x, g.node("Sigmoid", x)),
+    "gaussian": _gaussian,
+    "add_noise": lambda g, x, scale: g.node("Add", x, g.node("Mul", g.constant(scale), "noise")),
+    "categorical": _categorical,
+    "scale": _scale,
+    "argmax": lambda g, x: g.node("ArgMax", x, axis=-1, keepdims=0),
+    "choose": _choose,
+}
+
+
+def onnx_bytes(
+    steps: Sequence[Step], spaces: SpaceSpec, *, sampled: bool, metadata: Mapping[str, str], version: str
+) -> bytes:
+    """One self-contained file: `observation [batch, O]` (and `noise`) in, `action` out, checked by onnx."""
+    from onnx import TensorProto, checker, helper
+
+    graph, x = _Graph(), "observation"
+    for step in steps:
+        x = _WRITERS[step.operation](graph, x, **step.arrays)
+    graph.nodes.append(helper.make_node("Identity", [x], ["action"], "action"))
+    inputs = {"observation": spaces.obs_dim} | ({"noise": spaces.action_dim} if sampled else {})
+    action = helper.np_dtype_to_tensor_dtype(np.dtype(spaces.action_dtype))
+    shape: list[str | int | None] = ["batch"] if spaces.discrete else ["batch", spaces.action_dim]
+    made = helper.make_graph(
+        graph.nodes,
+        "policy",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size]) for name, size in inputs.items()],
+        [helper.make_tensor_value_info("action", action, shape)],
+        graph.constants,
+    )
+    model = helper.make_model(
+        made,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="rl-training",
+        producer_version=version,
+    )
+    helper.set_model_props(model, dict(metadata))
+    checker.check_model(model, full_check=True)
+    data: bytes = model.SerializeToString(deterministic=True)
+    return data
+
+
+def onnx_runner(data: bytes) -> Callable[[NDArray[Any], NDArray[Any] | None], NDArray[Any]]:
+    """What onnxruntime makes of the bytes of a file."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+    def run(observation: NDArray[Any], noise: NDArray[Any] | None) -> NDArray[Any]:
+        given = {"observation": observation} | ({} if noise is None else {"noise": noise})
+        action: NDArray[Any] = session.run(["action"], given)[0]
+        return action
+
+    return run

@@ -1,0 +1,158 @@
+"""Whether a file acts as the policy does, tried before anybody sees the file.
+
+An action may differ by 1e-5 in the environment's units, or by 1e-5 of half its range where that is below 1. Where
+single precision cannot do that (observations or actions of a large magnitude), the measure is its own rounding: ten
+times the largest difference between `predict` and the same policy in double precision. Discrete actions must be
+equal unless the two were tied by that measure.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rl_training.errors import ExportError
+from rl_training.export.observations import Observations
+from rl_training.runtime.workflows import LoadedPolicy
+
+Array = NDArray[Any]
+Runner = Callable[[Array, Array | None], Array]
+TOLERANCE = 1e-5
+ROUNDINGS = 10.0
+_SMALL_BATCHES = {1: 50, 7: 70}  # rows that are also run in batches of that size
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far a file is from the policy: the `largest` difference over `rows` observations, and what was `allowed`.
+
+    Of discrete actions it is the difference in score (in probability, if they are drawn) of those that are not
+    equal, which are `ties`.
+    """
+
+    largest: float
+    allowed: float
+    rows: int
+    ties: int = 0
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Rows that are judged together, with what the policy says of them."""
+
+    obs: Array
+    noise: Array | None
+    actions: Array  # what `predict` returns
+    judged: NDArray[np.bool_]  # rows whose network did not overflow; the others must be legal only
+    allowed: Array  # per action component; discrete: of the scores
+    scores: Array | None = None  # discrete, in double precision
+
+
+def check(run: Runner, loaded: LoadedPolicy, observations: Observations, *, sampled: bool) -> Parity:
+    """How near the file is on what the run has seen; `ExportError` where it does something else than the policy."""
+    seen, _ = (
+        _compare(run, loaded, _group(loaded, rows, noise_for(loaded, len(rows)) if sampled else None))
+        for rows in (observations.seen, observations.beyond)
+    )
+    return seen
+
+
+def noise_for(loaded: LoadedPolicy, rows: int) -> Array:
+    """Standard normal numbers, the same every time."""
+    return np.random.default_rng(2).standard_normal((rows, loaded.spaces.action_dim)).astype(np.float32)
+
+
+def _group(loaded: LoadedPolicy, obs: Array, noise: Array | None) -> _Group:
+    actions, exact = loaded.act(obs, noise), copy.deepcopy(loaded.policy).double()
+    with torch.inference_mode():
+        single, double = torch.from_numpy(obs), torch.from_numpy(obs.astype(np.float64))
+        if loaded.spaces.discrete:
+            rough, scores = loaded.policy.scores(single).numpy(), exact.scores(double).numpy()
+            judged = np.isfinite(rough).all(-1)
+            rounding = np.abs(rough - scores)[judged].max(initial=0.0)
+            return _Group(obs, noise, actions, judged, np.maximum(TOLERANCE, ROUNDINGS * rounding), scores)
+        if noise is None:
+            rough, sharp = loaded.policy.mode(single).numpy(), exact.mode(double).numpy()
+        else:
+            draws = torch.from_numpy(noise)
+            rough = loaded.policy.sample(single, draws).numpy()
+            sharp = exact.sample(double, draws.double()).numpy()
+    judged = np.isfinite(rough).all(-1)
+    reference = loaded.spaces.to_env(np.nan_to_num(sharp, nan=0.0))
+    rounding = np.abs(_wide(actions) - _wide(reference))[judged].max(axis=0, initial=0.0)
+    low, high, inner_low, _ = loaded.spaces.scaling
+    half = 0.5 * high - 0.5 * low
+    kind = np.finfo(inner_low.dtype)
+    unit = np.maximum(float(kind.eps) * np.maximum(np.abs(low), np.abs(high)), float(kind.smallest_subnormal))
+    allowed = np.maximum.reduce([TOLERANCE * np.minimum(1.0, half), ROUNDINGS * rounding, unit])
+    return _Group(obs, noise, actions, judged, allowed)
+
+
+def _wide(array: Array) -> Array:
+    """In double precision, where a difference of float16 or of the ends of float32 can be taken."""
+    return array.astype(np.float64)
+
+
+def _compare(run: Runner, loaded: LoadedPolicy, group: _Group) -> Parity:
+    largest, ties = 0.0, 0
+    for rows in _batches(len(group.obs)):
+        got = run(group.obs[rows], None if group.noise is None else group.noise[rows])
+        _require_legal(got, group.actions[rows], loaded)
+        judged = group.judged[rows]
+        if group.scores is None:
+            difference = np.abs(_wide(got) - _wide(group.actions[rows]))[judged]
+        else:
+            noise = None if group.noise is None else group.noise[rows]
+            difference = _missed(group.scores[rows], got.astype(np.int64) - loaded.spaces.start, noise)[judged]
+            ties += int(np.sum((got != group.actions[rows])[judged]))
+        if np.any(difference > group.allowed):
+            worst = float(difference.max())
+            raise ExportError(
+                f"its actions differ from the policy's by up to {worst:.2g}, "
+                f"{float(np.max(group.allowed)):.2g} is allowed; nothing was written"
+            )
+        largest = max(largest, float(difference.max(initial=0.0)))
+    return Parity(largest, float(np.max(group.allowed)), len(group.obs), ties)
+
+
+def _batches(rows: int) -> Iterator[slice]:
+    """All at once, and some in small batches."""
+    yield slice(0, rows)
+    for size, count in _SMALL_BATCHES.items():
+        for start in range(0, min(count, rows) - size + 1, size):
+            yield slice(start, start + size)
+
+
+def _missed(scores: Array, chosen: Array, noise: Array | None) -> Array:
+    """How far the chosen actions are from being right, `[B]`: in score, or where they are drawn, in probability."""
+    if noise is None:
+        own = np.take_along_axis(scores, chosen[:, None], -1)[:, 0]
+        missed: Array = scores.max(-1) - own
+        return missed
+    ends = torch.from_numpy(scores).softmax(-1).cumsum(-1).numpy()
+    drawn = torch.special.ndtr(torch.from_numpy(noise[:, 0]).double()).numpy()
+    above = np.take_along_axis(np.pad(ends, ((0, 0), (1, 0))), chosen[:, None], -1)[:, 0] - drawn
+    below = drawn - np.take_along_axis(ends, chosen[:, None], -1)[:, 0]
+    outside: Array = np.maximum(np.maximum(above, below), 0.0)
+    return outside
+
+
+def _require_legal(got: Array, wanted: Array, loaded: LoadedPolicy) -> None:
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        raise ExportError(
+            f"its actions are {got.dtype} {list(got.shape)} instead of {wanted.dtype} {list(wanted.shape)}; "
+            "nothing was written"
+        )
+    spaces = loaded.spaces
+    if spaces.discrete:
+        legal = (got >= spaces.start) & (got < spaces.start + spaces.num_actions)
+    else:
+        legal = (got >= spaces.scaling[2]) & (got <= spaces.scaling[3])
+    if not legal.all():
+        raise ExportError("its actions leave the bounds of their space; nothing was written")

@@ -1,0 +1,35 @@
+"""A policy as a list of operations with their numbers: what is exported, in whatever format.
+
+An actor tells its own with `steps(sampled)`. Each operation takes what the one before it returned, `[B, features]`:
+
+    normalize   (x - shift) * scale              affine      x @ weight + bias
+    clip        to [low, high]                   layer_norm  over the features, then * weight + bias
+    relu leaky_relu elu gelu silu tanh           argmax      the index of the largest, [B]
+    gaussian    of [mean | log std], the latter clipped to [low, high]: mean + std * noise
+    add_noise   x + scale * noise
+    categorical of logits: the action in whose share of the unit interval the normal quantile of `noise [B, 1]` lies
+
+Another operation needs a line in each writer of `export/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Step(NamedTuple):
+    """One operation."""
+
+    operation: str
+    arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
+
+
+def as_array(tensor: Tensor) -> NDArray[Any]:
+    """A copy on the host that later updates do not change."""
+    array: NDArray[Any] = tensor.detach().to("cpu", copy=True).contiguous().numpy()
+    return array
