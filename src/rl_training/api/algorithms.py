@@ -408,7 +408,7 @@ def _from_mapping(arrays: Mapping[str, Any], config: TrainConfig, brought: Given
     if missing := [name for name in needed if name not in arrays]:
         raise ConfigError(f"dataset: {missing[0]!r} is missing; needed: {', '.join(needed)}")
     if config.env_id is None:
-        known = {name: config.algo_kwargs.get(name) for name in ("action_low", "action_high")}
+        known = {name: config.algo_kwargs.get(name) for name in ("action_low", "action_high", "num_actions")}
     else:
         known = {"spaces": spaces_of(config, given=brought)}
     return TransitionDataset.from_arrays(**{**known, **arrays})

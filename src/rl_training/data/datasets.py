@@ -7,6 +7,7 @@ and kept in a memory-mapped file (see `packing.py`).
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from rl_training.data.formats import FileKind, read_columns
 from rl_training.data.packing import allocate_rows, pack
 from rl_training.data.sources import BatchSource, TensorSource
 from rl_training.data.transitions import RowLayout, TransitionBatch
-from rl_training.data.validation import resolve_spaces, with_action_space
+from rl_training.data.validation import counted_spaces, resolve_spaces, with_action_space
 from rl_training.data.weighted import Part, WeightedSource
 from rl_training.errors import ConfigError, DatasetError, MemoryLimitError
 from rl_training.memory import human_bytes, room_on_gpu
@@ -32,6 +33,8 @@ from rl_training.spaces import SpaceSpec
 RETURN_RANGE = 1000.0  # IQL: rewards are scaled so that returns span this much
 RANKING_DISCOUNT = 0.99
 _CHUNK_ROWS = 1 << 18
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class DatasetStatistics:
     reward_mean: float
     action_min: tuple[float, ...]  # in the environment's units
     action_max: tuple[float, ...]
+    action_counts: tuple[int, ...]  # rows with each discrete action; none for continuous ones
     obs_mean: tuple[float, ...]
     obs_std: tuple[float, ...]
     notes: tuple[str, ...]
@@ -103,7 +107,8 @@ class TransitionDataset:
         `terminals` marks true ends, `timeouts` time limits and cuts; where both are set, `terminals` wins.
         Without `next_observations` they are the following rows' observations inside each episode. The action
         space comes from `action_low` and `action_high` (one number or one per component), from `num_actions`
-        and `start`, or from `spaces`; never from the data.
+        and `start`, or from `spaces`; bounds never come from the data. Whole numbers `[n]` of which nothing is told
+        are discrete actions from 0 to the largest.
         """
         given = {
             "observations": observations,
@@ -154,6 +159,13 @@ class TransitionDataset:
         cls, columns: Columns, *, spaces: SpaceSpec | None = None, memory_limit: int | None = None
     ) -> Self:
         """Check and pack the columns of a file; `spaces` are the environment's, if there is one."""
+        if spaces is None and (spaces := counted_spaces(columns)) is not None:
+            _log.warning(
+                "%s: %d discrete actions, the largest number in the data plus one, because nothing tells their "
+                "number; set num_actions or env_id if there are more",
+                columns.name,
+                spaces.num_actions,
+            )
         spaces = resolve_spaces(columns, spaces)
         rows, ends, notes = pack(columns, spaces, memory_limit)
         if len(ends) == 1:
@@ -277,10 +289,19 @@ class TransitionDataset:
             reward_mean=float(self.rewards.mean(dtype=np.float64)),
             action_min=_floats(self.spaces.to_env(low)),
             action_max=_floats(self.spaces.to_env(high)),
+            action_counts=self._action_counts(),
             obs_mean=_floats(mean),
             obs_std=_floats(std),
             notes=self.notes,
         )
+
+    def _action_counts(self) -> tuple[int, ...]:
+        if not self.spaces.discrete:
+            return ()
+        counts = np.zeros(self.spaces.num_actions, np.int64)
+        for chunk in self._viewed_chunks():
+            counts += np.bincount(chunk.actions.numpy(), minlength=len(counts))
+        return tuple(counts.tolist())
 
     def with_rewards(self, scale: float = 1.0, shift: float = 0.0) -> Self:
         """Every reward `r` becomes `scale * r + shift`."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.critics import Critics
+from rl_training.models.critics import ChoiceCritics, Critics
 from rl_training.models.mlp import Activation, Init, frozen_copy
 from rl_training.models.policies import LOG_STD_BOUNDS, ActionSample, Normalizer, Policy, TanhGaussianActor
 
@@ -47,7 +47,9 @@ class Model(nn.Module):
 class ActorCriticModel(Model):
     """An actor with N critics and their target copies."""
 
-    def __init__(self, obs_dim: int, actor: nn.Module, critics: Critics, *, normalize_observations: bool) -> None:
+    def __init__(
+        self, obs_dim: int, actor: nn.Module, critics: Critics | ChoiceCritics, *, normalize_observations: bool
+    ) -> None:
         super().__init__(obs_dim, actor, normalize_observations=normalize_observations)
         self.critics = critics
         self.target_critics = frozen_copy(critics)
@@ -70,7 +72,8 @@ class ActorCriticModel(Model):
 
     def all_q_values(self, obs: Tensor, actions: Tensor) -> Tensor:
         """`[B, N]` (`[B, N, M]` for quantile critics); one unbatched pair gives B = 1."""
-        obs, actions = batched(obs), batched(actions)
+        if obs.dim() == 1:
+            obs, actions = obs[None], actions[None]
         q: Tensor = self.critics(self.normalizer(obs), actions)
         return q.transpose(0, 1)
 

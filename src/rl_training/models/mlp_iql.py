@@ -1,17 +1,21 @@
-"""The model of IQL: a Gaussian actor that is not squashed, a state-value network, and two critics."""
+"""The models of IQL: an actor, a state-value network, and two critics.
+
+For continuous actions the actor is a Gaussian that is not squashed; for discrete ones actor and critics have one
+output per action.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from rl_training.models.actor_critic import ActorCriticModel
-from rl_training.models.critics import Critics
+from rl_training.models.critics import ChoiceCritics, Critics
 from rl_training.models.mlp import MLP, Activation, Init, MLPOptions
-from rl_training.models.policies import LOG_2PI, OFFLINE_LOG_STD_BOUNDS
+from rl_training.models.policies import LOG_2PI, OFFLINE_LOG_STD_BOUNDS, CategoricalActor
 
 
 class GaussianActor(nn.Module):
@@ -72,7 +76,9 @@ class ValueNetwork(nn.Module):
 class MLPIQLModel(ActorCriticModel):
     """Actor, value and two critics with their targets; `critic_hidden_sizes` shapes critics and value."""
 
-    actor: GaussianActor
+    Actor: ClassVar[type[GaussianActor | CategoricalActor]] = GaussianActor
+    QFunctions: ClassVar[type[Critics | ChoiceCritics]] = Critics
+    actor: GaussianActor | CategoricalActor
 
     def __init__(
         self,
@@ -93,8 +99,8 @@ class MLPIQLModel(ActorCriticModel):
         )
         super().__init__(
             obs_dim,
-            GaussianActor(obs_dim, action_dim, hidden_sizes, activation=activation, init=init),
-            Critics(2, obs_dim, action_dim, sizes, **values),
+            self.Actor(obs_dim, action_dim, hidden_sizes, activation=activation, init=init),
+            self.QFunctions(2, obs_dim, action_dim, sizes, **values),
             normalize_observations=normalize_observations,
         )
         self.value = ValueNetwork(obs_dim, sizes, **values)
@@ -103,3 +109,10 @@ class MLPIQLModel(ActorCriticModel):
         """Q_1(s, a) and Q_2(s, a), each `[B]`."""
         q = self.all_q_values(obs, actions)  # [B, 2]
         return q[:, 0], q[:, 1]
+
+
+class MLPDiscreteIQLModel(MLPIQLModel):
+    """The same for discrete actions, whose number takes the place of `action_dim`."""
+
+    Actor = CategoricalActor
+    QFunctions = ChoiceCritics

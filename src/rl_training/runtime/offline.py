@@ -98,14 +98,18 @@ def fit_offline(session: Session, updater: Updater, *, updates: int) -> Iterator
 
 
 class Prepared:
-    """Data, spaces and learner of a run that learns from data; the normaliser is fixed to the data's moments."""
+    """Data, spaces and learner of a run that learns from data; the normaliser is fixed to the data's moments.
+
+    `job` is the one given, with the learner that the data's actions ask for.
+    """
 
     def __init__(self, job: Job, *, updates_per_step: int = 1) -> None:
         section = job.resolved[DatasetConfig]
-        env_spaces = _infer_env_spaces(job.config, given=job.given)
+        env_spaces = _infer_env_spaces(job.config, discrete=job.sections.takes_discrete, given=job.given)
         if job.checkpoint is not None:
             require_data(job.checkpoint.records["dataset"], job.dataset, job.checkpoint.path)
         self.dataset = data = job.once("data", lambda: self._data(job, section, env_spaces))
+        self.job = job = job.for_actions(data.spaces, data.name)
         self.in_memory = job.dataset is not None
         self.spaces = env_spaces or data.spaces
         self.learner: Learner = build_learner(
@@ -129,7 +133,8 @@ class Prepared:
     @staticmethod
     def _data(job: Job, section: DatasetConfig, env_spaces: SpaceSpec | None) -> TransitionDataset:
         data = _build_offline_dataset(job.config, section, env_spaces, job.dataset, job.given)
-        return data.with_next_actions() if job.sections.learner.needs_next_actions else data
+        learner = job.sections.for_actions(data.spaces, data.name).learner
+        return data.with_next_actions() if learner.needs_next_actions else data
 
     def dataset_record(self) -> dict[str, Any]:
         """What run.json and each checkpoint say of the data."""
@@ -155,7 +160,8 @@ class Offline(Regime):
     first_phase = "offline"
 
     def __init__(self, job: Job) -> None:
-        self.job, self.prepared = job, Prepared(job)
+        self.prepared = Prepared(job)
+        self.job = job = self.prepared.job
         self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
         self.dataset_record = self.prepared.dataset_record()
         self.size, self.batch_size = len(self.prepared.dataset), job.resolved[OptimizationConfig].batch_size
