@@ -451,7 +451,7 @@ class REDQ(ManagedAlgorithm):
 
 
 class BC(ManagedAlgorithm):
-    """Behaviour cloning."""
+    """Behaviour cloning, of continuous or discrete actions."""
 
     algo = "bc"
 
@@ -463,13 +463,13 @@ class TD3BC(ManagedAlgorithm):
 
 
 class IQL(ManagedAlgorithm):
-    """Implicit Q-Learning."""
+    """Implicit Q-Learning, on continuous or discrete actions."""
 
     algo = "iql"
 
 
 class CQL(ManagedAlgorithm):
-    """Conservative Q-Learning."""
+    """Conservative Q-Learning, on continuous or discrete actions."""
 
     algo = "cql"
 

@@ -54,6 +54,20 @@ class Sections:
         """Key -> the section that owns it."""
         return {key: part for part in self.parts for key in part.model_fields}
 
+    def default(self, key: str) -> Any:
+        """What a key is where nobody gives it."""
+        return self.defaults.get(key, self.owners()[key].model_fields[key].get_default(call_default_factory=True))
+
+    def changed_by_discrete_actions(self) -> tuple[list[str], dict[str, Any]]:
+        """The keys that discrete actions leave no meaning, and the defaults that are others there."""
+        if self.discrete is None:
+            return [], {}
+        kept = self.discrete.owners()
+        others = {
+            key: self.discrete.default(key) for key in kept if self.discrete.default(key) != self.default(key)
+        }
+        return [key for key in self.owners() if key not in kept], others
+
     def resolve(self, algo_kwargs: Mapping[str, Any]) -> Resolved:
         """Typed sections from a flat mapping; an unknown key is an error that names the nearest known one."""
         owners = self.owners()
