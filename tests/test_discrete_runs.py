@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -343,3 +344,20 @@ def test_records_tell_the_learner_without_an_environment(tmp_path: Path) -> None
     assert loaded.policy.chooses
     assert loaded.policy.stochastic
     assert resolve(loaded.config)  # the settings are known to the algorithm by its own sections too
+
+
+def test_the_page_s_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "discrete.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^<!-- run: logs -->\n```python\n(.*?)^```$", page, re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code.replace("2_000", "20"), "docs/discrete.md", "exec", dont_inherit=True), scope)
+    assert scope["model"].predict(scope["visits"][:3]).dtype == np.int64
+
+
+def test_the_page_names_every_setting_that_goes() -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "discrete.md").read_text(encoding="utf-8")
+    for algo in KINDS:
+        gone, _ = get_algorithm_spec(algo).sections.changed_by_discrete_actions()
+        companions = {"initial_alpha", "target_entropy", "backup_entropy"}
+        assert [key for key in gone if f"`{key}`" not in page and key not in companions] == []
