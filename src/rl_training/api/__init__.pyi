@@ -47,6 +47,8 @@ class AWAC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -117,6 +119,7 @@ class AWAC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -149,7 +152,7 @@ class AWAC(ManagedAlgorithm):
     ) -> None: ...
 
 class BC(ManagedAlgorithm):
-    """Behaviour cloning.
+    """Behaviour cloning, of continuous or discrete actions.
 
     Settings, all keywords:
 
@@ -183,6 +186,8 @@ class BC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -219,6 +224,8 @@ class BC(ManagedAlgorithm):
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
+
+    On discrete actions: without stochastic.
     """
 
     def __init__(
@@ -250,6 +257,7 @@ class BC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -282,7 +290,7 @@ class BC(ManagedAlgorithm):
     ) -> None: ...
 
 class CQL(ManagedAlgorithm):
-    """Conservative Q-Learning.
+    """Conservative Q-Learning, on continuous or discrete actions.
 
     Settings, all keywords:
 
@@ -325,6 +333,8 @@ class CQL(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -361,6 +371,9 @@ class CQL(ManagedAlgorithm):
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
+
+    On discrete actions: without alpha, initial_alpha, target_entropy, backup_entropy, actor_learning_rate,
+    n_actions, lagrange_threshold, bc_steps; cql_alpha = 1.0; hidden_sizes = (256, 256).
     """
 
     def __init__(
@@ -401,6 +414,7 @@ class CQL(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -472,6 +486,8 @@ class CRR(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -544,6 +560,7 @@ class CRR(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -864,6 +881,8 @@ class EDAC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -937,6 +956,7 @@ class EDAC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -969,7 +989,7 @@ class EDAC(ManagedAlgorithm):
     ) -> None: ...
 
 class IQL(ManagedAlgorithm):
-    """Implicit Q-Learning.
+    """Implicit Q-Learning, on continuous or discrete actions.
 
     Settings, all keywords:
 
@@ -1005,6 +1025,8 @@ class IQL(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -1041,6 +1063,8 @@ class IQL(ManagedAlgorithm):
     tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
+
+    On discrete actions: the same.
     """
 
     def __init__(
@@ -1075,6 +1099,7 @@ class IQL(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -1279,6 +1304,8 @@ class RLPD(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     offline_pretrain_updates = 0: updates on the prior data before the first environment step
     offline_batch_ratio = 0.5: share of prior data in each online batch, `round(ratio · batch_size)` rows
     max_updates = None: bound on updates beside `total_timesteps`
@@ -1361,6 +1388,7 @@ class RLPD(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         offline_pretrain_updates: int | float = 0,
         offline_batch_ratio: float = 0.5,
         max_updates: int | float | None = None,
@@ -1685,6 +1713,8 @@ class TD3BC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -1757,6 +1787,7 @@ class TD3BC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -1958,6 +1989,8 @@ class ReBRAC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -2030,6 +2063,7 @@ class ReBRAC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
