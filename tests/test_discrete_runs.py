@@ -329,6 +329,12 @@ def test_what_a_stochastic_policy_collects(tmp_path: Path) -> None:
             assert set(np.load(file)["actions"].tolist()) == {0, 1}
 
 
+def test_the_list_of_algorithms_tells_their_actions() -> None:
+    found = {one["name"]: one["actions"] for one in json.loads(command("algos", "--json").stdout)}
+    assert {name for name, actions in found.items() if actions == "continuous or discrete"} == set(KINDS)
+    assert {name for name, actions in found.items() if actions == "discrete"} == {"dqn"}
+
+
 def test_the_help_of_a_class_says_what_discrete_actions_change() -> None:
     assert CQL.__doc__ is not None
     assert "On discrete actions" in CQL.__doc__

@@ -96,8 +96,10 @@ def counted_spaces(columns: Columns) -> SpaceSpec | None:
     actions = columns.data["actions"]
     if declared_spaces(columns) is not None or len(actions.shape) != 1 or actions.dtype.kind not in "iu":
         return None
-    chunks = [actions.read(*chunk) for chunk in columns.chunks()]
-    first, last = min(int(chunk.min()) for chunk in chunks), max(int(chunk.max()) for chunk in chunks)
+    first = last = 0
+    for start, stop in columns.chunks():
+        chunk = actions.read(start, stop)
+        first, last = min(first, int(chunk.min())), max(last, int(chunk.max()))
     if first < 0 or last >= MOST_COUNTED:
         raise DatasetError(
             f"{columns.name}: column 'actions' has numbers from {first} to {last}; number the actions from 0, or "

@@ -39,6 +39,11 @@ class AlgorithmSpec:
         other = self.sections.discrete
         return (self.learner,) if other is None else (self.learner, other.learner)
 
+    @property
+    def actions(self) -> str:
+        """Which it takes, in words."""
+        return {None: "continuous or discrete", True: "discrete", False: "continuous"}[self.sections.takes_discrete]
+
 
 def algorithm(
     learner: type[Learner],
