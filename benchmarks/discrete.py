@@ -264,9 +264,10 @@ def sections(found: dict[str, Entry]) -> Sections:
         f"Written by `python -m benchmarks.discrete`; last checkpoint, {runs[0]['episodes']} episodes on the same "
         "seeds for every run. `random` are uniformly random actions, `medium` a snapshot of a DQN about half way "
         "to its best, `mixed` a third each of both and of the best snapshot; one in ten of a snapshot's actions is "
-        "random. Networks, learning rate, batch size, discount and weight of the penalty are the same on both "
-        "sides; d3rlpy copies its target every 200 updates and keeps its cloning's penalty on log-probabilities, "
-        "and has no IQL for discrete actions. Our seeds are trained as one population.\n\n"
+        "random, so that a clone that leaves those out returns more than its data. Networks, learning rate, batch "
+        "size, discount and weight of the penalty are the same on both sides; d3rlpy copies its "
+        "target every 200 updates, keeps its cloning's penalty on log-probabilities, and has no IQL for discrete "
+        "actions. Our seeds are trained as one population.\n\n"
         f"{body}\n\n{report.origins(runs)}"
     )
     return {("results", "discrete"): text}
