@@ -1,10 +1,11 @@
 """d3rlpy as a peer, in a Python of its own: reads one JSON command per line, answers with one JSON line.
 
-    {"make": {"algo", "data", "hidden", "batch", "device", "seed", "normalize", "settings", "threads"}}
+    {"make": {"algo", "data", "hidden", "batch", "device", "seed", "normalize", "settings", "threads", "discrete"}}
     {"update": n, "fresh": bool}    n updates; fresh: each on newly drawn rows, else on rows drawn beforehand
     {"predict": [[…], …]}           the policy's actions
 
-Run by `benchmarks.peers`; imports nothing of this package. Actions in the data are already in [-1, 1].
+Run by `benchmarks.peers`; imports nothing of this package. Actions in the data are already in [-1, 1], or numbers
+from 0 if they are discrete.
 """
 
 import json
@@ -33,12 +34,15 @@ class Peer:
         for name in kind.__dataclass_fields__:
             if name.endswith("encoder_factory"):
                 settings[name] = encoder
+        self.discrete = bool(order["discrete"])
+        spaces = d3rlpy.ActionSpace
         with np.load(order["data"]) as data:
             observations = data["observations"]
             self.dataset = d3rlpy.dataset.MDPDataset(
                 observations,
                 *(data[name] for name in ("actions", "rewards", "terminals", "timeouts")),
-                action_space=d3rlpy.ActionSpace.CONTINUOUS,
+                action_space=spaces.DISCRETE if self.discrete else spaces.CONTINUOUS,
+                action_size=order["discrete"] or None,
             )
         if order["normalize"]:
             settings["observation_scaler"] = d3rlpy.preprocessing.StandardObservationScaler(
@@ -62,9 +66,9 @@ class Peer:
         self._wait()
         return time.perf_counter() - started
 
-    def predict(self, observations: list[list[float]]) -> list[list[float]]:
+    def predict(self, observations: list[list[float]]) -> list[Any]:
         actions = self.algo.predict(np.asarray(observations, dtype=np.float32))
-        clipped: list[list[float]] = np.clip(actions, -1.0, 1.0).tolist()
+        clipped: list[Any] = (actions if self.discrete else np.clip(actions, -1.0, 1.0)).tolist()
         return clipped
 
     def _wait(self) -> None:

@@ -28,6 +28,7 @@ from benchmarks import references, report
 from benchmarks.lockstep import (
     ACTIONS,
     BATCH,
+    CHOICES,
     LEARNING_RATE,
     OBS,
     UPDATES,
@@ -47,7 +48,14 @@ from benchmarks.references import CORL_HIDDEN, HIDDEN, Build
 from benchmarks.report import ROOT, Entry, Results, Sections, table
 from rl_training import algorithms
 from rl_training.algorithms.redq import _sample_target_critic_indices
-from rl_training.models import MLPIQLModel, MLPREDQModel, MLPSACModel, MLPTD3Model
+from rl_training.models import (
+    MLPDiscreteBCModel,
+    MLPIQLModel,
+    MLPQNetwork,
+    MLPREDQModel,
+    MLPSACModel,
+    MLPTD3Model,
+)
 
 # What rounding may leave, and what a mistake of 1 % must leave at least.
 BOUND, MISTAKE = 1e-10, 1e-5
@@ -162,6 +170,7 @@ class Case:
     taken_out: tuple[str, ...]
     mistakes: tuple[str, ...]
     next_actions: bool = False
+    discrete: bool = False
 
     def build(self, **changes: Any) -> Any:
         """Our learner; the weights and the noise are always the same."""
@@ -319,13 +328,41 @@ CASES = (
         (*ALWAYS, *NOISE, "actor_bc_coef", "critic_bc_coef"),
         next_actions=True,
     ),
+    Case(
+        "BC on discrete actions",
+        "bc",
+        "d3rlpy",
+        ("d3rlpy_python",),
+        "DiscreteBC",
+        lambda: MLPDiscreteBCModel(OBS, CHOICES, [HIDDEN] * 2),
+        {"learning_rate": LEARNING_RATE},
+        partial(play_d3rlpy, "DiscreteBC", {}, {"beta": 0.0}),
+        no_noise,
+        ("square of the log-probabilities (beta)",),
+        ("learning_rate",),
+        discrete=True,
+    ),
+    Case(
+        "CQL on discrete actions",
+        "cql",
+        "d3rlpy",
+        ("d3rlpy_python",),
+        "DiscreteCQL",
+        lambda: MLPQNetwork(OBS, CHOICES, [HIDDEN] * 2),
+        RATES | {"cql_alpha": 2.0},
+        partial(play_d3rlpy, "DiscreteCQL", {"gamma": "gamma", "tau": "tau", "cql_alpha": "alpha"}, {}),
+        no_noise,
+        ("target copied whole",),
+        (*ALWAYS, "cql_alpha"),
+        discrete=True,
+    ),
 )
 
 
 def compare(case: Case, options: argparse.Namespace) -> Entry:
     """Play both sides, then ours again with each mistake."""
     with float64():
-        batches = random_batches(next_actions=case.next_actions)
+        batches = random_batches(discrete=case.discrete, next_actions=case.next_actions)
         learner = case.build()
         networks = learner.state_dict()["networks"]
         theirs, versions = case.play(options, (learner.config, networks, batches, noises(case.draw)))

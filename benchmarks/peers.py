@@ -169,7 +169,9 @@ class D3rlpyProcess(Spoken):
         normalize: bool = False,
         settings: dict[str, Any] | None = None,
         threads: int | None = None,
+        discrete: int = 0,
     ) -> None:
+        """`discrete` is the number of discrete actions; 0 for continuous ones."""
         super().__init__([python, str(Path(__file__).with_name("d3rlpy_peer.py"))])
         order = {
             "algo": algo,
@@ -181,6 +183,7 @@ class D3rlpyProcess(Spoken):
             "normalize": normalize,
             "settings": settings or {},
             "threads": threads or torch.get_num_threads(),
+            "discrete": discrete,
         }
         self.versions: dict[str, str] = self.ask({"make": order})
 

@@ -40,6 +40,7 @@ PROGRAMS = (
     "training",
     "learning",
     "offline",
+    "discrete",
     "overhead",
     "startup",
     "parity",

@@ -176,13 +176,14 @@ def train_d3rlpy(job: Job) -> Entry:
         started = time.perf_counter()
         with D3rlpyProcess(
             job.peer_python or "python",
-            config.algo.upper(),
+            f"{'Discrete' * spaces.discrete}{config.algo.upper()}",
             data,
             hidden=settings[NetworkShape].hidden_sizes,
             batch=settings[OptimizationConfig].batch_size,
             seed=config.seed or 0,
             normalize=settings[DatasetConfig].normalize_observations,
             settings=job.peer_settings,
+            discrete=spaces.num_actions,
         ) as peer:
             done = 0
             while done < config.total_timesteps and (job.deadline is None or time.time() < job.deadline):

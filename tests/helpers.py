@@ -42,7 +42,12 @@ def all_learners() -> list[type[Learner]]:
     """Every learner the package exports, once, whatever aliases it has."""
     exported = (getattr(algorithms, name) for name in algorithms.__all__)
     found = {thing for thing in exported if isinstance(thing, type) and issubclass(thing, Learner)}
-    return sorted(found - {Learner}, key=lambda learner: learner.name)
+    return sorted(found - {Learner}, key=label)
+
+
+def label(learner: type[Learner]) -> str:
+    """The learner in the name of a test: that of its algorithm, and its actions where the algorithm takes both."""
+    return f"{learner.name}-discrete" if learner.__name__.startswith("Discrete") else learner.name
 
 
 def small_options(learner: type[Learner], **changes: Any) -> dict[str, Any]:

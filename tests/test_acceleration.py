@@ -32,10 +32,10 @@ from rl_training.models.arrays import ArrayMLP
 from rl_training.runtime.acceleration import _BLOCK, Acceleration, Updater, accelerate, choose
 from rl_training.runtime.acting import ActingPolicy
 from rl_training.runtime.schedules import OptimizationConfig
-from tests.helpers import BATCH, CONTINUOUS, DISCRETE, OBS, build, random_batch
+from tests.helpers import BATCH, CONTINUOUS, DISCRETE, OBS, build, label, random_batch
 
 Kind = type[Learner]
-KINDS: list[Kind] = [spec.learner for spec in list_algorithm_specs()]
+KINDS: list[Kind] = [learner for spec in list_algorithm_specs() for learner in spec.learners]
 TOTAL = 40  # updates a schedule is laid out for
 SCHEDULES: dict[str, dict[str, Any]] = {
     "cosine": {"learning_rate_schedule": "cosine"},
@@ -45,7 +45,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "warm-up, then cosine": {"warmup_steps": 5, "learning_rate_schedule": "cosine"},
 }
 
-every_learner = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+every_learner = pytest.mark.parametrize("kind", KINDS, ids=label)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 
@@ -122,7 +122,7 @@ HOST_SETTINGS = {
 
 def combinations(settings: dict[str, Setting]) -> Any:
     found = [
-        pytest.param(kind, setting, id=f"{kind.name}-{name}")
+        pytest.param(kind, setting, id=f"{label(kind)}-{name}")
         for kind in KINDS
         for name, setting in settings.items()
         if setting.suits(kind)

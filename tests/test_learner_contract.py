@@ -18,7 +18,8 @@ from rl_training.algorithms import Learner
 from rl_training.algorithms.execution import Execution
 from rl_training.algorithms.optim import Adam, apply_lists
 from rl_training.data.transitions import TransitionBatch
-from tests.helpers import ACTIONS, CHOICES, OBS, all_learners, build, random_batch, snapshot
+from rl_training.models import MLPQNetwork
+from tests.helpers import ACTIONS, CHOICES, OBS, all_learners, build, label, random_batch, snapshot
 
 LEARNERS = all_learners()
 UPDATES = 4  # goes through every variant of the small learners twice
@@ -41,7 +42,7 @@ METRICS = {
 }
 
 
-@pytest.fixture(params=LEARNERS, ids=lambda learner: learner.name)
+@pytest.fixture(params=LEARNERS, ids=label)
 def learner_class(request: pytest.FixtureRequest) -> type[Learner]:
     chosen: type[Learner] = request.param
     return chosen
@@ -173,7 +174,7 @@ def test_every_learner_takes_layer_norm(learner_class: type[Learner]) -> None:
     section = {"network": {"layer_norm": True}} if in_network else {"layer_norm": True}
     learner = build(learner_class, **section, **options)
     places = {"model.critics", "model.target_critics", "model.value"}
-    if learner_class.discrete:
+    if learner_class.Model is MLPQNetwork:  # which is also what acts
         places = {"model.actor", "model.target"}
     norms = {name.partition(".net.")[0] for name in learner.state_dict()["networks"] if ".norms." in name}
     assert norms == places & {name.partition(".net.")[0] for name in learner.state_dict()["networks"]}
@@ -301,7 +302,7 @@ def _out_of_range() -> list[Any]:
                         value, sign = limit, "<"
                     case _:
                         continue
-                cases.append(pytest.param(learner, field, value, sign, id=f"{learner.name}-{field}{sign}"))
+                cases.append(pytest.param(learner, field, value, sign, id=f"{label(learner)}-{field}{sign}"))
     return cases
 
 

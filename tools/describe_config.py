@@ -127,7 +127,17 @@ def algorithm(spec: AlgorithmSpec) -> list[str]:
     lines = [*head, *rows(spec.learner.Config), ""]
     if different := own_defaults(spec):
         lines += [f"Other defaults than those above: {different}.", ""]
+    if spec.sections.discrete is not None:
+        lines += [discrete(spec), ""]
     return lines
+
+
+def discrete(spec: AlgorithmSpec) -> str:
+    """What discrete actions change, in a sentence."""
+    without, others = spec.sections.changed_by_discrete_actions()
+    words = [f"without {', '.join(f'`{key}`' for key in without)}"] if without else []
+    words += [f"`{key}` {shown(value)}" for key, value in others.items()]
+    return f"On discrete actions: {'; '.join(words) or 'the same'}."
 
 
 def render() -> str:

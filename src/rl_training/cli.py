@@ -313,8 +313,8 @@ def algos(as_json: AsJson = False) -> None:
     """List the algorithms."""
     from rl_training.experiment.registry import list_algorithm_specs
 
-    header = ("name", "title", "year", "regime")
-    rows = [(spec.name, spec.title, spec.year, spec.regime) for spec in list_algorithm_specs()]
+    header = ("name", "title", "year", "regime", "actions")
+    rows = [(spec.name, spec.title, spec.year, spec.regime, spec.actions) for spec in list_algorithm_specs()]
     if as_json:
         show_json([dict(zip(header, row)) for row in rows])
     else:

@@ -16,6 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from rl_training.errors import ConfigError
 from rl_training.structured import Description, Flattening, Misfit
 
+# Transitions are kept in float32, which has every whole number up to this one.
+MOST_ACTIONS = 2**24
+
 
 @dataclass(frozen=True)
 class SpaceSpec:
@@ -46,6 +49,8 @@ class SpaceSpec:
             raise ConfigError(f"every action bound needs low < high, got low={self.low}, high={self.high}")
         if not self.low and self.num_actions < 1:
             raise ConfigError("a space needs action bounds or a number of discrete actions")
+        if self.num_actions > MOST_ACTIONS:
+            raise ConfigError(f"{self.num_actions} discrete actions are too many; {MOST_ACTIONS} can be told apart")
         if self.flattening is not None and self.flattening.size != self.obs_dim:
             raise ConfigError(f"obs_dim is {self.obs_dim}, its observations have {self.flattening.size} numbers")
 

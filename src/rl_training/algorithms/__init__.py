@@ -6,6 +6,9 @@ from rl_training.algorithms.bc import BC, bc_loss
 from rl_training.algorithms.cql import CQL, cql_loss
 from rl_training.algorithms.crr import CRR, crr_loss
 from rl_training.algorithms.ddpg import DDPG, ddpg_loss
+from rl_training.algorithms.discrete_bc import DiscreteBC
+from rl_training.algorithms.discrete_cql import DiscreteCQL, discrete_cql_loss
+from rl_training.algorithms.discrete_iql import DiscreteIQL
 from rl_training.algorithms.dqn import DQN, dqn_loss
 from rl_training.algorithms.edac import EDAC, critic_diversity_loss, edac_loss
 from rl_training.algorithms.iql import IQL, iql_loss
@@ -23,6 +26,9 @@ CQLAlgorithm = CQL
 CRRAlgorithm = CRR
 DDPGAlgorithm = DDPG
 DQNAlgorithm = DQN
+DiscreteBCAlgorithm = DiscreteBC
+DiscreteCQLAlgorithm = DiscreteCQL
+DiscreteIQLAlgorithm = DiscreteIQL
 EDACAlgorithm = EDAC
 IQLAlgorithm = IQL
 REDQAlgorithm = REDQ
@@ -54,6 +60,12 @@ __all__ = [
     "CRRAlgorithm",
     "DDPGAlgorithm",
     "DQNAlgorithm",
+    "DiscreteBC",
+    "DiscreteBCAlgorithm",
+    "DiscreteCQL",
+    "DiscreteCQLAlgorithm",
+    "DiscreteIQL",
+    "DiscreteIQLAlgorithm",
     "EDACAlgorithm",
     "IQLAlgorithm",
     "Learner",
@@ -73,6 +85,7 @@ __all__ = [
     "critic_diversity_loss",
     "crr_loss",
     "ddpg_loss",
+    "discrete_cql_loss",
     "dqn_loss",
     "edac_loss",
     "iql_loss",

@@ -201,6 +201,8 @@ class Learner:
         columns = TransitionBatch.from_mapping(batch)
         if self.needs_next_actions and columns.next_actions is None:
             raise ConfigError(f"batch: {self.name} needs the column 'next_actions', the data's next action [B, A]")
+        if self.discrete and columns.actions.dtype != torch.int64:
+            raise ConfigError(f"batch: actions must be whole numbers of shape ({len(columns.obs)},), one per row")
         self.step(columns)
         return UpdateResult(dict(self._terms))
 

@@ -61,11 +61,12 @@ class Multiplier(nn.Module):
         return self.log_value.exp().clamp(0.0, MULTIPLIER_LIMIT)
 
 
-def conservative_gap(q_sampled: Tensor, log_densities: Tensor, q_data: Tensor) -> Tensor:
+def conservative_gap(q_sampled: Tensor, log_densities: Tensor | float, q_data: Tensor) -> Tensor:
     """CQL(H)'s E_s[log sum_k exp(Q(s, a_k) - log p(a_k))] - E[Q(s, a)], per critic.
 
     `q_sampled [N, K, B]` at K sampled actions, `log_densities [K, B]` of what drew them, `q_data [N, B]` -> `[N]`.
-    The constant log K is not subtracted, as in the authors' code.
+    The constant log K is not subtracted, as in the authors' code. Where the K actions are all there are, each once,
+    the densities are 1 and the sum is exact.
     """
     return ((q_sampled - log_densities).logsumexp(1) - q_data).mean(-1)
 

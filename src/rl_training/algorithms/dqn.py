@@ -21,7 +21,7 @@ from rl_training.algorithms.base import Learner, LearnerConfig, Terms
 from rl_training.algorithms.losses import td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_q import MLPQNetwork
-from rl_training.models.policies import Policy
+from rl_training.models.policies import Policy, at_actions
 from rl_training.settings import Fraction, PositiveFloat, PositiveInt
 
 
@@ -47,6 +47,11 @@ class DQNConfig(LearnerConfig):
 def huber_loss(q: Tensor, target: Tensor) -> Tensor:
     """Smooth L1 with its corner at 1."""
     return F.smooth_l1_loss(q, target)
+
+
+def double_q_value(model: MLPQNetwork, next_obs: Tensor) -> Tensor:
+    """Qbar(s', argmax Q(s', ·)), `[B]`: the online network chooses what the target network values."""
+    return at_actions(model.target(next_obs), model.q_network(next_obs).argmax(-1))
 
 
 def q_terms(q: Tensor, target: Tensor) -> Terms:
@@ -94,13 +99,11 @@ class DQN(Learner):
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Terms]:
         with torch.no_grad():
-            next_q = self.model.target(batch.next_obs)  # [B, K]
             if self.config.double_q:
-                best = self.model.q_network(batch.next_obs).argmax(-1, keepdim=True)
-                value = next_q.gather(-1, best).squeeze(-1)
+                value = double_q_value(self.model, batch.next_obs)
             else:
-                value = next_q.amax(-1)
+                value = self.model.target(batch.next_obs).amax(-1)
             target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
-        q = self.model.q_network(batch.obs).gather(-1, batch.actions[:, None]).squeeze(-1)  # [B]
+        q = at_actions(self.model.q_network(batch.obs), batch.actions)  # [B]
         terms = q_terms(q, target)
         return terms["loss"], terms

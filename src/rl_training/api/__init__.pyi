@@ -47,6 +47,8 @@ class AWAC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -123,6 +125,7 @@ class AWAC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -158,7 +161,7 @@ class AWAC(ManagedAlgorithm):
     ) -> None: ...
 
 class BC(ManagedAlgorithm):
-    """Behaviour cloning.
+    """Behaviour cloning, of continuous or discrete actions.
 
     Settings, all keywords:
 
@@ -192,6 +195,8 @@ class BC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -234,6 +239,8 @@ class BC(ManagedAlgorithm):
         packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
+
+    On discrete actions: without stochastic.
     """
 
     def __init__(
@@ -265,6 +272,7 @@ class BC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -300,7 +308,7 @@ class BC(ManagedAlgorithm):
     ) -> None: ...
 
 class CQL(ManagedAlgorithm):
-    """Conservative Q-Learning.
+    """Conservative Q-Learning, on continuous or discrete actions.
 
     Settings, all keywords:
 
@@ -343,6 +351,8 @@ class CQL(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -385,6 +395,9 @@ class CQL(ManagedAlgorithm):
         packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
+
+    On discrete actions: without alpha, initial_alpha, target_entropy, backup_entropy, actor_learning_rate,
+    n_actions, lagrange_threshold, bc_steps; cql_alpha = 1.0; hidden_sizes = (256, 256).
     """
 
     def __init__(
@@ -425,6 +438,7 @@ class CQL(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -499,6 +513,8 @@ class CRR(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -577,6 +593,7 @@ class CRR(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -924,6 +941,8 @@ class EDAC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -1003,6 +1022,7 @@ class EDAC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -1038,7 +1058,7 @@ class EDAC(ManagedAlgorithm):
     ) -> None: ...
 
 class IQL(ManagedAlgorithm):
-    """Implicit Q-Learning.
+    """Implicit Q-Learning, on continuous or discrete actions.
 
     Settings, all keywords:
 
@@ -1074,6 +1094,8 @@ class IQL(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -1116,6 +1138,8 @@ class IQL(ManagedAlgorithm):
         packed, once, into a file beside the data, and read ahead
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
+
+    On discrete actions: the same.
     """
 
     def __init__(
@@ -1150,6 +1174,7 @@ class IQL(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -1369,6 +1394,8 @@ class RLPD(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     offline_pretrain_updates = 0: updates on the prior data before the first environment step
     offline_batch_ratio = 0.5: share of prior data in each online batch, `round(ratio · batch_size)` rows
     max_updates = None: bound on updates beside `total_timesteps`
@@ -1459,6 +1486,7 @@ class RLPD(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         offline_pretrain_updates: int | float = 0,
         offline_batch_ratio: float = 0.5,
         max_updates: int | float | None = None,
@@ -1811,6 +1839,8 @@ class TD3BC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -1889,6 +1919,7 @@ class TD3BC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -2105,6 +2136,8 @@ class ReBRAC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
+        one
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -2183,6 +2216,7 @@ class ReBRAC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        num_actions: int | float | None = None,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,

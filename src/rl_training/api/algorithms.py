@@ -433,7 +433,7 @@ def _from_mapping(arrays: Mapping[str, Any], config: TrainConfig, brought: Given
     if missing := [name for name in needed if name not in arrays]:
         raise ConfigError(f"dataset: {missing[0]!r} is missing; needed: {', '.join(needed)}")
     if config.env_id is None:
-        known = {name: config.algo_kwargs.get(name) for name in ("action_low", "action_high")}
+        known = {name: config.algo_kwargs.get(name) for name in ("action_low", "action_high", "num_actions")}
     else:
         known = {"spaces": spaces_of(config, given=brought)}
     return TransitionDataset.from_arrays(**{**known, **arrays})
@@ -476,7 +476,7 @@ class REDQ(ManagedAlgorithm):
 
 
 class BC(ManagedAlgorithm):
-    """Behaviour cloning."""
+    """Behaviour cloning, of continuous or discrete actions."""
 
     algo = "bc"
 
@@ -488,13 +488,13 @@ class TD3BC(ManagedAlgorithm):
 
 
 class IQL(ManagedAlgorithm):
-    """Implicit Q-Learning."""
+    """Implicit Q-Learning, on continuous or discrete actions."""
 
     algo = "iql"
 
 
 class CQL(ManagedAlgorithm):
-    """Conservative Q-Learning."""
+    """Conservative Q-Learning, on continuous or discrete actions."""
 
     algo = "cql"
 

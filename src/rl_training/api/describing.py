@@ -34,8 +34,7 @@ class WhenAsked:
 def settings_of(spec: AlgorithmSpec, given: dict[str, Any]) -> Iterator[tuple[str, FieldInfo, Any]]:
     """Key, field and default of everything that can be set, the algorithm's own first; `given` defaults win."""
     for key, section in spec.sections.owners().items():
-        field = section.model_fields[key]
-        yield key, field, spec.sections.defaults.get(key, field.get_default(call_default_factory=True))
+        yield key, section.model_fields[key], spec.sections.default(key)
     for key, field in TrainConfig.model_fields.items():
         if key not in _NOT_KEYWORDS:
             yield key, field, given.get(key, field.get_default(call_default_factory=True))
@@ -78,4 +77,14 @@ def documented(text: str, spec: AlgorithmSpec, given: dict[str, Any]) -> str:
         fill(f"{key} = {default!r}: {field.description or ''}", width=110, subsequent_indent="    ")
         for key, field, default in settings_of(spec, given)
     ]
-    return "\n".join([inspect.cleandoc(text), "", "Settings, all keywords:", "", *lines])
+    return "\n".join([inspect.cleandoc(text), "", "Settings, all keywords:", "", *lines, *_discrete(spec)])
+
+
+def _discrete(spec: AlgorithmSpec) -> list[str]:
+    """What discrete actions change, where the algorithm takes both kinds."""
+    without, others = spec.sections.changed_by_discrete_actions()
+    words = [f"without {', '.join(without)}"] if without else []
+    words += [f"{key} = {value!r}" for key, value in others.items()]
+    if spec.sections.discrete is None:
+        return []
+    return ["", fill(f"On discrete actions: {'; '.join(words) or 'the same'}.", width=110)]

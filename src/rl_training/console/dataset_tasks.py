@@ -32,20 +32,21 @@ from rl_training.runtime.state import config_of, spaces_from
 from rl_training.runtime.workflows import load_policy, open_checkpoint
 from rl_training.spaces import SpaceSpec
 
+_ACTIONS_SHOWN = 8
+
 
 def show(
     source: str,
     env: str | None,
-    low: str | None,
-    high: str | None,
+    actions: DatasetConfig,
     *,
     download: bool,
     as_json: bool,
     allow_import: bool,
 ) -> None:
-    bounds, spaces = _bounds(low, high), _spaces(env, allow_import)
+    spaces = _spaces(env, allow_import)
     with read_columns(source, download=download) as raw:
-        columns: Columns = bounds.with_bounds(raw)
+        columns: Columns = actions.with_bounds(raw)
         unknown = spaces is None and declared_spaces(columns) is None
         dataset = TransitionDataset.from_columns(columns, spaces=_range_of_actions(columns) if unknown else spaces)
     statistics = dataset.statistics()
@@ -55,10 +56,10 @@ def show(
         show_table(_statistics_rows(statistics, dataset.spaces, bounded=not unknown))
 
 
-def validate(
-    source: str, env: str | None, low: str | None, high: str | None, *, download: bool, allow_import: bool
-) -> None:
-    dataset = _load(source, _spaces(env, allow_import), low, high, download)
+def validate(source: str, env: str | None, actions: DatasetConfig, *, download: bool, allow_import: bool) -> None:
+    spaces = _spaces(env, allow_import)
+    with read_columns(source, download=download) as columns:
+        dataset = TransitionDataset.from_columns(actions.with_bounds(columns), spaces=spaces)
     episodes = len(dataset.episode_ends)
     print(f"valid: {source}: {len(dataset):,} transitions, {f'{episodes:,} episodes' if episodes else 'unordered'}")
     for remark in dataset.notes:
@@ -70,18 +71,16 @@ def convert(
     target: str,
     to: str | None,
     env: str | None,
-    low: str | None,
-    high: str | None,
+    actions: DatasetConfig,
     *,
     download: bool,
     allow_import: bool,
 ) -> None:
     kind: Any = to or _kind_of_target(target)
     spaces = _spaces(env, allow_import)
-    bounds = _bounds(low, high)
-    if bounds.action_low is not None:
+    if actions.action_low is not None or actions.num_actions is not None:
         with read_columns(source, download=download) as columns:
-            spaces = resolve_spaces(bounds.with_bounds(columns), spaces)
+            spaces = resolve_spaces(actions.with_bounds(columns), spaces)
     print(f"wrote {convert_dataset(source, kind, target, spaces=spaces, download=download)}")
 
 
@@ -163,15 +162,6 @@ def _policy_actions(policy: str, config: TrainConfig, spaces: SpaceSpec, stochas
     return act
 
 
-def _load(
-    source: str, spaces: SpaceSpec | None, low: str | None, high: str | None, download: bool
-) -> TransitionDataset:
-    bounds = _bounds(low, high)
-    with read_columns(source, download=download) as columns:
-        known: Columns = bounds.with_bounds(columns)
-        return TransitionDataset.from_columns(known, spaces=spaces)
-
-
 def _range_of_actions(columns: Columns) -> SpaceSpec:
     """Spaces to look at data with whose own are unknown: bounds as wide as the data."""
     chunks = [columns.data["actions"].read(*chunk) for chunk in columns.chunks()]
@@ -179,7 +169,7 @@ def _range_of_actions(columns: Columns) -> SpaceSpec:
         if columns.data["actions"].dtype.kind not in "iu":
             raise DatasetError(f"{columns.name}: column 'actions' must be [n, A], or [n] whole numbers")
         first, last = min(int(chunk.min()) for chunk in chunks), max(int(chunk.max()) for chunk in chunks)
-        return SpaceSpec(columns.obs_dim, num_actions=last - first + 1, start=first)
+        return SpaceSpec(columns.obs_dim, num_actions=last - first + 1, start=first, action_dtype="int64")
     with np.errstate(invalid="ignore"):
         low = np.min([chunk.min(0) for chunk in chunks], 0).astype(np.float64)
         high = np.max([chunk.max(0) for chunk in chunks], 0).astype(np.float64)
@@ -194,10 +184,10 @@ def _spaces(env: str | None, allow_import: bool) -> SpaceSpec | None:
     return spaces_of(TrainConfig(algo="bc", env_id=env, total_timesteps=1, allow_import=allow_import))
 
 
-def _bounds(low: str | None, high: str | None) -> DatasetConfig:
-    """The action bounds of the options, checked as settings."""
+def action_space(low: str | None, high: str | None, num_actions: int | None) -> DatasetConfig:
+    """The action space of the options, checked as settings."""
     given = {"action_low": low, "action_high": high}
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"num_actions": num_actions}
     for name, text in given.items():
         try:
             values[name] = None if text is None else [float(part) for part in text.split(",")]
@@ -237,7 +227,7 @@ def _statistics_rows(of: DatasetStatistics, spaces: SpaceSpec, *, bounded: bool 
         rows.append(("episodes", "unordered transitions"))
     kind = f"{spaces.num_actions} discrete" if spaces.discrete else f"{spaces.action_dim} continuous"
     if spaces.discrete and not bounded:
-        kind = "discrete, their number is unknown: give an environment (env_id)"
+        kind = "discrete, their number is unknown: give an environment (env_id) or num_actions"
     rows += [
         ("terminations", f"{of.terminals:,}"),
         ("reward", f"{of.reward_mean:.4g}, {of.reward_min:.4g} to {of.reward_max:.4g}"),
@@ -245,12 +235,25 @@ def _statistics_rows(of: DatasetStatistics, spaces: SpaceSpec, *, bounded: bool 
         ("action minimum", _vector(of.action_min)),
         ("action maximum", _vector(of.action_max)),
     ]
+    if spaces.discrete:
+        rows.append(("actions taken", _shares(of.action_counts, spaces.start)))
     if not bounded and not spaces.discrete:
         rows.append(("action bounds", "unknown: training needs action_low and action_high, or an environment"))
     elif not spaces.discrete:
         rows.append(("action bounds", f"{_vector(spaces.low)} to {_vector(spaces.high)}"))
     rows += [("observation mean", _vector(of.obs_mean)), ("observation std", _vector(of.obs_std))]
     return rows + [("note", text) for text in of.notes]
+
+
+def _shares(counts: tuple[int, ...], start: int) -> str:
+    """How often each discrete action was taken, the first few by name, those that never were by their number."""
+    total, shown = sum(counts), min(len(counts), _ACTIONS_SHOWN)
+    parts = [f"{start + i}: {counts[i] / total:.1%}" for i in range(shown)]
+    if len(counts) > shown:
+        parts.append(f"… {len(counts) - shown} more")
+    if never := counts.count(0):
+        parts.append(f"{never} never")
+    return ", ".join(parts)
 
 
 def _vector(values: tuple[float, ...]) -> str:

@@ -12,6 +12,7 @@ Source = Annotated[str, typer.Argument(metavar="PATH|MINARI_ID", help="An .npz o
 Env = Annotated[str | None, typer.Option("--env", help="The environment the data belong to, for its spaces.")]
 Low = Annotated[str | None, typer.Option(help="Lower action bounds where the file has none: -2 or -1,-2.")]
 High = Annotated[str | None, typer.Option(help="Upper action bounds.")]
+NumActions = Annotated[int | None, typer.Option(min=1, help="Number of discrete actions where the file has none.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a Minari data set that is not here.")]
 AllowImport = Annotated[bool, typer.Option("--allow-import", help="Permit an env id of the form module:Env.")]
 
@@ -22,6 +23,7 @@ def show(
     env: Env = None,
     action_low: Low = None,
     action_high: High = None,
+    num_actions: NumActions = None,
     download: Download = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     allow_import: AllowImport = False,
@@ -29,9 +31,8 @@ def show(
     """Print rows, episodes, returns, lengths and ranges."""
     from rl_training.console import dataset_tasks
 
-    dataset_tasks.show(
-        source, env, action_low, action_high, download=download, as_json=as_json, allow_import=allow_import
-    )
+    actions = dataset_tasks.action_space(action_low, action_high, num_actions)
+    dataset_tasks.show(source, env, actions, download=download, as_json=as_json, allow_import=allow_import)
 
 
 @datasets.command()
@@ -40,13 +41,15 @@ def validate(
     env: Env = None,
     action_low: Low = None,
     action_high: High = None,
+    num_actions: NumActions = None,
     download: Download = False,
     allow_import: AllowImport = False,
 ) -> None:
     """Check everything that is checked before training; exit code 3 and one line where something is wrong."""
     from rl_training.console import dataset_tasks
 
-    dataset_tasks.validate(source, env, action_low, action_high, download=download, allow_import=allow_import)
+    actions = dataset_tasks.action_space(action_low, action_high, num_actions)
+    dataset_tasks.validate(source, env, actions, download=download, allow_import=allow_import)
 
 
 @datasets.command()
@@ -57,15 +60,15 @@ def convert(
     env: Env = None,
     action_low: Low = None,
     action_high: High = None,
+    num_actions: NumActions = None,
     download: Download = False,
     allow_import: AllowImport = False,
 ) -> None:
     """Copy a data set into another format; nothing is overwritten."""
     from rl_training.console import dataset_tasks
 
-    dataset_tasks.convert(
-        source, target, to, env, action_low, action_high, download=download, allow_import=allow_import
-    )
+    actions = dataset_tasks.action_space(action_low, action_high, num_actions)
+    dataset_tasks.convert(source, target, to, env, actions, download=download, allow_import=allow_import)
 
 
 @datasets.command()

@@ -18,7 +18,7 @@ from rl_training.data.datasets import TransitionDataset, mix, require_same_space
 from rl_training.data.mapped import Contents, as_tensor
 from rl_training.data.placement import Budgets
 from rl_training.data.transitions import RowLayout
-from rl_training.data.validation import resolve_spaces
+from rl_training.data.validation import settled_spaces
 from rl_training.data.weighted import Part
 from rl_training.spaces import SpaceSpec
 
@@ -39,7 +39,7 @@ class Build:
         transform: Callable[[TransitionDataset], TransitionDataset],
     ) -> None:
         self.parts, self.weights, self.transform = parts, weights, transform
-        self.spaces = [resolve_spaces(part, spaces) if isinstance(part, Columns) else part.spaces for part in parts]
+        self.spaces = [settled_spaces(part, spaces) if isinstance(part, Columns) else part.spaces for part in parts]
         for part, own in zip(parts, self.spaces):
             require_same_spaces(parts[0].name, self.spaces[0], part.name, own)
         self.name = " + ".join(part.name for part in parts)

@@ -26,7 +26,7 @@ from rl_training.data.sources import TensorSource
 from rl_training.data.statistics import DatasetStatistics, moments_of, returns_of, statistics_of
 from rl_training.data.transforms import chunks, fill_next_actions, keep_spans, map_rewards
 from rl_training.data.transitions import RowLayout, TransitionBatch
-from rl_training.data.validation import resolve_spaces, with_action_space
+from rl_training.data.validation import settled_spaces, with_action_space
 from rl_training.data.weighted import Part, WeightedSource
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.memory import room_on_gpu
@@ -81,7 +81,8 @@ class TransitionDataset:
         `terminals` marks true ends, `timeouts` time limits and cuts; where both are set, `terminals` wins.
         Without `next_observations` they are the following rows' observations inside each episode. The action
         space comes from `action_low` and `action_high` (one number or one per component), from `num_actions`
-        and `start`, or from `spaces`; never from the data.
+        and `start`, or from `spaces`; bounds never come from the data. Whole numbers `[n]` of which nothing is told
+        are discrete actions from 0 to the largest.
         """
         given = {
             "observations": observations,
@@ -142,7 +143,7 @@ class TransitionDataset:
         `rows` is where they are packed, by default new memory or a temporary file. `next_actions` only leaves room
         for them (`filled_with_next_actions`).
         """
-        spaces = resolve_spaces(columns, spaces)
+        spaces = settled_spaces(columns, spaces)
         wide = RowLayout.of(spaces, next_actions=next_actions)
         room = allocate_rows(columns.name, len(columns), wide.width, memory_limit) if rows is None else rows
         packed, ends, notes = pack(columns, spaces, wide, room)

@@ -108,7 +108,7 @@ class DatasetConfig(DatasetChoice):
 
     The best episodes are chosen first (`top_fraction`), then rewards are scaled by the range of the returns
     that remain, by `reward_scale`, and shifted. `normalize_observations` is done by the model, with the
-    moments of the data; `action_low` and `action_high` stand in for an environment.
+    moments of the data; `action_low` and `action_high`, or `num_actions`, stand in for an environment.
     """
 
     datasets: Annotated[tuple[WeightedChoice, ...], BeforeValidator(list_as_tuple)] = ()
@@ -127,12 +127,16 @@ class DatasetConfig(DatasetChoice):
     """action bounds where neither environment nor file tells them"""
     action_high: Floats | None = None
     """with `action_low`"""
+    num_actions: PositiveInt | None = None
+    """number of discrete actions where neither tells it; null means the largest in the data plus one"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         # Records of runs that were made while `random` was the default have it beside `datasets`.
         if self.datasets and self.dataset_kind not in (None, "random"):
             raise ValueError("datasets cannot stand beside dataset_kind, dataset_path or dataset_id; list them all")
+        if self.num_actions is not None and self.action_low is not None:
+            raise ValueError("num_actions is for discrete actions, action_low for continuous ones; leave one out")
         if (self.action_low is None) != (self.action_high is None):
             raise ValueError("action_low and action_high must be given together")
         if self.action_low is not None and self.action_high is not None:
@@ -147,7 +151,9 @@ class DatasetConfig(DatasetChoice):
         return self
 
     def with_bounds(self, columns: Columns) -> Columns:
-        """`columns` with the action bounds of the configuration, which must not contradict the file's."""
+        """`columns` with the action space of the configuration, which must not contradict the file's."""
+        if self.num_actions is not None:
+            return with_action_space(columns, None, None, self.num_actions, columns.start)
         if self.action_low is None:
             return columns
         return with_action_space(columns, self.action_low, self.action_high)
@@ -182,8 +188,9 @@ def load_dataset(
     """The data set a configuration describes, checked, mixed and transformed, with next actions if asked for.
 
     `spaces` are the environment's and are checked against the data; without an environment they come from
-    `action_low` and `action_high`, Minari's space or the file. `collect(size, seed)` makes the `random` kind.
-    With `budgets`, rows that host memory has no room for are packed into a file beside the data, once.
+    `action_low` and `action_high` or `num_actions`, Minari's space or the file. `collect(size, seed)` makes the
+    `random` kind. With `budgets`, rows that host memory has no room for are packed into a file beside the data,
+    once.
     """
     slot = None if budgets is None else _slot(config, spaces, next_actions, budgets)
     if budgets is not None and slot is not None and (found := slot.find()) is not None:

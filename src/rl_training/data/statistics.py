@@ -36,6 +36,7 @@ class DatasetStatistics:
     reward_mean: float
     action_min: tuple[float, ...]  # in the environment's units
     action_max: tuple[float, ...]
+    action_counts: tuple[int, ...]  # rows with each discrete action; none for continuous ones
     obs_mean: tuple[float, ...]
     obs_std: tuple[float, ...]
     notes: tuple[str, ...]
@@ -67,10 +68,20 @@ def statistics_of(data: TransitionDataset) -> DatasetStatistics:
         reward_mean=float(data.rewards.mean(dtype=np.float64)),
         action_min=_floats(data.spaces.to_env(low)),
         action_max=_floats(data.spaces.to_env(high)),
+        action_counts=_action_counts(data),
         obs_mean=_floats(mean),
         obs_std=_floats(std),
         notes=data.notes,
     )
+
+
+def _action_counts(data: TransitionDataset) -> tuple[int, ...]:
+    if not data.spaces.discrete:
+        return ()
+    counts = np.zeros(data.spaces.num_actions, np.int64)
+    for chunk in data.viewed_chunks():
+        counts += np.bincount(chunk.actions.numpy(), minlength=len(counts))
+    return tuple(counts.tolist())
 
 
 def moments_of(data: TransitionDataset) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

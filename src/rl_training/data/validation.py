@@ -10,6 +10,7 @@ said of the whole set, so `Chaining` gathers evidence and gives its verdict at t
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,8 +21,10 @@ from rl_training.data.columns import Columns
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.spaces import SpaceSpec
 
+_log = logging.getLogger(__name__)
 ACTION_TOLERANCE = 1e-5  # of the range of each action component; inside it actions are clipped
 CHAIN_TOLERANCE = 1e-5  # absolute and relative; files round observations
+MOST_COUNTED = 100_000  # actions; a larger number is taken for an identifier
 
 
 class Block(NamedTuple):
@@ -50,10 +53,7 @@ def resolve_spaces(columns: Columns, spaces: SpaceSpec | None) -> SpaceSpec:
     own = declared_spaces(columns)
     if spaces is None:
         if own is None:
-            raise DatasetError(
-                f"{columns.name}: the action bounds are unknown; give action_low and action_high, or an "
-                "env_id (they are never guessed from the data)"
-            )
+            raise _unknown(columns)
         spaces = own
     if columns.obs_dim != spaces.obs_dim:
         raise DatasetError(
@@ -64,19 +64,71 @@ def resolve_spaces(columns: Columns, spaces: SpaceSpec | None) -> SpaceSpec:
     width = shape[1] if len(shape) == 2 else 1
     if width != spaces.action_dim or (len(shape) == 1 and not spaces.discrete):
         wanted = "[n]" if spaces.discrete else f"[n, {spaces.action_dim}]"
+        one_hot = "; give the number of the action, not a column for each" if width == spaces.num_actions else ""
         raise DatasetError(
-            f"{columns.name}: column 'actions' must have shape {wanted} for this action space, got {list(shape)}"
+            f"{columns.name}: column 'actions' must have shape {wanted} for this action space, got "
+            f"{list(shape)}{one_hot}"
         )
     if own is not None:
         require_same_actions(columns.name, own, spaces)
     return spaces
 
 
+def _unknown(columns: Columns) -> DatasetError:
+    """Data whose action space nobody tells."""
+    actions = columns.data["actions"]
+    if len(actions.shape) == 1:
+        return DatasetError(
+            f"{columns.name}: column 'actions' has shape [n], as discrete actions have, but nothing tells their "
+            "number; give num_actions or an env_id (continuous actions have shape [n, A])"
+        )
+    whole = "; whole numbers of discrete actions have shape [n]" if actions.dtype.kind in "iub" else ""
+    return DatasetError(
+        f"{columns.name}: the action bounds are unknown; give action_low and action_high, or an "
+        f"env_id (they are never guessed from the data){whole}"
+    )
+
+
+def settled_spaces(columns: Columns, spaces: SpaceSpec | None) -> SpaceSpec:
+    """As `resolve_spaces`; discrete actions whose number nobody tells are counted, and that is said."""
+    if spaces is None and (spaces := counted_spaces(columns)) is not None:
+        _log.warning(
+            "%s: %d discrete actions, the largest number in the data plus one, because nothing tells their number; "
+            "set num_actions or env_id if there are more",
+            columns.name,
+            spaces.num_actions,
+        )
+    return resolve_spaces(columns, spaces)
+
+
+def counted_spaces(columns: Columns) -> SpaceSpec | None:
+    """Discrete spaces for whole numbers `[n]` whose own are not told: actions from 0 to the largest number there.
+
+    A learner cannot know of an action that the data never take, so what is missed is no more than that; bounds of
+    continuous actions are another matter and never guessed.
+    """
+    actions = columns.data["actions"]
+    if declared_spaces(columns) is not None or len(actions.shape) != 1 or actions.dtype.kind not in "iu":
+        return None
+    first = last = 0
+    for start, stop in columns.chunks():
+        chunk = actions.read(start, stop)
+        first, last = min(first, int(chunk.min())), max(last, int(chunk.max()))
+    if first < 0 or last >= MOST_COUNTED:
+        raise DatasetError(
+            f"{columns.name}: column 'actions' has numbers from {first} to {last}; number the actions from 0, or "
+            "give their number and the first one (num_actions and start) or an env_id"
+        )
+    return SpaceSpec(columns.obs_dim, num_actions=last + 1, action_dtype="int64")
+
+
 def declared_spaces(columns: Columns) -> SpaceSpec | None:
     """The spaces as the source itself states them, if it does."""
     try:
         if columns.num_actions:
-            return SpaceSpec(columns.obs_dim, num_actions=columns.num_actions, start=columns.start)
+            return SpaceSpec(
+                columns.obs_dim, num_actions=columns.num_actions, start=columns.start, action_dtype="int64"
+            )
         if columns.action_low is None or columns.action_high is None:
             if columns.action_low is not None or columns.action_high is not None:
                 raise ConfigError("action_low and action_high are only useful together")
@@ -113,7 +165,8 @@ def require_same_actions(name: str, own: SpaceSpec, wanted: SpaceSpec) -> None:
     if not same or not np.allclose([own.low, own.high], [wanted.low, wanted.high], rtol=1e-5, atol=1e-8):
         raise DatasetError(
             f"{name}: its actions are {_describe(own)}, but the environment or the configuration has "
-            f"{_describe(wanted)}; convert the data or correct action_low and action_high"
+            f"{_describe(wanted)}; convert the data or correct "
+            f"{'num_actions' if wanted.discrete else 'action_low and action_high'}"
         )
 
 

@@ -153,7 +153,8 @@ def _actions(name: str, space: gym.Space[Any], discrete: bool | None) -> dict[st
     if isinstance(space, gym.spaces.Discrete):
         if discrete is False:
             raise ConfigError(
-                f"env_id: {name} has discrete actions and this algorithm needs continuous ones; use dqn",
+                f"env_id: {name} has discrete actions and this algorithm needs continuous ones; use dqn, or with "
+                "data bc, cql or iql",
                 key="env_id",
             )
         return {"num_actions": int(space.n), "start": int(space.start), "action_dtype": str(space.dtype)}

@@ -1,23 +1,33 @@
 """Networks. Everything is flat-vector MLPs; an ensemble is an axis."""
 
 from rl_training.models.mlp import MLP, EnsembleLinear, EnsembleMLP, NetworkConfig
-from rl_training.models.mlp_bc import MLPBCModel
-from rl_training.models.mlp_iql import GaussianActor, MLPIQLModel
+from rl_training.models.mlp_bc import MLPBCModel, MLPDiscreteBCModel
+from rl_training.models.mlp_iql import GaussianActor, MLPDiscreteIQLModel, MLPIQLModel
 from rl_training.models.mlp_q import MLPQNetwork
 from rl_training.models.mlp_redq import MLPREDQModel
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.models.mlp_td3 import MLPDDPGModel, MLPTD3Model
 from rl_training.models.mlp_tqc import MLPTQCModel
-from rl_training.models.policies import DeterministicActor, Policy, TanhGaussianActor
+from rl_training.models.policies import (
+    CategoricalActor,
+    ChoiceActor,
+    DeterministicActor,
+    Policy,
+    TanhGaussianActor,
+)
 
 __all__ = [
     "MLP",
+    "CategoricalActor",
+    "ChoiceActor",
     "DeterministicActor",
     "EnsembleLinear",
     "EnsembleMLP",
     "GaussianActor",
     "MLPBCModel",
     "MLPDDPGModel",
+    "MLPDiscreteBCModel",
+    "MLPDiscreteIQLModel",
     "MLPIQLModel",
     "MLPQNetwork",
     "MLPREDQModel",

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.critics import Critics
+from rl_training.models.critics import ChoiceCritics, Critics
 from rl_training.models.mlp import Activation, Init, frozen_copy
 from rl_training.models.policies import LOG_STD_BOUNDS, ActionSample, Normalizer, Policy, TanhGaussianActor
 
@@ -63,7 +63,9 @@ class ActorCriticModel(Model):
 
     has_values = True
 
-    def __init__(self, obs_dim: int, actor: nn.Module, critics: Critics, *, normalize_observations: bool) -> None:
+    def __init__(
+        self, obs_dim: int, actor: nn.Module, critics: Critics | ChoiceCritics, *, normalize_observations: bool
+    ) -> None:
         super().__init__(obs_dim, actor, normalize_observations=normalize_observations)
         self.critics = critics
         self.target_critics = frozen_copy(critics)
@@ -86,7 +88,8 @@ class ActorCriticModel(Model):
 
     def all_q_values(self, obs: Tensor, actions: Tensor) -> Tensor:
         """`[B, N]` (`[B, N, M]` for quantile critics); one unbatched pair gives B = 1."""
-        obs, actions = batched(obs), batched(actions)
+        if obs.dim() == 1:
+            obs, actions = obs[None], actions[None]
         q: Tensor = self.critics(self.normalizer(obs), actions)
         return q.transpose(0, 1)
 

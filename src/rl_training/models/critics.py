@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.models.mlp import EnsembleMLP, Members, MLPOptions
+from rl_training.models.policies import at_actions
 
 _ACTIONS_IN_CACHE = 4
 
@@ -58,3 +59,25 @@ class Critics(nn.Module):
         """Values `[N, B]` and their action gradients dQ/da, `[N, B, A]`; plain ReLU critics only."""
         q, slopes = self.net.with_slopes(torch.cat([obs, actions], dim=-1), self.action_dim)
         return q.squeeze(-1), slopes
+
+
+class ChoiceCritics(nn.Module):
+    """N networks Q_i(s, ·) with one output per discrete action, asked as `Critics` are: of the action taken."""
+
+    action_dim = 1  # columns of a discrete action
+
+    def __init__(
+        self,
+        num_critics: int,
+        obs_dim: int,
+        num_actions: int,
+        hidden_sizes: Sequence[int],
+        **options: Unpack[MLPOptions],
+    ) -> None:
+        super().__init__()
+        self.num_critics = num_critics
+        self.net = EnsembleMLP(num_critics, obs_dim, hidden_sizes, num_actions, **options)
+
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """`[N, B]` of the actions `[B]`."""
+        return at_actions(self.net(obs), actions)

@@ -1,4 +1,4 @@
-"""The model of behaviour cloning: an actor and nothing else."""
+"""The models of behaviour cloning: an actor and nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ from torch import nn
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model
 from rl_training.models.mlp import Activation
-from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, DeterministicActor, TanhGaussianActor
+from rl_training.models.policies import (
+    OFFLINE_LOG_STD_BOUNDS,
+    CategoricalActor,
+    DeterministicActor,
+    TanhGaussianActor,
+)
+
+
+def _require_no_critics(critic_hidden_sizes: Sequence[int] | None, layer_norm: bool) -> None:
+    if critic_hidden_sizes is not None:
+        raise ConfigError("critic_hidden_sizes has no meaning for BC, which has no critics; use hidden_sizes")
+    if layer_norm:
+        raise ConfigError("layer_norm has no meaning for BC, which has no critics; leave it out")
 
 
 class MLPBCModel(Model):
@@ -29,10 +41,7 @@ class MLPBCModel(Model):
         layer_norm_epsilon: float = 1e-6,
         activation: Activation = "relu",
     ) -> None:
-        if critic_hidden_sizes is not None:
-            raise ConfigError("critic_hidden_sizes has no meaning for BC, which has no critics; use hidden_sizes")
-        if layer_norm:
-            raise ConfigError("layer_norm has no meaning for BC, which has no critics; leave it out")
+        _require_no_critics(critic_hidden_sizes, layer_norm)
         actor: nn.Module = (
             TanhGaussianActor(
                 obs_dim, action_dim, hidden_sizes, log_std_bounds=log_std_bounds, activation=activation
@@ -43,3 +52,25 @@ class MLPBCModel(Model):
         super().__init__(obs_dim, actor, normalize_observations=normalize_observations)
         self.action_dim = action_dim
         self.stochastic = stochastic
+
+
+class MLPDiscreteBCModel(Model):
+    """A categorical actor."""
+
+    action_dim = 1  # columns of a discrete action
+
+    def __init__(
+        self,
+        obs_dim: int,
+        num_actions: int,
+        hidden_sizes: Sequence[int],
+        *,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        normalize_observations: bool = False,
+        layer_norm: bool = False,
+        layer_norm_epsilon: float = 1e-6,
+        activation: Activation = "relu",
+    ) -> None:
+        _require_no_critics(critic_hidden_sizes, layer_norm)
+        actor = CategoricalActor(obs_dim, num_actions, hidden_sizes, activation=activation)
+        super().__init__(obs_dim, actor, normalize_observations=normalize_observations)

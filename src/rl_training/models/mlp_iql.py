@@ -1,17 +1,21 @@
-"""The model of IQL: a Gaussian actor that is not squashed, a state-value network, and two critics."""
+"""The models of IQL: an actor, a state-value network, and two critics.
+
+For continuous actions the actor is a Gaussian that is not squashed; for discrete ones actor and critics have one
+output per action.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from rl_training.models.actor_critic import ActorCriticModel
-from rl_training.models.critics import Critics
+from rl_training.models.critics import ChoiceCritics, Critics
 from rl_training.models.mlp import MLP, Activation, Init, MLPOptions
-from rl_training.models.policies import LOG_2PI, OFFLINE_LOG_STD_BOUNDS
+from rl_training.models.policies import LOG_2PI, OFFLINE_LOG_STD_BOUNDS, CategoricalActor
 from rl_training.models.steps import Step, as_array
 
 
@@ -81,7 +85,9 @@ class ValueNetwork(nn.Module):
 class MLPIQLModel(ActorCriticModel):
     """Actor, value and two critics with their targets; `critic_hidden_sizes` shapes critics and value."""
 
-    actor: GaussianActor
+    Actor: ClassVar[type[GaussianActor | CategoricalActor]] = GaussianActor
+    QFunctions: ClassVar[type[Critics | ChoiceCritics]] = Critics
+    actor: GaussianActor | CategoricalActor
 
     def __init__(
         self,
@@ -102,8 +108,8 @@ class MLPIQLModel(ActorCriticModel):
         )
         super().__init__(
             obs_dim,
-            GaussianActor(obs_dim, action_dim, hidden_sizes, activation=activation, init=init),
-            Critics(2, obs_dim, action_dim, sizes, **values),
+            self.Actor(obs_dim, action_dim, hidden_sizes, activation=activation, init=init),
+            self.QFunctions(2, obs_dim, action_dim, sizes, **values),
             normalize_observations=normalize_observations,
         )
         self.value = ValueNetwork(obs_dim, sizes, **values)
@@ -117,3 +123,10 @@ class MLPIQLModel(ActorCriticModel):
         """Of the network that learns it, `[1, B]`."""
         value: Tensor = self.value(self.normalizer(obs))
         return value[None]
+
+
+class MLPDiscreteIQLModel(MLPIQLModel):
+    """The same for discrete actions, whose number takes the place of `action_dim`."""
+
+    Actor = CategoricalActor
+    QFunctions = ChoiceCritics

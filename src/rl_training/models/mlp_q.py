@@ -1,4 +1,4 @@
-"""The model of DQN: one network with a value per discrete action, and its target copy."""
+"""The model of DQN and of discrete CQL: one network with a value per discrete action, and its target copy."""
 
 from __future__ import annotations
 
@@ -9,31 +9,12 @@ from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model, batched
-from rl_training.models.mlp import MLP, MLPOptions, frozen_copy
-from rl_training.models.steps import Step
+from rl_training.models.mlp import MLPOptions, frozen_copy
+from rl_training.models.policies import ChoiceActor
 
 
-class GreedyQ(nn.Module):
+class GreedyQ(ChoiceActor):
     """Q(s, ·) of K actions, `[B, K]`; acts by the largest."""
-
-    stochastic = False
-
-    def __init__(
-        self, obs_dim: int, num_actions: int, hidden_sizes: Sequence[int], **options: Unpack[MLPOptions]
-    ) -> None:
-        super().__init__()
-        self.net = MLP(obs_dim, hidden_sizes, num_actions, **options)
-
-    def forward(self, obs: Tensor) -> Tensor:
-        q: Tensor = self.net(obs)
-        return q
-
-    def mode(self, obs: Tensor) -> Tensor:
-        best: Tensor = self.net(obs).argmax(-1)
-        return best
-
-    def steps(self, sampled: bool) -> list[Step]:
-        return [*self.net.steps(), Step("argmax")]
 
 
 class MLPQNetwork(Model):
@@ -53,7 +34,9 @@ class MLPQNetwork(Model):
         **options: Unpack[MLPOptions],
     ) -> None:
         if critic_hidden_sizes is not None:
-            raise ConfigError("critic_hidden_sizes has no meaning for DQN, which has one network; use hidden_sizes")
+            raise ConfigError(
+                "critic_hidden_sizes has no meaning for DQN and discrete CQL, of one network; use hidden_sizes"
+            )
         q = GreedyQ(obs_dim, num_actions, hidden_sizes, **options)
         super().__init__(obs_dim, q, normalize_observations=normalize_observations)
         self.num_actions = num_actions

@@ -1,7 +1,7 @@
 """Actors: what a policy computes from an observation, and the `Policy` that acts, predicts and is exported.
 
-Actions are in [-1, 1]. No function here draws: noise is an argument, so the same call is a sample in training,
-a test with known noise, or a step captured in a CUDA graph.
+Actions are in [-1, 1], or numbers of discrete actions, counted from 0. No function here draws: noise is an
+argument, so the same call is a sample in training, a test with known noise, or a step captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -169,6 +169,50 @@ class DeterministicActor(nn.Module):
         return [*self.net.steps(), Step("tanh")]
 
 
+class ChoiceActor(nn.Module):
+    """One output per discrete action, `[B, K]`; acts by the largest. What they mean is a subclass's to say."""
+
+    stochastic = False
+
+    def __init__(
+        self, obs_dim: int, num_actions: int, hidden_sizes: Sequence[int], **options: Unpack[MLPOptions]
+    ) -> None:
+        super().__init__()
+        self.net = MLP(obs_dim, hidden_sizes, num_actions, **options)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        outputs: Tensor = self.net(obs)
+        return outputs
+
+    def mode(self, obs: Tensor) -> Tensor:
+        best: Tensor = self.net(obs).argmax(-1)
+        return best
+
+    def steps(self, sampled: bool) -> list[Step]:
+        return [*self.net.steps(), Step("categorical" if sampled else "argmax")]
+
+
+class CategoricalActor(ChoiceActor):
+    """a ~ softmax(net(s)): the outputs are logits."""
+
+    stochastic = True
+
+    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
+        """The action, `[B]`, in whose share of the unit interval the normal quantile of `noise [B, 1]` lies."""
+        upper_ends = self(obs).softmax(-1).cumsum(-1)  # [B, K]
+        chosen: Tensor = (upper_ends < torch.special.ndtr(noise)).sum(-1)
+        return chosen.clamp(max=upper_ends.shape[-1] - 1)  # the last end may be rounded to less than 1
+
+    def log_prob(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """log pi(a|s) of given actions, `[B]`; its negative mean is the cross-entropy."""
+        return at_actions(self(obs).log_softmax(-1), actions)
+
+
+def at_actions(outputs: Tensor, actions: Tensor) -> Tensor:
+    """Of one output per action the one of the given action: `[..., B, K]` and `[B]` to `[..., B]`."""
+    return outputs.gather(-1, actions.expand(outputs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
+
 class Policy(nn.Module):
     """The part of a model that acts: normaliser and actor, taking raw observations."""
 
@@ -181,20 +225,25 @@ class Policy(nn.Module):
     def stochastic(self) -> bool:
         return bool(self.actor.stochastic)
 
+    @property
+    def chooses(self) -> bool:
+        """Whether it has one output per discrete action (`scores`), of which `mode` is the largest's number."""
+        return isinstance(self.actor, ChoiceActor)
+
+    def scores(self, obs: Tensor) -> Tensor:
+        """The outputs `[B, K]` of a policy that chooses: values, or logits where it is stochastic."""
+        outputs: Tensor = self.actor(self.normalizer(obs))
+        return outputs
+
     def mode(self, obs: Tensor) -> Tensor:
         """The deterministic action `[B, A]` in [-1, 1] (discrete: `[B]` indices)."""
         action: Tensor = self.actor.mode(self.normalizer(obs))  # type: ignore[operator]
         return action
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
-        """The action that standard normal `noise [B, A]` selects from a stochastic policy."""
+        """The action that standard normal `noise [B, A]` selects from a stochastic policy (discrete: A is 1)."""
         action: Tensor = self.actor.sample(self.normalizer(obs), noise)  # type: ignore[operator]
         return action
-
-    def scores(self, obs: Tensor) -> Tensor:
-        """What a discrete policy compares, `[B, K]`: its mode is the largest."""
-        scores: Tensor = self.actor(self.normalizer(obs))
-        return scores
 
     def steps(self, sampled: bool = False) -> list[Step] | None:
         """The operations of `mode` (of `sample` if `sampled`), or None where the actor does not tell them."""

@@ -1,8 +1,9 @@
 """CQL through the offline loop."""
 
 from rl_training.algorithms.cql import CQL
+from rl_training.algorithms.discrete_cql import DiscreteCQL
 from rl_training.runtime.offline import Offline
 from rl_training.runtime.trainers import algorithm
 
-SPEC = algorithm(CQL, Offline, "Conservative Q-Learning", 2020)
+SPEC = algorithm(CQL, Offline, "Conservative Q-Learning", 2020, discrete=DiscreteCQL)
 train_cql = SPEC.train

@@ -117,11 +117,14 @@ def _settled(data: TransitionDataset, budgets: Budgets) -> Tensor:
 
 
 class Prepared:
-    """Data, spaces and learner of a run that learns from data; the normaliser is fixed to the data's moments."""
+    """Data, spaces and learner of a run that learns from data; the normaliser is fixed to the data's moments.
+
+    `job` is the one given, with the learner that the data's actions ask for.
+    """
 
     def __init__(self, job: Job, *, updates_per_step: int = 1) -> None:
         section = job.resolved[DatasetConfig]
-        env_spaces = _infer_env_spaces(job.config, given=job.given)
+        env_spaces = _infer_env_spaces(job.config, discrete=job.sections.takes_discrete, given=job.given)
         if job.checkpoint is not None:
             require_data(job.checkpoint.records["dataset"], job.dataset, job.checkpoint.path)
         budgets = _budgets(job.config)
@@ -137,6 +140,7 @@ class Prepared:
                 budgets=budgets,
             ),
         )
+        self.job = job = job.for_actions(data.spaces, data.name)
         self.in_memory = job.dataset is not None
         self.spaces = env_spaces or data.spaces
         self.learner: Learner = build_learner(
@@ -182,7 +186,8 @@ class Offline(Regime):
     first_phase = "offline"
 
     def __init__(self, job: Job) -> None:
-        self.job, self.prepared = job, Prepared(job)
+        self.prepared = Prepared(job)
+        self.job = job = self.prepared.job
         self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
         self.dataset_record, self.remarks = self.prepared.dataset_record(), self.prepared.remarks
         self.size, self.batch_size = len(self.prepared.dataset), job.resolved[OptimizationConfig].batch_size

@@ -39,9 +39,10 @@ class OfflineToOnline(Regime):
             raise ConfigError(
                 f"env_id: {job.config.algo} learns online and needs an environment; set env_id", key="env_id"
             )
-        self.job, self.online, prior = job, job.resolved[OnlineConfig], job.resolved[PriorDataConfig]
+        self.online, prior = job.resolved[OnlineConfig], job.resolved[PriorDataConfig]
         batch_size, self.budget = job.resolved[OptimizationConfig].batch_size, job.resolved[BudgetConfig]
         self.prepared = Prepared(job, updates_per_step=self.online.gradient_updates_per_step)
+        self.job = job = self.prepared.job
         self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
         self.dataset_record, self.remarks = self.prepared.dataset_record(), self.prepared.remarks
         buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, job.config.num_envs)

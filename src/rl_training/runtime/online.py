@@ -174,7 +174,7 @@ class Online(Regime):
                 f"dataset: {job.config.algo} learns from an environment alone; use rlpd to mix in data"
             )
         self.job, self.online = job, job.resolved[OnlineConfig]
-        self.spaces = spaces_of(job.config, discrete=job.sections.learner.discrete, given=job.given)
+        self.spaces = spaces_of(job.config, discrete=job.sections.takes_discrete, given=job.given)
         self.total_ticks = job.config.total_timesteps
         self.total_updates = self.online.earned(job.config.total_timesteps)
         require_updates(job, self.total_updates)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -116,10 +116,20 @@ class Job:
         require_place(config)
         given = given or Given()
         given.check(config, evaluated=config.eval_episodes > 0)
-        settings = config.to_dict() | {"algo_kwargs": resolved.to_dict()}
+        settings = _settings(config, resolved)
         origin = starting_point(config, checkpoint)
         shared = {} if shared is None else shared
         return cls(sections, config, resolved, checkpoint, origin, dataset, given, settings, shared)
+
+    def for_actions(self, spaces: SpaceSpec, of: str) -> Job:
+        """This job with the learner and the settings for the actions of `spaces`, which are those of `of`."""
+        sections, resolved = self.sections.resolve_for(spaces, of, self.config.algo_kwargs)
+        return replace(self, sections=sections, resolved=resolved, settings=_settings(self.config, resolved))
+
+
+def _settings(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:
+    """What a run's records keep of its settings, every default spelt out."""
+    return config.to_dict() | {"algo_kwargs": resolved.to_dict()}
 
 
 class Updates(NamedTuple):
@@ -139,6 +149,7 @@ class Regime(ABC):
     name: ClassVar[str]
     sections: ClassVar[tuple[type[Settings], ...]]
     first_phase: str
+    job: Job  # what it was made from, with the learner that its spaces ask for
     learner: Learner
     spaces: SpaceSpec
     total_ticks: int
@@ -231,6 +242,7 @@ def course(
     """A run from building to its result; see the module. What goes wrong while it waits is thrown into it."""
     with ExitStack() as open_until_the_end:
         regime = open_until_the_end.enter_context(closing(regime_of(job)))
+        job = regime.job
         yield Built(regime)
         opening = _open_session(job, regime, callbacks or (), launch or Launch(), suffix)
         session = open_until_the_end.enter_context(opening)

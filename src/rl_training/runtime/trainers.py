@@ -33,16 +33,39 @@ class AlgorithmSpec:
     def learner(self) -> type[Learner]:
         return self.sections.learner
 
+    @property
+    def learners(self) -> tuple[type[Learner], ...]:
+        """The learner, and the one for discrete actions where there is one beside it."""
+        other = self.sections.discrete
+        return (self.learner,) if other is None else (self.learner, other.learner)
+
+    @property
+    def actions(self) -> str:
+        """Which it takes, in words."""
+        return {None: "continuous or discrete", True: "discrete", False: "continuous"}[self.sections.takes_discrete]
+
 
 def algorithm(
-    learner: type[Learner], regime: type[Regime], title: str, year: int, **defaults: Any
+    learner: type[Learner],
+    regime: type[Regime],
+    title: str,
+    year: int,
+    *,
+    discrete: type[Learner] | None = None,
+    **defaults: Any,
 ) -> AlgorithmSpec:
     """An algorithm trained through a regime; `defaults` are those in which it differs from the sections' own.
+
+    `discrete` is the learner for discrete actions, where there is one beside the learner for continuous ones.
 
     Its train function takes the configuration, and how to go about it: `dataset` stands in for the configured data,
     `given` for environments that have no id, and nothing in `launch` changes a number.
     """
-    sections = Sections(learner, (learner.Config, learner.Network, *regime.sections), defaults)
+
+    def sections_of(kind: type[Learner], beside: Sections | None = None) -> Sections:
+        return Sections(kind, (kind.Config, kind.Network, *regime.sections), defaults, beside)
+
+    sections = sections_of(learner, None if discrete is None else sections_of(discrete))
 
     def train(
         config: TrainConfig,

@@ -145,11 +145,12 @@ def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
 def _load_model(checkpoint: Checkpoint) -> tuple[Model, SpaceSpec, TrainConfig]:
     """All networks of a checkpoint, whatever the learner, and what they were made for."""
     config, spaces = config_of(checkpoint), spaces_from(checkpoint)
-    spec = get_algorithm_spec(config.algo)
-    resolved = spec.sections.resolve(config.algo_kwargs)
+    kinds = get_algorithm_spec(config.algo).sections
+    with understood(checkpoint):
+        sections, resolved = kinds.resolve_for(spaces, str(checkpoint.path), config.algo_kwargs)
     names = checkpoint.tensors["networks"]
     with torch.random.fork_rng(devices=[]), understood(checkpoint, "networks"):
-        model = spec.learner.build_model(
+        model = sections.learner.build_model(
             spaces,
             resolved[NetworkShape],
             resolved[LearnerConfig],
@@ -320,7 +321,7 @@ def take_up(
     spec = get_algorithm_spec(config.algo)
     if config.env_id is not None and (
         difference := spaces_from(checkpoint).difference(
-            spaces_of(config, discrete=spec.learner.discrete, given=given)
+            spaces_of(config, discrete=spec.sections.takes_discrete, given=given)
         )
     ):
         raise CheckpointError(f"{checkpoint.path}: the environment's spaces have changed ({difference})")

@@ -297,7 +297,7 @@ def _episode(columns: Columns, start: int, stop: int, *, keep_last: bool) -> dic
     actions = read["actions"][:length]
     return {
         "observations": observations,
-        "actions": actions.reshape(-1) if columns.num_actions else actions,
+        "actions": actions.reshape(-1).astype(np.int64) if columns.num_actions else actions,
         "rewards": read["rewards"][:length],
         "terminations": terminations,
         "truncations": truncations,
