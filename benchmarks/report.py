@@ -32,7 +32,18 @@ DOCUMENTS = {
     "results": (ROOT / "docs" / "results.md", "# What was learned\n\nMeasured by `benchmarks/`; not typed in.\n"),
     "performance": (ROOT / "docs" / "performance.md", "# Speed\n\nMeasured by `benchmarks/`; not typed in.\n"),
 }
-PROGRAMS = ("updates", "population", "seeds", "training", "learning", "offline", "overhead", "startup", "parity")
+PROGRAMS = (
+    "updates",
+    "population",
+    "seeds",
+    "training",
+    "learning",
+    "offline",
+    "overhead",
+    "startup",
+    "parity",
+    "ope",
+)
 _PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "stable_baselines3", "sb3_contrib")
 
 Entry = dict[str, Any]

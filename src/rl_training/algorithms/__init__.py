@@ -8,6 +8,7 @@ from rl_training.algorithms.crr import CRR, crr_loss
 from rl_training.algorithms.ddpg import DDPG, ddpg_loss
 from rl_training.algorithms.dqn import DQN, dqn_loss
 from rl_training.algorithms.edac import EDAC, critic_diversity_loss, edac_loss
+from rl_training.algorithms.fqe import FQE, fqe_loss
 from rl_training.algorithms.iql import IQL, iql_loss
 from rl_training.algorithms.rebrac import ReBRAC, rebrac_loss
 from rl_training.algorithms.redq import REDQ, redq_loss
@@ -24,6 +25,7 @@ CRRAlgorithm = CRR
 DDPGAlgorithm = DDPG
 DQNAlgorithm = DQN
 EDACAlgorithm = EDAC
+FQEAlgorithm = FQE
 IQLAlgorithm = IQL
 REDQAlgorithm = REDQ
 ReBRACAlgorithm = ReBRAC
@@ -41,6 +43,7 @@ __all__ = [
     "DDPG",
     "DQN",
     "EDAC",
+    "FQE",
     "IQL",
     "REDQ",
     "RLPD",
@@ -55,6 +58,7 @@ __all__ = [
     "DDPGAlgorithm",
     "DQNAlgorithm",
     "EDACAlgorithm",
+    "FQEAlgorithm",
     "IQLAlgorithm",
     "Learner",
     "LearnerConfig",
@@ -75,6 +79,7 @@ __all__ = [
     "ddpg_loss",
     "dqn_loss",
     "edac_loss",
+    "fqe_loss",
     "iql_loss",
     "rebrac_loss",
     "redq_loss",

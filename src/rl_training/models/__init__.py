@@ -2,6 +2,7 @@
 
 from rl_training.models.mlp import MLP, EnsembleLinear, EnsembleMLP, NetworkConfig
 from rl_training.models.mlp_bc import MLPBCModel
+from rl_training.models.mlp_fqe import MLPFQEModel
 from rl_training.models.mlp_iql import GaussianActor, MLPIQLModel
 from rl_training.models.mlp_q import MLPQNetwork
 from rl_training.models.mlp_redq import MLPREDQModel
@@ -18,6 +19,7 @@ __all__ = [
     "GaussianActor",
     "MLPBCModel",
     "MLPDDPGModel",
+    "MLPFQEModel",
     "MLPIQLModel",
     "MLPQNetwork",
     "MLPREDQModel",

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.columns import OPTIONAL, REQUIRED, Column, Columns
+from rl_training.data.columns import ACTION_PROBS, OPTIONAL, REQUIRED, Column, Columns
 from rl_training.data.formats.files import existing_file, hollow, new_file, require, space_of
 from rl_training.errors import DatasetError
 from rl_training.memory import human_bytes
@@ -102,7 +102,9 @@ def read_hdf5(path: str | os.PathLike[str]) -> Columns:
         with damage_at(str(path)):
             present = set(file)  # names only: asking the file for a member would follow links
             data: dict[str, Column] = {
-                name: stored_column(file, name, str(path)) for name in (*REQUIRED, *OPTIONAL) if name in present
+                name: stored_column(file, name, str(path))
+                for name in (*REQUIRED, *OPTIONAL, ACTION_PROBS)
+                if name in present
             }
             extra = {
                 name: np.asarray(file.attrs[name])
