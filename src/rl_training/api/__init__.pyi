@@ -47,6 +47,8 @@ class AWAC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -117,6 +119,7 @@ class AWAC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -183,6 +186,8 @@ class BC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -250,6 +255,7 @@ class BC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -325,6 +331,8 @@ class CQL(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -401,6 +409,7 @@ class CQL(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -472,6 +481,8 @@ class CRR(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -544,6 +555,7 @@ class CRR(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -864,6 +876,8 @@ class EDAC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -937,6 +951,7 @@ class EDAC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -1005,6 +1020,8 @@ class IQL(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -1075,6 +1092,7 @@ class IQL(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -1685,6 +1703,8 @@ class TD3BC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -1757,6 +1777,7 @@ class TD3BC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -1958,6 +1979,8 @@ class ReBRAC(ManagedAlgorithm):
     top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
     action_low = None: action bounds where neither environment nor file tells them
     action_high = None: with `action_low`
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -2030,6 +2053,7 @@ class ReBRAC(ManagedAlgorithm):
         top_fraction: float = 1.0,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,

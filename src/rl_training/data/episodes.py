@@ -67,13 +67,14 @@ def hold_out(dataset: TransitionDataset, fraction: float) -> Split:
 
 
 def with_episodes(dataset: TransitionDataset, chosen: Numbers, note: str) -> TransitionDataset:
-    """The episodes whose numbers are `chosen`, in rising order; a mixture is drawn uniformly from then on."""
+    """The episodes whose numbers are `chosen`, in rising order."""
     starts, lengths = (column[chosen] for column in Episodes.of(dataset, "choosing episodes"))
     ends = np.cumsum(lengths)
     rows = allocate_rows(dataset.name, int(ends[-1]), dataset.layout.width, dataset.memory_limit)
     for start, length, end in zip(starts.tolist(), lengths.tolist(), ends.tolist()):
         rows[end - length : end] = dataset.rows[start : start + length]
-    return replace(dataset, rows=rows, episode_ends=ends - 1, notes=(*dataset.notes, note), parts=())
+    parts = dataset._remaining_parts(starts, lengths)
+    return replace(dataset, rows=rows, episode_ends=ends - 1, notes=(*dataset.notes, note), parts=parts)
 
 
 @dataclass(frozen=True)

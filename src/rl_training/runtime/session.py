@@ -239,6 +239,10 @@ class Session:
             self.say(f"warning: {evaluator.notice}")
         return metrics
 
+    def interrupted(self) -> bool:
+        """Whether a signal has come that ends the run."""
+        return self._guard.received is not None
+
     # Reports and state.
 
     def report(self) -> None:
