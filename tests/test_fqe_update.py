@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from rl_training import algorithms
 from rl_training.algorithms import FQE, fqe_loss
 from rl_training.algorithms.fqe import value_bounds
 from rl_training.errors import ConfigError
+from rl_training.experiment.registry import algorithm_names
 from rl_training.models import MLPFQEModel
 from tests.helpers import CHOICES, OBS, build, double, member, random_batch, snapshot
 from tests.test_population_updates import SIZE, assert_members_equal, learners_of, numbers_of
@@ -47,6 +49,12 @@ def reference_value(net: torch.nn.Sequential, learner: FQE, obs: Tensor, actions
         every = net(seen)
         return torch.stack([every[i, int(action)] for i, action in enumerate(actions)])
     return net(torch.cat([seen, actions], 1))[:, 0]
+
+
+def test_it_has_two_names_and_trains_no_policy() -> None:
+    assert algorithms.FQEAlgorithm is FQE
+    assert {"FQE", "FQEAlgorithm", "fqe_loss"} <= set(algorithms.__all__)
+    assert "fqe" not in algorithm_names()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -116,6 +116,15 @@ def test_fewer_at_a_time_changes_nothing_but_rounding(home: Path, monkeypatch: p
         assert one.values == pytest.approx(other.values, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
+def test_compiled_updates_say_the_same(home: Path) -> None:
+    eager, compiled = (
+        rl_training.ope(runs(home), home / "logs.npz", **SMALL, acceleration=mode) for mode in ("eager", "compile")
+    )
+    for one, other in zip(eager.policies, compiled.policies):
+        assert one.values == pytest.approx(other.values, rel=1e-3, abs=1e-4)
+
+
 def test_memory_bounds_the_policies_at_a_time(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -288,6 +297,17 @@ def test_probabilities_stay_with_their_rows(tmp_path: Path) -> None:
     kept[-1] = bool(columns["terminals"][-1])
     assert 0 < len(data) == kept.sum() < len(kept)
     assert read_probabilities(tmp_path / "logs.npz", data.spaces) == pytest.approx(columns["action_probs"][kept])
+
+
+def test_probabilities_survive_a_conversion(tmp_path: Path) -> None:
+    from rl_training.data.formats import convert_dataset
+    from rl_training.data.probabilities import read_probabilities
+
+    pytest.importorskip("h5py")
+    logs = discrete_logs(tmp_path / "logs.npz")
+    copied = convert_dataset(logs, "hdf5", tmp_path / "logs.hdf5")
+    spaces = TransitionDataset.load(logs).spaces
+    assert np.array_equal(read_probabilities(logs, spaces), read_probabilities(copied, spaces))
 
 
 # Numbers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -153,8 +154,6 @@ def _settings(texts: list[str] | None) -> dict[str, Any]:
 @contextmanager
 def _progress() -> Iterator[Callable[[float], None]]:
     """A bar on a terminal; nothing elsewhere, where lines would be noise before a table."""
-    import sys
-
     from rl_training.console.progress import Progress
 
     if flags.quiet or not sys.stderr.isatty():

@@ -34,10 +34,10 @@ class Episodes(NamedTuple):
         """The episodes of `dataset`, at least two; `purpose` is what needs them."""
         ends = dataset.episode_ends
         if len(ends) < 2:
-            found = "only one is marked" if len(ends) else "its rows do not follow each other"
+            found = "there is only one" if len(ends) else "its rows do not follow each other"
             raise DatasetError(
                 f"{dataset.name}: {purpose} needs several episodes, and {found}; use data whose rows follow each "
-                "other, with the ends of episodes in 'terminals' or 'timeouts'"
+                "other (or hold out more of them), with the ends of episodes in 'terminals' or 'timeouts'"
             )
         starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
         return cls(starts, ends - starts + 1)

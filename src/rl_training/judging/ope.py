@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rl_training.algorithms.fqe import FQEConfig
 from rl_training.data.datasets import TransitionDataset
-from rl_training.data.episodes import Episodes, hold_out, resamples
+from rl_training.data.episodes import Episodes, Resample, hold_out, resamples
 from rl_training.data.probabilities import checked_probabilities, read_probabilities, require_discrete
 from rl_training.errors import ConfigError, nearest
 from rl_training.judging.fitting import BATCH_SIZE, Fit, Plan, Watch, fit
@@ -210,24 +210,14 @@ def _judged(
     fitted: Fit | None = None
     if method != "wis":
         fitted = fit(data, episodes, policies, parts, plan, home, keep=method == "dr", watch=watch)
-    effective: list[float | None] = [None] * len(found)
+    policies = [policy.cpu() for policy in policies]
     if probs is None:
         assert fitted is not None
-        values = fitted.values
+        values, effective = fitted.values, None
     else:
-        logs, rows = Logs(data, episodes, probs, plan.config.gamma), []
-        returns = data.episode_returns(logs.gamma)
-        for k, policy in enumerate(one.cpu() for one in policies):
-            ratios = logs.ratios(policy, sampled=plan.sampled)
-            weights = log_weights(ratios, episodes)
-            effective[k] = effective_episodes(weights)
-            if fitted is None:
-                rows.append(weighted_mean(weights, returns, parts))
-            else:
-                learners = fitted.learners[k]
-                rows.append(doubly_robust_of(logs, policy, ratios, learners, parts, sampled=plan.sampled))
-        values = np.stack(rows)
-    distances, own = _distances(data, [policy.cpu() for policy in policies], plan.seed)
+        logs = Logs(data, episodes, probs, plan.config.gamma)
+        values, effective = _by_importance(logs, policies, parts, fitted, plan.sampled)
+    distances, own = _distances(data, policies, plan.seed)
     estimates = _ranked(found, values, fitted, effective, distances)
     return Judgement(
         policies=tuple(sorted(estimates, key=lambda one: one.rank)),
@@ -243,6 +233,23 @@ def _judged(
         data_distance=own,
         notes=_notes(plan, data, episodes, values, fitted),
     )
+
+
+def _by_importance(
+    logs: Logs, policies: Sequence[Policy], parts: Sequence[Resample], fitted: Fit | None, sampled: bool
+) -> tuple[Floats, list[float]]:
+    """Values `[K, B]` by importance sampling, corrected by FQE where it was fitted, and the episodes that count."""
+    values, effective = [], []
+    returns = logs.dataset.episode_returns(logs.gamma)
+    for k, policy in enumerate(policies):
+        ratios = logs.ratios(policy, sampled=sampled)
+        weights = log_weights(ratios, logs.episodes)
+        effective.append(effective_episodes(weights))
+        if fitted is None:
+            values.append(weighted_mean(weights, returns, parts))
+        else:
+            values.append(doubly_robust_of(logs, policy, ratios, fitted.learners[k], parts, sampled=sampled))
+    return np.stack(values), effective
 
 
 def interval(values: Floats) -> tuple[float | None, float | None]:
@@ -285,7 +292,7 @@ def _ranked(
     found: Sequence[Candidate],
     values: Floats,
     fitted: Fit | None,
-    effective: Sequence[float | None],
+    effective: Sequence[float] | None,
     distances: Sequence[float],
 ) -> list[PolicyEstimate]:
     means, several = values.mean(1), values.shape[1] > 1
@@ -309,7 +316,7 @@ def _ranked(
                 distance=distances[k],
                 clipped=None if fitted is None else float(fitted.clipped[k].mean()),
                 drift=None if fitted is None else float(fitted.drift[k].mean()),
-                effective_episodes=effective[k],
+                effective_episodes=None if effective is None else effective[k],
                 values=tuple(float(value) for value in values[k]),
             )
         )
