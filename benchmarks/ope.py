@@ -19,6 +19,7 @@ import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,8 @@ def ask_peer(python: str, found: list[Candidate], data: TransitionDataset, updat
     }
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Entry]:
+def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, Entry]]:
+    """An entry each, as they come: ours, then the peer's."""
     env_id, folder = arguments.env, Path(arguments.folder)
     run, places = snapshots(env_id, arguments.device, folder)
     file = folder / f"{env_id}.npz"
@@ -179,6 +181,21 @@ def measure(arguments: argparse.Namespace) -> dict[str, Entry]:
         "truth": truths.tolist(),
         "truth_error": errors.tolist(),
     }
+    values, seconds = judge(places, data, arguments)
+    own = {"seconds": seconds, "repetitions": f"{arguments.bootstraps} bootstraps"}
+    yield f"{env_id}/{arguments.device}/rl_training", common | scores(truths, values) | own
+    if arguments.peer:
+        answer = ask_peer(arguments.peer, found, data, arguments.updates, arguments.peer_seeds)
+        theirs = {
+            "seconds": answer["seconds"],
+            "repetitions": f"{arguments.peer_seeds} seeds",
+            "peer": f"d3rlpy {answer['version']}",
+        }
+        yield f"{env_id}/{arguments.device}/d3rlpy", common | scores(truths, answer["values"]) | theirs
+
+
+def judge(places: list[Path], data: TransitionDataset, arguments: argparse.Namespace) -> tuple[Floats, float]:
+    """Our values `[K, B]`, and the seconds they took."""
     started = time.perf_counter()
     judged = ope(
         places,
@@ -188,26 +205,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Entry]:
         gamma=GAMMA,
         device=arguments.device,
     )
-    seconds = time.perf_counter() - started
     by_name = {one.name: one.values for one in judged.policies}
-    values = np.array([by_name[str(place)] for place in places])
-    entry = common | scores(truths, values) | {"seconds": seconds, "repetitions": f"{values.shape[1]} bootstraps"}
-    print("ours", entry["mean"])
-    entries = {f"{env_id}/{arguments.device}/rl_training": entry}
-    if arguments.peer:
-        answer = ask_peer(arguments.peer, found, data, arguments.updates, arguments.peer_seeds)
-        entry = (
-            common
-            | scores(truths, answer["values"])
-            | {
-                "seconds": answer["seconds"],
-                "repetitions": f"{arguments.peer_seeds} seeds",
-                "peer": f"d3rlpy {answer['version']}",
-            }
-        )
-        print("d3rlpy", entry["mean"])
-        entries[f"{env_id}/{arguments.device}/d3rlpy"] = entry
-    return entries
+    return np.array([by_name[str(place)] for place in places]), time.perf_counter() - started
 
 
 def sections(entries: dict[str, Entry]) -> Sections:
@@ -257,7 +256,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="a file for the results, not to be rendered here")
     arguments = parser.parse_args()
     results = Results("ope", arguments.results)
-    results.add(measure(arguments))
+    for name, entry in measure(arguments):
+        print(name, entry["mean"])
+        results.add({name: entry})
     results.render(sections)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,15 @@ from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.judging import fitting
 from rl_training.judging.ope import CAVEAT, interval, ranks, students_quantile
 from rl_training.models.mlp import NetworkConfig
+from rl_training.runtime import validation
+from rl_training.runtime.acceleration import Updater
+from rl_training.runtime.signals import TrainingInterrupted
 from rl_training.runtime.valuing import EpisodeSource, Panel, sample_together
 from rl_training.runtime.workflows import resume_training
 from rl_training.seeding import resampling
 from tests.judging_worlds import Chain, Linear
 from tests.runs import fingerprint
+from tests.test_acceleration import needs_gpu
 
 SMALL: dict[str, Any] = {
     "updates": 30,
@@ -114,6 +120,16 @@ def test_fewer_at_a_time_changes_nothing_but_rounding(home: Path, monkeypatch: p
     for one, other in zip(whole.policies, parts.policies):
         assert one.name == other.name
         assert one.values == pytest.approx(other.values, rel=1e-4, abs=1e-5)
+
+
+@needs_gpu
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_captured_updates_say_the_same_to_the_bit(home: Path, stochastic: bool) -> None:
+    options = SMALL | {"device": "cuda", "updates": 100, "stochastic": stochastic}
+    eager, captured = (
+        rl_training.ope(runs(home), home / "logs.npz", **options, acceleration=mode) for mode in ("eager", "graph")
+    )
+    assert [one.values for one in eager.policies] == [one.values for one in captured.policies]
 
 
 @pytest.mark.slow
@@ -441,6 +457,37 @@ def test_a_run_that_is_judged_resumes_exactly(home: Path, tmp_path: Path) -> Non
     assert ours == theirs
     for name in ("validation/fqe_value", "validation/action_distance"):
         assert logged(resumed.run_dir, name) == logged(whole.run_dir, name)
+
+
+def test_a_signal_while_it_judges_ends_the_run_which_judges_first_when_it_goes_on(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {
+        "validation_fraction": 0.25,
+        "early_stopping": STOPPING | {"min_improvement": 0.0, "patience": 3, "fqe_updates": 250},
+    }
+    whole = train(home, tmp_path / "whole", BC, 40, **settings)
+    calls = []
+
+    class Interrupting(Updater):
+        def run(self, count: int) -> None:
+            super().run(count)
+            calls.append(count)
+            if len(calls) == 4:  # the first block of the second evaluation
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(validation, "Updater", Interrupting)
+        with pytest.raises(TrainingInterrupted):
+            train(home, tmp_path / "broken", BC, 40, **settings)
+    assert len(calls) == 4
+    run = next((tmp_path / "broken").iterdir())
+    resumed = resume_training(run, quiet=True)
+    ours, theirs = (fingerprint(result.checkpoint_path) for result in (resumed, whole))
+    for known in (ours, theirs):
+        known.pop("config/output_dir")
+    assert ours == theirs
+    assert logged(run, "validation/fqe_value") == logged(whole.run_dir, "validation/fqe_value")
 
 
 @pytest.mark.parametrize(
