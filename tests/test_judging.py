@@ -8,6 +8,7 @@ import math
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from rl_training.data.episodes import Episodes, Resample, hold_out, resamples
 from rl_training.errors import CheckpointError, ConfigError, DatasetError, RLTrainingError
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.judging import fitting
-from rl_training.judging.ope import CAVEAT, interval, ranks, students_quantile
+from rl_training.judging.ope import CAVEAT, _far_from, interval, ranks, students_quantile
 from rl_training.models.mlp import NetworkConfig
 from rl_training.runtime import validation
 from rl_training.runtime.acceleration import Updater
@@ -178,6 +179,20 @@ def test_held_out_episodes_are_those_of_training(home: Path) -> None:
     same = rl_training.ope(runs(home), held, **SMALL)
     assert (found.held_out, found.episodes) == (True, 5)
     assert found.best.values == same.best.values
+
+
+def test_a_policy_that_acts_unlike_the_data_is_named(home: Path) -> None:
+    """Actions that all but vanish in the log are compared with those of policies that learned from full ones."""
+    data = Linear().data(20)
+    data.layout.unpack(torch.from_numpy(data.rows)).actions.mul_(0.01)
+    found = rl_training.ope(runs(home), data, **SMALL | {"bootstraps": 1})
+    assert found.data_distance < 0.02
+    told = [note for note in found.notes if "acts unlike the data" in note]
+    far = {one.name for one in found.policies if one.distance > 0.1}
+    assert {note.split()[0] for note in told} == far
+    bold = replace(found.best, name="bold", distance=0.5)
+    assert [note.split()[0] for note in _far_from([bold], found.data_distance)] == ["bold"]
+    assert _far_from([bold], 0.4) == []
 
 
 # What is refused.

@@ -44,6 +44,8 @@ CAVEAT = (
 )
 # Rows whose actions are compared with the logged ones, and those among which their neighbours are looked for.
 _COMPARED, _NEIGHBOURS = 2_000, 10_000
+# From which multiple of the data's own distance, and of how much at least, a policy is said to act unlike the data.
+_FAR, _FAR_AT_LEAST = 2.0, 0.05
 # Time constants of FQE, 1 / (tau (1 - gamma)) updates each, below which it says that it has not settled.
 _ENOUGH = 3.0
 
@@ -231,7 +233,7 @@ def _judged(
         updates=None if fitted is None else plan.updates,
         seed=plan.seed,
         data_distance=own,
-        notes=_notes(plan, data, episodes, values, fitted),
+        notes=(*_notes(plan, data, episodes, values, fitted), *_far_from(estimates, own)),
     )
 
 
@@ -343,6 +345,16 @@ def _notes(
     if len(episodes.starts) < 20:
         notes.append(f"{len(episodes.starts)} episodes are few for a bootstrap over episodes")
     return tuple(notes)
+
+
+def _far_from(estimates: Sequence[PolicyEstimate], own: float) -> list[str]:
+    """Policies that do what the data hardly show."""
+    return [
+        f"{one.name} acts unlike the data (distance {one.distance:.2f}, of similar states {own:.2f}): its value is "
+        "extrapolated"
+        for one in estimates
+        if one.distance > _FAR * max(own, _FAR_AT_LEAST)
+    ]
 
 
 def _distances(data: TransitionDataset, policies: Sequence[Policy], seed: int) -> tuple[list[float], float]:
