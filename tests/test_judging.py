@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from typer.testing import CliRunner, Result
 import rl_training
 from rl_training import BC, IQL, Study, TransitionDataset
 from rl_training.cli import main
+from rl_training.console import judging
 from rl_training.data.episodes import Episodes, Resample, hold_out, resamples
 from rl_training.errors import CheckpointError, ConfigError, DatasetError, RLTrainingError
 from rl_training.experiment.strict_yaml import dump_yaml
@@ -620,3 +622,9 @@ def test_the_yaml_of_a_run_may_ask_for_it(home: Path, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(dump_yaml(config))
     result = command("train", "--config", tmp_path / "run.yaml")
     assert result.exit_code == 0, result.output
+
+
+def test_help_tells_the_defaults_of_the_function() -> None:
+    usual = {name: one.default for name, one in inspect.signature(rl_training.ope).parameters.items()}
+    for option, name in ((judging.Bootstraps, "bootstraps"), (judging.Updates, "updates")):
+        assert f"{usual[name]:,} unless given" in option.__metadata__[0].help

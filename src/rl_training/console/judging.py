@@ -33,8 +33,10 @@ class By(StrEnum):
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Bootstraps = Annotated[int, typer.Option(min=1, help="Resamples of the episodes; 1: the data as they are.")]
-Updates = Annotated[int, typer.Option(min=10, metavar="N", help="Updates of FQE.")]
+Bootstraps = Annotated[
+    int | None, typer.Option(min=1, help="Resamples of the episodes, 5 unless given; 1: the data as they are.")
+]
+Updates = Annotated[int | None, typer.Option(min=10, metavar="N", help="Updates of FQE, 10,000 unless given.")]
 ValidationFraction = Annotated[
     float,
     typer.Option(min=0.0, max=0.99, help="Judge only by the episodes that training with this fraction held out."),
@@ -55,8 +57,8 @@ def ope(
         Method,
         typer.Option(help="fqe; for discrete actions with logged probabilities also wis (importance) or dr."),
     ] = Method.fqe,
-    bootstraps: Bootstraps = 5,
-    updates: Updates = 10_000,
+    bootstraps: Bootstraps = None,
+    updates: Updates = None,
     validation_fraction: ValidationFraction = 0.0,
     stochastic: Stochastic = False,
     seed: Seed = 0,
@@ -72,14 +74,13 @@ def ope(
             runs,
             dataset,
             method=method.value,
-            bootstraps=bootstraps,
-            updates=updates,
             validation_fraction=validation_fraction,
             stochastic=stochastic,
             seed=seed,
             device=device,
             watch=watch,
             warn=warn,
+            **_given(bootstraps=bootstraps, updates=updates),
             **_settings(settings),
         )
     if as_json:
@@ -95,8 +96,8 @@ def select(
         str | None, typer.Option(metavar="FILE", help="Logged data; by default what the trials learned from.")
     ] = None,
     task: Annotated[str | None, typer.Option(help="Of a study of several tasks, one as its file names it.")] = None,
-    bootstraps: Bootstraps = 5,
-    updates: Updates = 10_000,
+    bootstraps: Bootstraps = None,
+    updates: Updates = None,
     validation_fraction: Annotated[
         float | None,
         typer.Option(
@@ -119,14 +120,13 @@ def select(
         if by is By.fqe:
             options = {
                 "dataset": dataset,
-                "bootstraps": bootstraps,
-                "updates": updates,
                 "validation_fraction": validation_fraction,
                 "stochastic": stochastic,
                 "seed": seed,
                 "device": device,
                 "watch": watch,
                 "warn": warn,
+                **_given(bootstraps=bootstraps, updates=updates),
                 **_settings(settings),
             }
         elif dataset is not None:
@@ -136,6 +136,11 @@ def select(
         show_json(found.to_dict())
     else:
         _show_selection(found)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Those that are not left to their defaults."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _settings(texts: list[str] | None) -> dict[str, Any]:
