@@ -46,6 +46,7 @@ PROGRAMS = (
     "parity",
     "data_sizes",
     "export",
+    "ope",
 )
 _PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "stable_baselines3", "sb3_contrib")
 

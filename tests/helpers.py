@@ -39,10 +39,10 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def all_learners() -> list[type[Learner]]:
-    """Every learner the package exports, once, whatever aliases it has."""
+    """Every learner of a policy that is exported, once, whatever aliases it has; FQE judges one that is given."""
     exported = (getattr(algorithms, name) for name in algorithms.__all__)
     found = {thing for thing in exported if isinstance(thing, type) and issubclass(thing, Learner)}
-    return sorted(found - {Learner}, key=label)
+    return sorted(found - {Learner, algorithms.FQE}, key=label)
 
 
 def label(learner: type[Learner]) -> str:

@@ -23,6 +23,7 @@ from rl_training.population.updates import StackedUpdater
 from rl_training.runtime.acceleration import Acceleration, Updater, accelerate
 from rl_training.runtime.acting import ActingPolicy
 from rl_training.runtime.schedules import OptimizationConfig
+from rl_training.runtime.valuing import Units
 from tests.helpers import BATCH, OBS, build, random_batch, snapshot
 from tests.test_acceleration import (
     SCHEDULES,
@@ -141,7 +142,7 @@ def furthest(stacked: StackedUpdater, singles: Sequence[Updater]) -> float:
 
 def unmoved(before: dict[str, Tensor], learner: Learner) -> list[str]:
     """Parameters, targets included, that are as they were; what is fixed aside."""
-    fixed = ("model.normalizer.", "temperature.fixed")
+    fixed = ("model.normalizer.", "temperature.fixed", *(f"model.{unit}" for unit in Units._fields))
     after = snapshot(learner)
     return [name for name in before if not name.startswith(fixed) and torch.equal(before[name], after[name])]
 

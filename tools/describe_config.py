@@ -22,6 +22,7 @@ from rl_training.runtime.offline import BudgetConfig
 from rl_training.runtime.offline_to_online import PriorDataConfig
 from rl_training.runtime.online import OnlineConfig
 from rl_training.runtime.schedules import OptimizationConfig, Schedule
+from rl_training.runtime.validation import ValidationConfig
 from rl_training.settings import Settings
 
 SHARED: tuple[type[Settings], ...] = (
@@ -31,6 +32,7 @@ SHARED: tuple[type[Settings], ...] = (
     ObservationConfig,
     OnlineConfig,
     DatasetConfig,
+    ValidationConfig,
     BudgetConfig,
     PriorDataConfig,
 )
@@ -165,8 +167,10 @@ def render() -> str:
         *rows(DatasetConfig),
         "\nEach entry of `datasets` has the `dataset_…` keys and:\n",
         *rows(WeightedChoice, ["weight"]),
-        "\n## `algo_kwargs` of offline algorithms: budgets\n",
+        "\n## `algo_kwargs` of offline algorithms: budgets, and data held out\n",
         *rows(BudgetConfig),
+        "\nWithout RLPD:\n",
+        *rows(ValidationConfig),
         "\n## `algo_kwargs` of RLPD: prior data\n",
         *rows(PriorDataConfig),
         "\n## `algo_kwargs` of each algorithm\n",

@@ -14,11 +14,13 @@ __version__ = "0.1.0"
 # Where the names live that are not of `rl_training.api`.
 _HOMES = {
     "Callback": "rl_training.runtime.callbacks",
+    "Judgement": "rl_training.judging.ope",
     "Logger": "rl_training.experiment.loggers",
     "Study": "rl_training.study",
     "TrainConfig": "rl_training.experiment.config",
     "TrainResult": "rl_training.runtime.session",
     "TransitionDataset": "rl_training.data.datasets",
+    "ope": "rl_training.judging.ope",
 }
 __all__ = [*api.__all__, *_HOMES]
 

@@ -19,6 +19,7 @@ from rl_training import __version__
 from rl_training.console.datasets import datasets
 from rl_training.console.environments import check_env
 from rl_training.console.errors import OneLineGroup
+from rl_training.console.judging import ope, select
 from rl_training.console.listing import runs
 from rl_training.console.output import flags, note, show_json, show_table, warn
 from rl_training.console.reports import plot, report
@@ -39,7 +40,7 @@ main = typer.Typer(
 main.add_typer(datasets, name="dataset")
 main.add_typer(studies, name="study")
 main.command("check-env")(check_env)
-for command in (sweep, work, status, tune, runs, report, plot):
+for command in (sweep, work, status, tune, select, ope, runs, report, plot):
     main.command()(command)
 
 Overrides = Annotated[

@@ -11,6 +11,7 @@ from rl_training.algorithms.discrete_cql import DiscreteCQL, discrete_cql_loss
 from rl_training.algorithms.discrete_iql import DiscreteIQL
 from rl_training.algorithms.dqn import DQN, dqn_loss
 from rl_training.algorithms.edac import EDAC, critic_diversity_loss, edac_loss
+from rl_training.algorithms.fqe import FQE, fqe_loss
 from rl_training.algorithms.iql import IQL, iql_loss
 from rl_training.algorithms.rebrac import ReBRAC, rebrac_loss
 from rl_training.algorithms.redq import REDQ, redq_loss
@@ -30,6 +31,7 @@ DiscreteBCAlgorithm = DiscreteBC
 DiscreteCQLAlgorithm = DiscreteCQL
 DiscreteIQLAlgorithm = DiscreteIQL
 EDACAlgorithm = EDAC
+FQEAlgorithm = FQE
 IQLAlgorithm = IQL
 REDQAlgorithm = REDQ
 ReBRACAlgorithm = ReBRAC
@@ -47,6 +49,7 @@ __all__ = [
     "DDPG",
     "DQN",
     "EDAC",
+    "FQE",
     "IQL",
     "REDQ",
     "RLPD",
@@ -67,6 +70,7 @@ __all__ = [
     "DiscreteIQL",
     "DiscreteIQLAlgorithm",
     "EDACAlgorithm",
+    "FQEAlgorithm",
     "IQLAlgorithm",
     "Learner",
     "LearnerConfig",
@@ -88,6 +92,7 @@ __all__ = [
     "discrete_cql_loss",
     "dqn_loss",
     "edac_loss",
+    "fqe_loss",
     "iql_loss",
     "rebrac_loss",
     "redq_loss",

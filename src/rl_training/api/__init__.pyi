@@ -49,6 +49,8 @@ class AWAC(ManagedAlgorithm):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -126,6 +128,7 @@ class AWAC(ManagedAlgorithm):
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
         num_actions: int | float | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -197,6 +200,8 @@ class BC(ManagedAlgorithm):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -273,6 +278,7 @@ class BC(ManagedAlgorithm):
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
         num_actions: int | float | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -353,6 +359,8 @@ class CQL(ManagedAlgorithm):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -439,6 +447,7 @@ class CQL(ManagedAlgorithm):
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
         num_actions: int | float | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -515,6 +524,8 @@ class CRR(ManagedAlgorithm):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -594,6 +605,7 @@ class CRR(ManagedAlgorithm):
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
         num_actions: int | float | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -943,6 +955,8 @@ class EDAC(ManagedAlgorithm):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -1023,6 +1037,7 @@ class EDAC(ManagedAlgorithm):
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
         num_actions: int | float | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -1096,6 +1111,8 @@ class IQL(ManagedAlgorithm):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -1175,6 +1192,7 @@ class IQL(ManagedAlgorithm):
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
         num_actions: int | float | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -1841,6 +1859,8 @@ class TD3BC(ManagedAlgorithm):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -1920,6 +1940,7 @@ class TD3BC(ManagedAlgorithm):
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
         num_actions: int | float | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,
@@ -2138,6 +2159,8 @@ class ReBRAC(ManagedAlgorithm):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
+    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
+        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -2217,6 +2240,7 @@ class ReBRAC(ManagedAlgorithm):
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
         num_actions: int | float | None = None,
+        validation_fraction: float = 0.0,
         max_updates: int | float | None = None,
         max_epochs: int | float | None = None,
         eval_interval: int | float | None = None,

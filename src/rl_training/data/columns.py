@@ -21,6 +21,8 @@ from rl_training.memory import available_memory, human_bytes
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("timeouts", "next_observations")
+# Read where somebody asks for it: how likely each discrete action was when it was taken.
+ACTION_PROBS = "action_probs"
 CHUNK_BYTES = 8 * 2**20  # small enough that memory is used again from chunk to chunk
 
 

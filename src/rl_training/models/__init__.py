@@ -2,6 +2,7 @@
 
 from rl_training.models.mlp import MLP, EnsembleLinear, EnsembleMLP, NetworkConfig
 from rl_training.models.mlp_bc import MLPBCModel, MLPDiscreteBCModel
+from rl_training.models.mlp_fqe import MLPFQEModel
 from rl_training.models.mlp_iql import GaussianActor, MLPDiscreteIQLModel, MLPIQLModel
 from rl_training.models.mlp_q import MLPQNetwork
 from rl_training.models.mlp_redq import MLPREDQModel
@@ -28,6 +29,7 @@ __all__ = [
     "MLPDDPGModel",
     "MLPDiscreteBCModel",
     "MLPDiscreteIQLModel",
+    "MLPFQEModel",
     "MLPIQLModel",
     "MLPQNetwork",
     "MLPREDQModel",

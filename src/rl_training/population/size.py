@@ -9,7 +9,7 @@ from rl_training.memory import available_memory, human_bytes, room_on_gpu
 from rl_training.runtime.run import Regime
 
 # Networks, gradients, two moments, and what the stack, its gradients and their optimiser step take for a while.
-_COPIES = 8
+COPIES = 8
 
 _log = logging.getLogger(__name__)
 
@@ -34,4 +34,4 @@ def _bytes_of(built: Regime) -> int:
     modules = built.learner.modules().values()
     networks = sum(tensor.nbytes for module in modules for tensor in chain(module.parameters(), module.buffers()))
     replay = 0 if built.collector is None else built.collector.buffer.rows.nbytes
-    return _COPIES * networks + replay
+    return COPIES * networks + replay

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -24,11 +24,18 @@ class EarlyStopping(Settings):
     """what counts as an improvement of the mean return"""
     target_return: float | None = None
     """stop as soon as an evaluation's mean return reaches it"""
+    metric: Literal["return", "fqe"] = "return"
+    """what counts: the mean return of evaluations, or, offline and without an environment, the value of the policy
+    by FQE on held-out episodes (`validation_fraction`)"""
+    fqe_updates: PositiveInt = 2_000
+    """updates of FQE at each evaluation, with `metric: fqe`"""
 
     @model_validator(mode="after")
     def _something_to_stop_at(self) -> Self:
         if self.patience is None and self.target_return is None:
             raise ValueError("early_stopping needs patience or target_return")
+        if self.metric == "fqe" and self.target_return is not None:
+            raise ValueError("early_stopping: FQE ranks policies and promises no return; use patience alone")
         return self
 
 
@@ -56,7 +63,16 @@ def build_control_callbacks(controls: ControlConfig) -> list[Callback]:
     if controls.eval_interval is not None:
         callbacks.append(EvaluationCallback(controls.eval_interval))
     if controls.early_stopping is not None:
-        callbacks.append(EarlyStoppingCallback(**controls.early_stopping.model_dump()))
+        callbacks.append(_early_stopping(controls.early_stopping))
     if controls.max_hours is not None:
         callbacks.append(TimeLimitCallback(controls.max_hours))
     return callbacks
+
+
+def _early_stopping(settings: EarlyStopping) -> EarlyStoppingCallback:
+    return EarlyStoppingCallback(
+        patience=settings.patience,
+        min_improvement=settings.min_improvement,
+        target_return=settings.target_return,
+        metric="fqe_value" if settings.metric == "fqe" else "eval_return_mean",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
+from rl_training.data.episodes import hold_out
 from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.data.placement import Budgets
 from rl_training.environments.given import Given
@@ -19,6 +21,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.acceleration import Updater
 from rl_training.runtime.building import build_learner, choose_device
+from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import collect_random
 from rl_training.runtime.controls import ControlConfig
@@ -27,6 +30,7 @@ from rl_training.runtime.run import Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.runtime.state import clips_observations, has_normalizer
+from rl_training.runtime.validation import Validation, ValidationCallback, ValidationConfig
 from rl_training.settings import PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
 
@@ -122,13 +126,15 @@ class Prepared:
     `job` is the one given, with the learner that the data's actions ask for.
     """
 
-    def __init__(self, job: Job, *, updates_per_step: int = 1) -> None:
+    held_out: TransitionDataset | None = None
+
+    def __init__(self, job: Job, *, updates_per_step: int = 1, validation_fraction: float = 0.0) -> None:
         section = job.resolved[DatasetConfig]
         env_spaces = _infer_env_spaces(job.config, discrete=job.sections.takes_discrete, given=job.given)
         if job.checkpoint is not None:
             require_data(job.checkpoint.records["dataset"], job.dataset, job.checkpoint.path)
         budgets = _budgets(job.config)
-        self.dataset = data = job.once(
+        data = job.once(
             "data",
             lambda: _build_offline_dataset(
                 job.config,
@@ -141,6 +147,9 @@ class Prepared:
             ),
         )
         self.job = job = job.for_actions(data.spaces, data.name)
+        if validation_fraction:
+            data, self.held_out = job.once("split", lambda: hold_out(data, validation_fraction))
+        self.dataset = data
         self.in_memory = job.dataset is not None
         self.spaces = env_spaces or data.spaces
         self.learner: Learner = build_learner(
@@ -182,11 +191,13 @@ class Offline(Regime):
     """Data alone: updates draw from a fixed set; an environment, if there is one, is only for evaluation."""
 
     name = "offline"
-    sections = (OptimizationConfig, DatasetConfig, BudgetConfig, ControlConfig)
+    sections = (OptimizationConfig, DatasetConfig, ValidationConfig, BudgetConfig, ControlConfig)
     first_phase = "offline"
 
     def __init__(self, job: Job) -> None:
-        self.prepared = Prepared(job)
+        fraction = job.resolved[ValidationConfig].validation_fraction
+        _require_whole_episodes(job, fraction)
+        self.prepared = Prepared(job, validation_fraction=fraction)
         self.job = job = self.prepared.job
         self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
         self.dataset_record, self.remarks = self.prepared.dataset_record(), self.prepared.remarks
@@ -202,6 +213,40 @@ class Offline(Regime):
     def fit(self, session: Session) -> Iterator[Updates]:
         return fit_offline(session, self.updates, updates=self.total_updates)
 
+    @cached_property
+    def validation(self) -> Validation | None:
+        """What held-out episodes say of the policy; None where none are held out."""
+        stopping = self.job.resolved[ControlConfig].early_stopping
+        judges = stopping is not None and stopping.metric == "fqe"
+        held_out = self.prepared.held_out
+        if held_out is None:
+            if judges:
+                raise ConfigError(
+                    "algo_kwargs.early_stopping.metric: fqe needs held-out episodes; set validation_fraction",
+                    key="algo_kwargs.early_stopping.metric",
+                )
+            return None
+        updates = stopping.fqe_updates if stopping is not None and judges else None
+        rows = self.job.once("held-out rows", lambda: held_out.rows_on(self.learner.device))
+        return Validation(held_out, rows, self.learner, fqe_updates=updates)
+
+    def watchers(self, job: Job) -> list[Callback]:
+        interval = job.resolved[ControlConfig].eval_interval
+        if self.validation is None or interval is None:
+            return []
+        return [ValidationCallback(self.validation, interval)]
+
     def extra_metrics(self, clock: Clock) -> dict[str, float]:
         epoch = self.learner.updates / updates_per_epoch(self.size, self.batch_size)
-        return {"epoch": epoch, "dataset_size": float(self.size)}
+        held_out = {} if self.validation is None else self.validation.measure(self.learner)
+        return {"epoch": epoch, "dataset_size": float(self.size), **held_out}
+
+
+def _require_whole_episodes(job: Job, fraction: float) -> None:
+    """Refuse to hold out a share of the best episodes: whoever judges by the file would hold out others."""
+    if fraction and job.resolved[DatasetConfig].top_fraction < 1:
+        raise ConfigError(
+            "algo_kwargs.validation_fraction cannot stand beside top_fraction: what is held out would be a share "
+            "of the best episodes; leave one out",
+            key="algo_kwargs.validation_fraction",
+        )

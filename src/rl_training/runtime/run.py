@@ -105,8 +105,11 @@ class Job:
         """Resolve and check the settings of a run, before anything is built or written."""
         config = config.with_seed()
         resolved = sections.resolve(config.algo_kwargs)
-        if resolved[ControlConfig].early_stopping is not None and (
-            (config.env_id is None and config.eval_env is None) or config.eval_episodes == 0
+        stopping = resolved[ControlConfig].early_stopping
+        if (
+            stopping is not None
+            and stopping.metric == "return"
+            and ((config.env_id is None and config.eval_env is None) or config.eval_episodes == 0)
         ):
             raise ConfigError(
                 "algo_kwargs.early_stopping needs evaluations: set env_id and an eval_episodes of at least 1",
@@ -186,6 +189,17 @@ class Regime(ABC):
     def extra_metrics(self, clock: Clock) -> dict[str, float]:
         """Final metrics beside those of every run."""
         return {}
+
+    def watchers(self, job: Job) -> list[Callback]:
+        """Callbacks of its own, called after those of the controls."""
+        stopping = job.resolved[ControlConfig].early_stopping
+        if stopping is not None and stopping.metric == "fqe":
+            raise ConfigError(
+                f"algo_kwargs.early_stopping.metric: fqe is for runs that learn from data alone, and "
+                f"{job.config.algo} does not; use return",
+                key="algo_kwargs.early_stopping.metric",
+            )
+        return []
 
     def close(self) -> None:  # noqa: B027 - nothing to close without an environment
         """Close the environments."""
@@ -313,7 +327,7 @@ def _open_session(
 ) -> Iterator[Session]:
     """A session in a run folder of its own, or in the folder its checkpoint came from."""
     config, checkpoint = job.config, job.checkpoint
-    evaluator = _evaluator(job, regime)
+    evaluator, watchers = _evaluator(job, regime), regime.watchers(job)
     players = job.once("players", lambda: _players(job, regime, evaluator))
     caught = SignalGuard() if launch.guard is None else nullcontext(launch.guard)
     with caught as guard, _run_directory(job, launch, suffix) as folder:
@@ -334,7 +348,7 @@ def _open_session(
                 regime.spaces,
                 settings=job.settings,
                 clock=Clock(regime.first_phase),
-                callbacks=[*build_control_callbacks(job.resolved[ControlConfig]), *callbacks],
+                callbacks=[*build_control_callbacks(job.resolved[ControlConfig]), *watchers, *callbacks],
                 log=log,
                 progress=progress,
                 evaluator=evaluator,

@@ -7,14 +7,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rl_training.console.output import one_line
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.settings import at_home
 from rl_training.study.plan import Plan, read_plan
 from rl_training.study.status import StudyStatus, TrialStatus, as_record, read_status
-from rl_training.study.trials import NEVER_RETRIED
+from rl_training.study.trials import NEVER_RETRIED, home_of
+
+if TYPE_CHECKING:
+    from rl_training.judging.selecting import Selection
 
 By = Literal["iqm", "mean", "median", "min"]
 Say = Callable[[str], None]
@@ -198,6 +201,38 @@ class Study:
         found = (min if lowest else max)(complete, key=lambda key: complete[key])
         missing = [groups[key][0]["settings"] for key, score in scores.items() if score is None]
         return Best(groups[found][0]["settings"], complete[found], groups[found], missing)
+
+    def select(self, by: Literal["fqe", "return"] = "fqe", *, task: str | None = None, **options: Any) -> Selection:
+        """Which trial to take, and its newest checkpoint, of those that are done.
+
+        `by="fqe"` ranks their policies on `dataset=…`, by default the data they learned from (`options` as in
+        `rl_training.ope`); `by="return"` by the return of their last evaluations. A study of several tasks needs
+        one of them named.
+        """
+        from rl_training.judging.selecting import Trial, by_fqe, by_return
+
+        if by not in ("fqe", "return"):
+            raise ConfigError(f"by must be fqe or return, got {by!r}")
+        status = self.status()
+        tasks = {one.trial.name: as_record(one, status.plan)["task"] for one in status.trials}
+        chosen = [one for one in status.trials if task in (None, tasks[one.trial.name])]
+        if len({tasks[one.trial.name] for one in chosen}) != 1:
+            known = ", ".join(dict.fromkeys(tasks.values()))
+            raise ConfigError(f"select: name one task of this study: {known}", key="task")
+        trials = [
+            Trial(
+                one.trial.name,
+                home_of(self.folder, one.trial),
+                status.plan.configurations[one.trial.configuration].settings,
+                one.metrics,
+            )
+            for one in chosen
+            if one.state == "done"
+        ]
+        left_out = [one.trial.name for one in chosen if one.state != "done"]
+        if by == "return":
+            return by_return(trials, left_out)
+        return by_fqe(trials, left_out, **options)
 
 
 def _named(source: str | Path | Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.columns import OPTIONAL, REQUIRED, Column, Columns
+from rl_training.data.columns import ACTION_PROBS, OPTIONAL, REQUIRED, Column, Columns
 from rl_training.data.formats.files import existing_file, hollow, new_file, require, space_of
 from rl_training.errors import DatasetError
 from rl_training.memory import human_bytes
@@ -118,7 +118,7 @@ def read_hdf5(path: str | os.PathLike[str]) -> Columns:
             present = set(file)  # names only: asking the file for a member would follow links
             data: dict[str, Column] = {
                 name: stored_column(file, name, str(path), file.id.get_filesize())
-                for name in (*REQUIRED, *OPTIONAL)
+                for name in (*REQUIRED, *OPTIONAL, ACTION_PROBS)
                 if name in present
             }
             extra = {

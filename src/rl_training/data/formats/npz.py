@@ -1,6 +1,6 @@
 """Transitions in `.npz` archives: read as a stream, without pickles, without loading whole columns.
 
-Members are `observations actions rewards terminals` and optionally `timeouts next_observations`,
+Members are `observations actions rewards terminals` and optionally `timeouts next_observations action_probs`,
 `action_low action_high`, `num_actions start`; others are not looked at.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from rl_training.data.columns import OPTIONAL, REQUIRED, Column, Columns
+from rl_training.data.columns import ACTION_PROBS, OPTIONAL, REQUIRED, Column, Columns
 from rl_training.data.formats.files import SMALL, existing_file, hollow, new_file, space_of
 from rl_training.errors import DatasetError
 from rl_training.memory import available_memory
@@ -140,7 +140,7 @@ def read_npz(path: str | os.PathLike[str]) -> Columns:
         members = {info.filename: info for info in archive.infolist()}
         data: dict[str, Column] = {
             name: NpzColumn(archive, members[f"{name}.npy"], file)
-            for name in (*REQUIRED, *OPTIONAL)
+            for name in (*REQUIRED, *OPTIONAL, ACTION_PROBS)
             if f"{name}.npy" in members
         }
         extra = {

@@ -1,0 +1,117 @@
+"""Whole episodes of a data set: where they are, which are held out, and which a bootstrap draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.packing import allocate_rows
+from rl_training.errors import ConfigError, DatasetError
+from rl_training.seeding import held_out_episodes
+
+Numbers = NDArray[np.int64]
+
+
+class Episodes(NamedTuple):
+    """First row and length of each episode, `[E]`."""
+
+    starts: Numbers
+    lengths: Numbers
+
+    @property
+    def ends(self) -> Numbers:
+        """The last row of each."""
+        return self.starts + self.lengths - 1
+
+    @classmethod
+    def of(cls, dataset: TransitionDataset, purpose: str) -> Episodes:
+        """The episodes of `dataset`, at least two; `purpose` is what needs them."""
+        ends = dataset.episode_ends
+        if len(ends) < 2:
+            found = "there is only one" if len(ends) else "its rows do not follow each other"
+            raise DatasetError(
+                f"{dataset.name}: {purpose} needs several episodes, and {found}; use data whose rows follow each "
+                "other (or hold out more of them), with the ends of episodes in 'terminals' or 'timeouts'"
+            )
+        starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
+        return cls(starts, ends - starts + 1)
+
+
+class Split(NamedTuple):
+    """The two parts of a data set."""
+
+    training: TransitionDataset
+    held_out: TransitionDataset
+
+
+def hold_out(dataset: TransitionDataset, fraction: float) -> Split:
+    """`dataset` without a `fraction` of its episodes (at least one), drawn at random, and these.
+
+    Which ones depends on nothing but how many there are: every run, and whoever judges it, holds out the same.
+    """
+    if not 0 < fraction < 1:
+        raise ConfigError(f"validation_fraction must be in (0, 1), got {fraction}", key="validation_fraction")
+    count = len(Episodes.of(dataset, "validation_fraction").starts)
+    held = min(count - 1, max(1, round(fraction * count)))
+    order = held_out_episodes().permutation(count)
+    return Split(
+        with_episodes(dataset, np.sort(order[held:]), f"{held} of {count} episodes held out"),
+        with_episodes(dataset, np.sort(order[:held]), f"{held} held-out episodes of {count}"),
+    )
+
+
+def with_episodes(dataset: TransitionDataset, chosen: Numbers, note: str) -> TransitionDataset:
+    """The episodes whose numbers are `chosen`, in rising order."""
+    starts, lengths = (column[chosen] for column in Episodes.of(dataset, "choosing episodes"))
+    ends = np.cumsum(lengths)
+    rows = allocate_rows(dataset.name, int(ends[-1]), dataset.layout.width, dataset.memory_limit)
+    for start, length, end in zip(starts.tolist(), lengths.tolist(), ends.tolist()):
+        rows[end - length : end] = dataset.rows[start : start + length]
+    parts = dataset._remaining_parts(starts, lengths)
+    notes = (*dataset.notes, note)
+    return replace(dataset, rows=rows, episode_ends=ends - 1, notes=notes, parts=parts, checksum=None)
+
+
+@dataclass(frozen=True)
+class Resample:
+    """As many episodes as there are, drawn with replacement: how often each, and where the rows lie.
+
+    Positions count the rows of all drawn episodes, one after the other; nothing is copied, and a bootstrap takes
+    memory for its episodes, not for their rows.
+    """
+
+    counts: Tensor  # [E], float64
+    edges: Tensor  # [E], the position after the last row of each drawn episode
+    shifts: Tensor  # [E], from a position in it to its row
+
+    @classmethod
+    def of(cls, episodes: Episodes, drawn: Numbers, device: torch.device) -> Resample:
+        """The resample that consists of the episodes `drawn`."""
+        edges = np.cumsum(episodes.lengths[drawn])
+        shifts = episodes.starts[drawn] - (edges - episodes.lengths[drawn])
+        counts = np.bincount(drawn, minlength=len(episodes.starts)).astype(np.float64)
+        return cls(*(torch.from_numpy(one).to(device) for one in (counts, edges, shifts)))
+
+    @property
+    def size(self) -> int:
+        """Rows of all drawn episodes; reads from the device."""
+        return int(self.edges[-1])
+
+    def rows_at(self, positions: Tensor) -> Tensor:
+        """The rows of the data set at `positions`, of any shape; reads nothing back."""
+        drawn = torch.searchsorted(self.edges, positions.contiguous(), right=True)
+        return positions + self.shifts[drawn]
+
+
+def resamples(episodes: Episodes, count: int, rng: np.random.Generator, device: torch.device) -> list[Resample]:
+    """`count` bootstraps over episodes; a single one is the data as they are."""
+    total = len(episodes.starts)
+    if count == 1:
+        return [Resample.of(episodes, np.arange(total), device)]
+    return [Resample.of(episodes, rng.integers(total, size=total), device) for _ in range(count)]

@@ -1,0 +1,103 @@
+"""The model of FQE: a state-action value and its target copy, in units that suit a network.
+
+What the networks say, z, means a value of `offset + scale z`; `low` and `high` bound what a value can be. So
+normalising rewards is a choice of units, exact also where episodes end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.models.actor_critic import batched
+from rl_training.models.mlp import MLP, MLPOptions, frozen_copy
+from rl_training.models.policies import Normalizer
+
+
+class ActionValue(nn.Module):
+    """Q(s, a), `[B]`: of action vectors `[B, A]`, or of indices `[B]` into K outputs, one per discrete action."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        num_actions: int = 0,
+        **options: Unpack[MLPOptions],
+    ) -> None:
+        super().__init__()
+        self.num_actions = num_actions
+        inputs = obs_dim if num_actions else obs_dim + action_dim
+        self.net = MLP(inputs, hidden_sizes, num_actions or 1, **options)
+
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+        if self.num_actions:
+            return self.of_all(obs).gather(-1, actions[:, None]).squeeze(-1)
+        q: Tensor = self.net(torch.cat([obs, actions], dim=-1))
+        return q.squeeze(-1)
+
+    def of_all(self, obs: Tensor) -> Tensor:
+        """Q(s, ·) of K discrete actions, `[B, K]`."""
+        q: Tensor = self.net(obs)
+        return q
+
+
+class MLPFQEModel(nn.Module):
+    """Q of one policy; `num_actions` where they are discrete, other `options` as in `EnsembleMLP`."""
+
+    offset: Tensor
+    scale: Tensor
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        num_actions: int = 0,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        normalize_observations: bool = False,
+        **options: Unpack[MLPOptions],
+    ) -> None:
+        super().__init__()
+        self.obs_dim, self.action_dim, self.num_actions = obs_dim, action_dim, num_actions
+        self.normalizer = Normalizer(obs_dim, enabled=normalize_observations)
+        sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        self.critic = ActionValue(obs_dim, action_dim, sizes, num_actions=num_actions, **options)
+        self.target_critic = frozen_copy(self.critic)
+        self.register_buffer("offset", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("low", torch.full((), -torch.inf))
+        self.register_buffer("high", torch.full((), torch.inf))
+
+    def set_units(self, offset: float, scale: float, low: float, high: float) -> None:
+        """Values are around `offset`, some `scale` apart, and inside [`low`, `high`]."""
+        for name, value in (("offset", offset), ("scale", scale), ("low", low), ("high", high)):
+            getattr(self, name).fill_(value)
+
+    def targets(self) -> dict[nn.Module, nn.Module]:
+        """The target network and the network it follows."""
+        return {self.target_critic: self.critic}
+
+    @property
+    def device(self) -> torch.device:
+        return self.scale.device
+
+    def q_values(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """Q(s, a) in the units of the rewards, `[B]`, inside the bounds."""
+        obs = batched(obs)
+        actions = actions if self.num_actions else batched(actions)
+        return self._in_units(self.critic(self.normalizer(obs), actions))
+
+    def all_q_values(self, obs: Tensor) -> Tensor:
+        """Q(s, ·) of every discrete action, `[B, K]`."""
+        return self._in_units(self.critic.of_all(self.normalizer(batched(obs))))
+
+    def _in_units(self, q: Tensor) -> Tensor:
+        return (self.offset + self.scale * q).clamp(self.low, self.high)

@@ -1,0 +1,630 @@
+"""`ope`, `select` and held-out episodes: on real runs, from the command line, and what they refuse in one line."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import json
+import math
+import os
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from typer.testing import CliRunner, Result
+
+import rl_training
+from rl_training import BC, IQL, Study, TransitionDataset
+from rl_training.cli import main
+from rl_training.console import judging
+from rl_training.data.episodes import Episodes, Resample, hold_out, resamples
+from rl_training.errors import CheckpointError, ConfigError, DatasetError, RLTrainingError
+from rl_training.experiment.strict_yaml import dump_yaml
+from rl_training.judging import fitting
+from rl_training.judging.ope import CAVEAT, _far_from, interval, ranks, students_quantile
+from rl_training.models.mlp import NetworkConfig
+from rl_training.runtime import validation
+from rl_training.runtime.acceleration import Updater
+from rl_training.runtime.signals import TrainingInterrupted
+from rl_training.runtime.valuing import EpisodeSource, Panel, sample_together
+from rl_training.runtime.workflows import resume_training
+from rl_training.seeding import resampling
+from tests.judging_worlds import Chain, Linear
+from tests.runs import fingerprint
+from tests.test_acceleration import needs_gpu
+
+SMALL: dict[str, Any] = {
+    "updates": 30,
+    "bootstraps": 3,
+    "batch_size": 16,
+    "network": NetworkConfig(hidden_sizes=(8,)),
+    "device": "cpu",
+}
+TRAINED: dict[str, Any] = {"seed": 0, "device": "cpu", "hidden_sizes": [8], "batch_size": 16, "log_interval": 10}
+SOON = {"learning_starts": 4, "train_frequency": 4, "gradient_updates_per_step": 1}
+CPU = torch.device("cpu")
+
+
+def command(*words: object) -> Result:
+    return CliRunner().invoke(main, ["--quiet", *(str(word) for word in words)])
+
+
+def refused(result: Result, code: int = 2) -> str:
+    """The one line of an error."""
+    assert result.exit_code == code, result.output
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def write(data: TransitionDataset, path: Path) -> Path:
+    from rl_training.data.formats import write_columns
+
+    return write_columns(path, data.columns())
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of logged data, two policies trained on it without an environment, and one of another kind."""
+    folder = tmp_path_factory.mktemp("judging")
+    write(Linear().data(20), folder / "logs.npz")
+    for seed, algo in ((0, BC), (1, IQL)):
+        model = algo(None, **TRAINED | {"seed": seed, "output_dir": str(folder / "runs")})
+        model.learn(40, dataset=str(folder / "logs.npz"), progress_bar=False)
+    model = rl_training.DQN("CartPole-v1", **TRAINED | SOON, output_dir=str(folder / "dqn"), eval_episodes=0)
+    model.learn(20, progress_bar=False)
+    return folder
+
+
+def runs(home: Path) -> list[Path]:
+    return sorted((home / "runs").iterdir())
+
+
+def test_a_judgement_is_a_ranking_with_all_that_it_needs(home: Path) -> None:
+    found = rl_training.ope(runs(home), home / "logs.npz", **SMALL)
+    assert isinstance(found, rl_training.Judgement)
+    assert [one.rank for one in found.policies] == [1, 2]
+    assert {one.name for one in found.policies} == {str(run) for run in runs(home)}
+    assert found.best is found.policies[0]
+    assert (found.rows, found.episodes, found.bootstraps, found.updates) == (200, 20, 3, 30)
+    for one in found.policies:
+        assert one.checkpoint.parent.parent.samefile(one.name)
+        assert one.value == pytest.approx(np.mean(one.values))
+        assert one.low is not None
+        assert one.low < one.value < one.high
+        assert 0.0 < one.distance < 1.0
+        assert one.clipped is not None
+        assert 0.0 <= one.clipped <= 1.0
+        assert one.agreement in (0.0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0)
+    assert found.policies[0].first + found.policies[1].first == pytest.approx(1.0)
+    assert found.data_distance > 0
+    assert "of their way" in " ".join(found.notes)
+    assert json.loads(json.dumps(found.to_dict()))["caveat"] == CAVEAT
+
+
+def test_the_same_again_gives_the_same_numbers_and_another_seed_others(home: Path) -> None:
+    first, again, other = (rl_training.ope(runs(home), home / "logs.npz", **SMALL, seed=s) for s in (0, 0, 1))
+    assert first.to_dict() == again.to_dict()
+    assert first.best.values != other.best.values
+
+
+def test_fewer_at_a_time_changes_nothing_but_rounding(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is said in one line; so is nothing where actions are computed for each minibatch."""
+    whole = rl_training.ope(runs(home), home / "logs.npz", **SMALL)
+    room = fitting.Room(policies=1, tables=False)
+    monkeypatch.setattr(fitting, "_room_for", lambda *arguments: room)
+    parts = rl_training.ope(runs(home), home / "logs.npz", **SMALL)
+    for one, other in zip(whole.policies, parts.policies):
+        assert one.name == other.name
+        assert one.values == pytest.approx(other.values, rel=1e-4, abs=1e-5)
+
+
+@needs_gpu
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_captured_updates_say_the_same_to_the_bit(home: Path, stochastic: bool) -> None:
+    options = SMALL | {"device": "cuda", "updates": 100, "stochastic": stochastic}
+    eager, captured = (
+        rl_training.ope(runs(home), home / "logs.npz", **options, acceleration=mode) for mode in ("eager", "graph")
+    )
+    assert [one.values for one in eager.policies] == [one.values for one in captured.policies]
+
+
+@pytest.mark.slow
+def test_compiled_updates_say_the_same(home: Path) -> None:
+    eager, compiled = (
+        rl_training.ope(runs(home), home / "logs.npz", **SMALL, acceleration=mode) for mode in ("eager", "compile")
+    )
+    for one, other in zip(eager.policies, compiled.policies):
+        assert one.values == pytest.approx(other.values, rel=1e-3, abs=1e-4)
+
+
+def test_memory_bounds_the_policies_at_a_time(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fitting, "available_memory", lambda: 40_000)
+    rl_training.ope(runs(home), home / "logs.npz", **SMALL)
+    assert re.search(r"memory for 1 of 2 policies at a time \(.* each\): the others follow", caplog.text)
+
+
+def test_from_the_command_line(home: Path) -> None:
+    options = ["--dataset", home / "logs.npz", "--updates", 20, "--bootstraps", 2, "--device", "cpu"]
+    table = command("ope", *runs(home), *options)
+    assert table.exit_code == 0, table.output
+    lines = table.stdout.splitlines()
+    assert lines[0].split("  ")[0] == "rank"
+    assert {line.split()[-1] for line in lines[1:3]} == {str(run) for run in runs(home)}
+    assert lines[-1] == CAVEAT
+    plain = command("ope", *runs(home), *options, "--json")
+    assert [one["rank"] for one in json.loads(plain.stdout)["policies"]] == [1, 2]
+    shorter = command("ope", *runs(home), *options, "--json", "--set", "gamma=0.5", "--seed", 3)
+    assert json.loads(shorter.stdout)["gamma"] == 0.5
+
+
+def test_a_checkpoint_will_do_and_one_bootstrap_has_no_interval(home: Path) -> None:
+    checkpoint = sorted((runs(home)[0] / "checkpoints").iterdir())[-1]
+    found = rl_training.ope(checkpoint, home / "logs.npz", **SMALL | {"bootstraps": 1})
+    only = found.best
+    assert (only.low, only.high, only.agreement, only.first, only.tied) == (None, None, None, None, False)
+    assert only.checkpoint == checkpoint
+
+
+def test_held_out_episodes_are_those_of_training(home: Path) -> None:
+    data = TransitionDataset.load(home / "logs.npz")
+    held = hold_out(data, 0.25).held_out
+    found = rl_training.ope(runs(home), home / "logs.npz", **SMALL, validation_fraction=0.25)
+    same = rl_training.ope(runs(home), held, **SMALL)
+    assert (found.held_out, found.episodes) == (True, 5)
+    assert found.best.values == same.best.values
+
+
+def test_a_policy_that_acts_unlike_the_data_is_named(home: Path) -> None:
+    """Actions that all but vanish in the log are compared with those of policies that learned from full ones."""
+    data = Linear().data(20)
+    data.layout.unpack(torch.from_numpy(data.rows)).actions.mul_(0.01)
+    found = rl_training.ope(runs(home), data, **SMALL | {"bootstraps": 1})
+    assert found.data_distance < 0.02
+    told = [note for note in found.notes if "acts unlike the data" in note]
+    far = {one.name for one in found.policies if one.distance > 0.1}
+    assert {note.split()[0] for note in told} == far
+    bold = replace(found.best, name="bold", distance=0.5)
+    assert [note.split()[0] for note in _far_from([bold], found.data_distance)] == ["bold"]
+    assert _far_from([bold], 0.4) == []
+
+
+# What is refused.
+
+
+def test_what_does_not_fit_is_one_line(home: Path, tmp_path: Path) -> None:
+    logs, run = home / "logs.npz", runs(home)[0]
+    dqn = next((home / "dqn").iterdir())
+    assert "its policy does not fit" in refused(command("ope", dqn, "--dataset", logs))
+    assert "obs_dim: 4 != 1" in refused(command("ope", dqn, "--dataset", logs))
+    assert "no such checkpoint" in refused(command("ope", home / "nothing", "--dataset", logs), 3)
+    assert "does not exist" in refused(command("ope", run, "--dataset", tmp_path / "no.npz"), 3)
+    assert "is given twice" in refused(command("ope", run, run, "--dataset", logs))
+    assert "unknown setting 'gama'; did you mean 'gamma'?" in refused(
+        command("ope", run, "--dataset", logs, "--set", "gama=0.5")
+    )
+    assert "gamma must be < 1" in refused(command("ope", run, "--dataset", logs, "--set", "gamma=1"))
+    for method in ("wis", "dr"):
+        line = refused(command("ope", run, "--dataset", logs, "--method", method))
+        assert "importance sampling is for discrete actions" in line
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "one episode"])
+def test_data_without_starts_of_episodes_are_refused(home: Path, kind: str) -> None:
+    data = Linear().data(20)
+    rows = data.rows[np.random.default_rng(0).permutation(len(data))] if kind == "shuffled" else data.rows[:10]
+    ends = np.zeros(0, np.int64) if kind == "shuffled" else np.array([9])
+    broken = TransitionDataset(rows, data.spaces, ends, "log")
+    with pytest.raises(DatasetError, match=r"^log: judging policies needs several episodes, and .*'timeouts'$"):
+        rl_training.ope(runs(home), broken, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bootstraps": 0}, "bootstraps must be >= 1, got 0"),
+        ({"updates": 3}, "updates must be >= 10, got 3"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"seed": -1}, "seed must be >= 0, got -1"),
+        ({"method": "mis"}, "method must be one of fqe, wis, dr, got 'mis'; did you mean 'wis'?"),
+        (
+            {"method": "wis", "validation_fraction": 0.2},
+            "validation_fraction is for method fqe; wis takes all episodes",
+        ),
+        ({"validation_fraction": 1.0}, "validation_fraction must be in (0, 1), got 1.0"),
+    ],
+)
+def test_arguments_out_of_range(home: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        rl_training.ope(runs(home), home / "logs.npz", **SMALL | arguments)
+
+
+def test_a_damaged_checkpoint_and_no_policy(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least one run folder"):
+        rl_training.ope([], home / "logs.npz")
+    (tmp_path / "step_000000001").mkdir()
+    with pytest.raises(CheckpointError):
+        rl_training.ope(tmp_path / "step_000000001", home / "logs.npz")
+
+
+# Discrete logs with probabilities.
+
+
+def discrete_logs(path: Path, probs: Any = None, *, leave_out: bool = False) -> Path:
+    """CartPole's spaces, filled with steps of a chain."""
+    columns = Chain(states=4).data(30)
+    columns["action_probs"] = columns["action_probs"] if probs is None else probs(columns["action_probs"])
+    if leave_out:
+        del columns["action_probs"]
+    np.savez(path, **columns, num_actions=2)
+    return path
+
+
+@pytest.mark.parametrize("method", ["wis", "dr", "fqe"])
+def test_every_method_on_discrete_logs(home: Path, tmp_path: Path, method: str) -> None:
+    dqn, logs = next((home / "dqn").iterdir()), discrete_logs(tmp_path / "logs.npz")
+    words = [
+        "ope",
+        dqn,
+        "--dataset",
+        logs,
+        "--method",
+        method,
+        "--updates",
+        20,
+        "--bootstraps",
+        2,
+        "--device",
+        "cpu",
+    ]
+    found = json.loads(command(*words, "--json").stdout)
+    assert found["method"] == method
+    assert (found["policies"][0]["effective_episodes"] is None) == (method == "fqe")
+    assert (found["updates"] is None) == (method == "wis")
+    assert command(*words).exit_code == 0
+
+
+@pytest.mark.parametrize("bad", [0.0, -0.1, 1.5, math.nan])
+def test_probabilities_that_are_none_are_refused(home: Path, tmp_path: Path, bad: float) -> None:
+    def spoil(probs: Any) -> Any:
+        probs[7] = bad
+        return probs
+
+    logs = discrete_logs(tmp_path / "logs.npz", spoil)
+    line = refused(command("ope", next((home / "dqn").iterdir()), "--dataset", logs, "--method", "wis"), 3)
+    assert "column 'action_probs', row 7" in line
+    assert "is no probability" in line
+
+
+def test_data_without_probabilities_are_refused(home: Path, tmp_path: Path) -> None:
+    dqn, logs = next((home / "dqn").iterdir()), discrete_logs(tmp_path / "logs.npz", leave_out=True)
+    line = refused(command("ope", dqn, "--dataset", logs, "--method", "dr"), 3)
+    assert "column 'action_probs' is missing" in line
+    data = TransitionDataset.load(logs)
+    with pytest.raises(ConfigError, match=r"^action_probs: .* are in memory"):
+        rl_training.ope(dqn, data, method="wis")
+    with pytest.raises(DatasetError, match=rf"action_probs must be {len(data)} numbers"):
+        rl_training.ope(dqn, data, method="wis", action_probs=np.full(3, 0.5))
+    given = rl_training.ope(dqn, data, method="wis", action_probs=np.full(len(data), 0.5), bootstraps=2)
+    assert given.best.effective_episodes is not None
+
+
+def test_probabilities_stay_with_their_rows(tmp_path: Path) -> None:
+    """Rows that are no transitions, the last of cut episodes, take theirs with them."""
+    from rl_training.data.probabilities import read_probabilities
+
+    columns = Chain(states=4).data(30)
+    del columns["next_observations"]
+    columns["action_probs"] = np.linspace(0.1, 0.9, len(columns["rewards"]))
+    np.savez(tmp_path / "logs.npz", **columns, num_actions=2)
+    data = TransitionDataset.load(tmp_path / "logs.npz")
+    kept = ~columns["timeouts"]
+    kept[-1] = bool(columns["terminals"][-1])
+    assert 0 < len(data) == kept.sum() < len(kept)
+    assert read_probabilities(tmp_path / "logs.npz", data.spaces) == pytest.approx(columns["action_probs"][kept])
+
+
+def test_probabilities_survive_a_conversion(tmp_path: Path) -> None:
+    from rl_training.data.formats import convert_dataset
+    from rl_training.data.probabilities import read_probabilities
+
+    pytest.importorskip("h5py")
+    logs = discrete_logs(tmp_path / "logs.npz")
+    copied = convert_dataset(logs, "hdf5", tmp_path / "logs.hdf5")
+    spaces = TransitionDataset.load(logs).spaces
+    assert np.array_equal(read_probabilities(logs, spaces), read_probabilities(copied, spaces))
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30])
+def test_student_s_quantile(freedom: int) -> None:
+    assert students_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=0.01)
+
+
+def test_an_interval_is_student_s_around_the_mean() -> None:
+    values = np.array([1.0, 2.0, 4.0])
+    low, high = interval(values)
+    half = stats.t.ppf(0.975, 2) * values.std(ddof=1)
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), rel=1e-6)
+    assert interval(values[:1]) == (None, None)
+    assert interval(np.array([1.0, math.nan])) == (None, None)
+
+
+def test_equal_values_share_a_rank_and_none_comes_last() -> None:
+    assert ranks(np.array([1.0, 3.0, math.nan, 3.0])).tolist() == [3, 1, 4, 1]
+
+
+def test_a_resample_draws_rows_of_its_episodes_by_their_lengths() -> None:
+    episodes = Episodes(np.array([0, 3, 4]), np.array([3, 1, 6]))
+    part = Resample.of(episodes, np.array([2, 0, 2]), CPU)
+    assert part.size == 15
+    rows = part.rows_at(torch.arange(15)).tolist()
+    assert rows == [4, 5, 6, 7, 8, 9, 0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert part.counts.tolist() == [1.0, 0.0, 2.0]
+    plain = resamples(episodes, 1, resampling(0), CPU)[0]
+    assert plain.rows_at(torch.arange(10)).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("tabulate", [True, False])
+def test_minibatches_hold_the_policy_s_actions(tabulate: bool) -> None:
+    """Together as alone, to the bit; each row of the data with what its policy does after it."""
+    data = Linear().data(10)
+    gains, episodes = (0.5, -0.25), Episodes.of(data, "a test")
+    rows = data.rows_on(CPU)
+    panel = Panel(data, rows, [Linear.policy(gain) for gain in gains], tabulate=tabulate)
+    parts = resamples(episodes, 3, resampling(0), CPU)
+
+    def sources() -> list[EpisodeSource]:
+        return [
+            EpisodeSource(panel, place, part, torch.Generator().manual_seed(b))
+            for place in range(len(gains))
+            for b, part in enumerate(parts)
+        ]
+
+    together = sample_together(sources(), parts, 7)
+    alone = torch.stack([source.sample_rows(7) for source in sources()])
+    assert torch.equal(together, alone)
+    known = {tuple(row) for row in data.layout.unpack(rows).obs.tolist()}
+    for i, own in enumerate(together):
+        batch = panel.layout.unpack(own)
+        assert torch.equal(batch.next_actions, -gains[i // 3] * batch.next_obs)
+        assert torch.allclose(batch.next_obs, 0.9 * batch.obs + 0.5 * batch.actions, atol=1e-6)
+        assert {tuple(row) for row in batch.obs.tolist()} <= known
+    first, second = panel.layout.unpack(together[0]), panel.layout.unpack(together[3])
+    assert torch.equal(first.obs, second.obs)  # the same minibatch for every policy
+
+
+def test_episodes_are_held_out_whole_and_always_the_same() -> None:
+    data = Linear().data(20, length=7)
+    first, again = hold_out(data, 0.3), hold_out(data, 0.3)
+    assert np.array_equal(first.held_out.rows, again.held_out.rows)
+    assert (len(first.held_out.episode_ends), len(first.training.episode_ends)) == (6, 14)
+    held, kept = ({row.tobytes() for row in part.rows} for part in first[::-1])
+    assert not held & kept
+    assert held | kept == {row.tobytes() for row in data.rows}
+    for part in first:
+        assert part.episode_ends.tolist() == list(range(6, len(part), 7))
+    assert len(hold_out(data, 0.001).held_out.episode_ends) == 1
+    assert len(hold_out(data, 0.999).training.episode_ends) == 1
+
+
+# Validation in training.
+
+
+def train(home: Path, folder: Path, algo: Any = BC, steps: int = 60, **settings: Any) -> Any:
+    model = algo(None, **TRAINED | {"output_dir": str(folder), "eval_interval": 20} | settings)
+    return model.learn(steps, dataset=str(home / "logs.npz"), progress_bar=False)
+
+
+def logged(run: Path, name: str) -> list[float]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+
+def test_held_out_episodes_are_not_learned_from_and_reported(home: Path, tmp_path: Path) -> None:
+    result = train(home, tmp_path, validation_fraction=0.25)
+    assert result.metrics["dataset_size"] == 150
+    distances = logged(result.run_dir, "validation/action_distance")
+    assert len(distances) == 3
+    assert distances[-1] == pytest.approx(result.metrics["validation_distance"])
+    policy = rl_training.load(result.run_dir)
+    held = hold_out(TransitionDataset.load(home / "logs.npz"), 0.25).held_out
+    batch = held.layout.unpack(torch.from_numpy(held.rows))
+    apart = np.abs(policy.predict(batch.obs.numpy()) - batch.actions.numpy()) / 2.0
+    assert float(apart.mean()) == pytest.approx(distances[-1], rel=1e-5)
+
+
+STOPPING = {"metric": "fqe", "patience": 2, "min_improvement": 1e6, "fqe_updates": 15}
+
+
+def test_early_stopping_by_fqe_needs_no_environment(home: Path, tmp_path: Path) -> None:
+    """With an improvement that nothing reaches it stops after the first evaluation and two more."""
+    result = train(home, tmp_path, IQL, 200, validation_fraction=0.25, early_stopping=STOPPING)
+    assert result.metrics["global_step"] == 60
+    assert len(logged(result.run_dir, "validation/fqe_value")) == 3
+    assert "fqe_value" in result.metrics
+    record = json.loads((result.run_dir / "run.json").read_text())
+    assert record["status"] == "stopped"
+
+
+def test_a_run_that_is_judged_resumes_exactly(home: Path, tmp_path: Path) -> None:
+    """Half, then the rest, equals all at once: networks, random numbers, callbacks, log."""
+    settings: dict[str, Any] = {
+        "validation_fraction": 0.25,
+        "early_stopping": STOPPING | {"patience": 3, "min_improvement": 0.0},
+        "checkpoint_interval": 30,
+        "learning_rate_schedule": "constant",
+    }
+    whole = train(home, tmp_path / "whole", IQL, 60, **settings)
+    half = train(home, tmp_path / "half", IQL, 30, **settings)
+    resumed = resume_training(half.run_dir, changes={"total_timesteps": 60}, quiet=True)
+    ours, theirs = (fingerprint(result.checkpoint_path) for result in (resumed, whole))
+    for known in (ours, theirs):
+        known.pop("config/output_dir")
+    assert ours == theirs
+    for name in ("validation/fqe_value", "validation/action_distance"):
+        assert logged(resumed.run_dir, name) == logged(whole.run_dir, name)
+
+
+def test_a_signal_while_it_judges_ends_the_run_which_judges_first_when_it_goes_on(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {
+        "validation_fraction": 0.25,
+        "early_stopping": STOPPING | {"min_improvement": 0.0, "patience": 3, "fqe_updates": 250},
+    }
+    whole = train(home, tmp_path / "whole", BC, 40, **settings)
+    calls = []
+
+    class Interrupting(Updater):
+        def run(self, count: int) -> None:
+            super().run(count)
+            calls.append(count)
+            if len(calls) == 4:  # the first block of the second evaluation
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(validation, "Updater", Interrupting)
+        with pytest.raises(TrainingInterrupted):
+            train(home, tmp_path / "broken", BC, 40, **settings)
+    assert len(calls) == 4
+    run = next((tmp_path / "broken").iterdir())
+    resumed = resume_training(run, quiet=True)
+    ours, theirs = (fingerprint(result.checkpoint_path) for result in (resumed, whole))
+    for known in (ours, theirs):
+        known.pop("config/output_dir")
+    assert ours == theirs
+    assert logged(run, "validation/fqe_value") == logged(whole.run_dir, "validation/fqe_value")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"early_stopping": STOPPING}, "fqe needs held-out episodes; set validation_fraction"),
+        ({"validation_fraction": 1.0}, "validation_fraction must be < 1"),
+        ({"validation_fraction": 0.2, "top_fraction": 0.5}, "cannot stand beside top_fraction"),
+        (
+            {"validation_fraction": 0.2, "early_stopping": STOPPING | {"target_return": 1.0}},
+            "FQE ranks policies and promises no return; use patience alone",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together(
+    home: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        train(home, tmp_path, **settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_fqe_stops_no_run_that_meets_an_environment(tmp_path: Path) -> None:
+    settings = TRAINED | SOON | {"output_dir": str(tmp_path), "eval_interval": 10, "early_stopping": STOPPING}
+    with pytest.raises(ConfigError, match="fqe is for runs that learn from data alone, and dqn does not"):
+        rl_training.DQN("CartPole-v1", **settings).learn(20, progress_bar=False)
+    assert not list(tmp_path.iterdir())
+
+
+# Studies.
+
+
+@pytest.fixture(scope="module")
+def study(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """Two seeds of BC, done, on the data of the file, without an environment."""
+    folder = tmp_path_factory.mktemp("study")
+    settings = {
+        **{key: value for key, value in TRAINED.items() if key != "seed"},
+        "env_id": None,
+        "total_timesteps": 20,
+        "dataset_kind": "npz",
+        "dataset_path": str(home / "logs.npz"),
+        "validation_fraction": 0.25,
+    }
+    made = Study(
+        {"name": "logs", "base": "bc/pendulum", "set": settings, "seeds": [0, 1], "threads": 1}, output_dir=folder
+    )
+    made.run()
+    return made
+
+
+def test_a_study_says_which_trial_to_take(study: Study, home: Path) -> None:
+    found = study.select(**SMALL)
+    assert found.by == "fqe"
+    assert found.judgement is not None
+    assert found.judgement.held_out
+    assert found.judgement.episodes == 5
+    assert found.trial == found.judgement.best.name == found.ranking[0][0]
+    assert found.checkpoint.is_relative_to(study.folder / "runs" / found.trial)
+    everything = study.select(dataset=home / "logs.npz", validation_fraction=0.0, **SMALL)
+    assert everything.judgement is not None
+    assert everything.judgement.episodes == 20
+
+
+def test_select_from_the_command_line(study: Study) -> None:
+    words = ["select", study.folder, "--by", "fqe", "--updates", 20, "--bootstraps", 2, "--device", "cpu"]
+    table = command(*words)
+    assert table.exit_code == 0, table.output
+    taken = table.stdout.splitlines()[-1]
+    plain = json.loads(command(*words, "--json").stdout)
+    assert taken == f"take {plain['trial']}: {plain['checkpoint']}"
+    assert "no trial that is done has been evaluated" in refused(command("select", study.folder, "--by", "return"))
+    assert "--dataset is for --by fqe" in refused(
+        command("select", study.folder, "--by", "return", "--dataset", "x.npz")
+    )
+
+
+def test_select_by_return(tmp_path: Path) -> None:
+    from tests.studies import study_in
+
+    made = study_in(tmp_path)
+    made.run()
+    found = made.select("return")
+    returns = {one["trial"]: one["metrics"]["eval_return_mean"] for one in made.frame()}
+    assert found.ranking[0] == (found.trial, max(returns.values()))
+    assert {name for name, _ in found.ranking} == set(returns)
+    assert command("select", made.folder, "--by", "return").exit_code == 0
+    assert "learned from no data set" in refused(command("select", made.folder, "--by", "fqe"))
+    with pytest.raises(ConfigError, match="by must be fqe or return"):
+        made.select("luck")  # type: ignore[arg-type]
+
+
+def test_an_unknown_task_is_refused(study: Study) -> None:
+    with pytest.raises(RLTrainingError, match="name one task of this study: bc/pendulum"):
+        study.select("return", task="walker")
+
+
+def test_the_yaml_of_a_run_may_ask_for_it(home: Path, tmp_path: Path) -> None:
+    config = {
+        "algo": "bc",
+        "env_id": None,
+        "total_timesteps": 20,
+        "device": "cpu",
+        "output_dir": str(tmp_path / "runs"),
+        "algo_kwargs": {
+            "dataset_kind": "npz",
+            "dataset_path": str(home / "logs.npz"),
+            "hidden_sizes": [8],
+            "batch_size": 16,
+            "eval_interval": 10,
+            "validation_fraction": 0.25,
+            "early_stopping": {"metric": "fqe", "patience": 1, "fqe_updates": 12},
+        },
+    }
+    (tmp_path / "run.yaml").write_text(dump_yaml(config))
+    result = command("train", "--config", tmp_path / "run.yaml")
+    assert result.exit_code == 0, result.output
+
+
+def test_help_tells_the_defaults_of_the_function() -> None:
+    usual = {name: one.default for name, one in inspect.signature(rl_training.ope).parameters.items()}
+    for option, name in ((judging.Bootstraps, "bootstraps"), (judging.Updates, "updates")):
+        assert f"{usual[name]:,} unless given" in option.__metadata__[0].help
