@@ -54,21 +54,24 @@ if "Skewed-v0" not in gym.registry:
     gym.register("Skewed-v0", entry_point=f"{__name__}:Skewed")
 
 
-def trained(algo: str, folder: Path, **kwargs: Any) -> TrainResult:
+def trained(algo: str, folder: Path, *, discrete: bool | None = None, **kwargs: Any) -> TrainResult:
     """A run of 25 steps in the skewed world that sees observations through a normaliser."""
     settings = owned(algo, {"normalize_observations": True}) | kwargs
-    discrete = get_algorithm_spec(algo).learner.discrete
-    return train(
-        tiny(
-            algo,
-            folder,
-            kwargs=settings,
-            env_id="Skewed-v0",
-            env_kwargs={"discrete": discrete},
-            total_timesteps=25,
-            eval_episodes=0,
-        )
+    spec = get_algorithm_spec(algo)
+    discrete = spec.learner.discrete if discrete is None else discrete
+    config = tiny(
+        algo,
+        folder,
+        kwargs=settings,
+        env_id="Skewed-v0",
+        env_kwargs={"discrete": discrete},
+        total_timesteps=25,
+        eval_episodes=0,
     )
+    if discrete and spec.sections.discrete is not None:
+        meant = spec.sections.discrete.owners()
+        config = config.replace(algo_kwargs={k: v for k, v in config.algo_kwargs.items() if k in meant})
+    return train(config)
 
 
 def untrained(algo: str, spaces: SpaceSpec = SKEWED, *, normalize: bool = False, **kwargs: Any) -> LoadedPolicy:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from rl_training import BC, SAC, TransitionDataset, cli
+from rl_training import BC, SAC, TransitionDataset, cli, load
 from rl_training.errors import ConfigError, ExportError
 from rl_training.experiment.config import TrainConfig
 from rl_training.export import parity, writing
@@ -82,6 +82,26 @@ def test_test_vectors_are_for_every_format(run: Path, tmp_path: Path) -> None:
         got = run_file(tmp_path / f"policy.{suffix}")(tests["observation"])
         assert got.shape == (100, 2)
         np.testing.assert_allclose(got, tests["action"], rtol=0, atol=float(tests["tolerance"]))
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "npz"])
+@pytest.mark.parametrize("algo", ["bc", "cql", "iql"])
+def test_choices_learned_from_data(algo: str, suffix: str, tmp_path: Path) -> None:
+    """The largest output, numbered as the environment does; where they are logits, noise draws among them."""
+    run = trained(algo, tmp_path / "run", discrete=True).run_dir
+    model, target = load(run), tmp_path / f"policy.{suffix}"
+    export_checkpoint(run, target)
+    tests = np.load(tmp_path / "policy.test.npz")
+    got = run_file(target)(tests["observation"])
+    assert got.dtype == np.int64
+    assert set(got) <= {5, 6, 7}
+    assert np.array_equal(got, model.predict(tests["observation"]))
+    noisy = tmp_path / f"noisy.{suffix}"
+    if algo == "cql":
+        with pytest.raises(ExportError, match="the policy of cql is deterministic"):
+            export_checkpoint(run, noisy, deterministic=False)
+    else:
+        assert export_checkpoint(run, noisy, deterministic=False).largest_difference == 0.0
 
 
 def test_what_is_there_is_not_overwritten(run: Path, runs: Callable[[str], TrainResult], tmp_path: Path) -> None:

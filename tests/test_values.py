@@ -113,3 +113,22 @@ def test_a_model_that_learned_more_is_asked_again(tmp_path: Path) -> None:
     before = model.predict_value(OBS).mean
     model.resume(35, progress_bar=False)
     assert not np.allclose(before, model.predict_value(OBS).mean)
+
+
+@pytest.mark.parametrize("algo", ["cql", "iql"])
+def test_values_of_choices_learned_from_data(algo: str, tmp_path: Path) -> None:
+    run = trained(algo, tmp_path, discrete=True).run_dir
+    model, networks = load(run), load_values(open_checkpoint(run)).model
+    obs = torch.from_numpy(OBS)
+    seen = networks.normalizer(obs)
+    if isinstance(networks, MLPQNetwork):
+        table = networks.q_values(obs).numpy()[None]  # [1, B, K]
+        state = table.max(-1)
+    else:
+        table = torch.stack([member(networks.critics.net, i)(seen) for i in range(2)]).detach().numpy()
+        state = networks.value(seen)[None].detach().numpy()
+    q = table[:, [0, 1, 2], [2, 0, 1]]
+    found, value = model.predict_value(OBS, [7, 5, 6]), model.predict_value(OBS)
+    np.testing.assert_allclose(found.mean, q.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.spread, q.std(0), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(value.mean, state.mean(0), rtol=1e-4, atol=1e-5)
