@@ -20,6 +20,7 @@ from benchmarks.evidence.judging import EPISODES, SEED
 from benchmarks.evidence.published import PUBLISHED, published
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.runs import amend_record
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.runtime.signals import TrainingInterrupted
 from rl_training.runtime.workflows import evaluate_checkpoint
@@ -116,6 +117,13 @@ def test_a_study_goes_on_is_judged_packed_and_rendered(
         assert run["curve"]["steps"] == [500, 1000]
         seen = evaluate_checkpoint(out / "swing" / "runs" / name, EPISODES)["eval_return_mean"]
         assert run["judged"]["mean"] != seen, "judged on the episodes of training"
+
+    amend_record(homes(out / "swing")[0], commits=[])  # as a machine leaves it that was taken away
+    assert work(study, "--output-dir", out, "--commit", "ghi") == 0
+    assert [record_of(home)["commits"] for home in homes(out / "swing")] == [["unknown"], ["abc", "def"]]
+    amend_record(homes(out / "swing")[0], commits=["abc", "def"])
+    assert work(study, "--output-dir", out) == 0
+    assert keeping.load(out / "swing.json") == kept
 
     second.mkdir()
     assert main(["judge", str(out / "swing.zip"), "--output-dir", str(second), "--processes", "1"]) == 0
