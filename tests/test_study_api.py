@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +183,21 @@ def test_the_examples_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Monke
     assert scope["best"].settings["gamma"] in (0.9, 0.99)
     for line in re.findall(r"^rl-training (.*?)(?:  #.*)?$", DOCS, re.M):
         assert command(*line.split(), "--help").exit_code == 0, line
+
+
+def test_data_and_device_belong_to_the_file_of_a_study(study: Study, tmp_path: Path) -> None:
+    answer = command("sweep", study.folder, "--data", tmp_path)
+    assert answer.exit_code == 2
+    assert "a study's folder has its data and device; give its file to change them" in answer.stderr
+    with pytest.raises(ConfigError, match="device must be auto, cpu, cuda or cuda:N"):
+        Study(tiny_study(), output_dir=tmp_path, device="abacus")
+    elsewhere = Study(tiny_study(set={"device": "cuda"}), output_dir=tmp_path, device="cpu").plan()
+    assert {one.settings["device"] for one in elsewhere.configurations} == {"cpu"}
+
+
+def test_a_study_is_packed_with_the_policies_that_are_asked_for(study: Study, tmp_path: Path) -> None:
+    for policies in ("last", "none"):
+        answer = command("study", "pack", study.folder, "-o", tmp_path / f"{policies}.zip", "--policies", policies)
+        assert answer.exit_code == 0
+        names = zipfile.ZipFile(tmp_path / f"{policies}.zip").namelist()
+        assert {name.split("/")[2] for name in names if name.endswith(".safetensors")} == {policies} - {"none"}

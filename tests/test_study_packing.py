@@ -8,12 +8,17 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment.runs import amend_record
 from rl_training.runtime.workflows import predict_checkpoint
 from rl_training.study import Study, packing
 from rl_training.study.packing import pack, unpack
+from rl_training.study.plan import read_plan
+from rl_training.study.trials import record_of
+from rl_training.study.worker import restart_unfinished
 from tests.studies import contents, homes, study_in
 
 
@@ -182,3 +187,40 @@ def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
         pack(tmp_path / "nothing", tmp_path / "x.zip")
     with pytest.raises(ConfigError, match="No such file"):
         unpack(tmp_path / "x.zip", tmp_path / "back")
+
+
+def test_last_policies_are_those_of_the_newest_checkpoints(study: Path, tmp_path: Path) -> None:
+    pack(study, tmp_path / "last.zip", policies="last")
+    back = unpack(tmp_path / "last.zip", tmp_path / "back")
+    for home, copy in zip(homes(study), homes(back)):
+        assert not (copy / "best").exists()
+        assert sorted(path.name for path in (copy / "last" / "step_000000060").iterdir()) == sorted(
+            path.name for path in next((home / "best").iterdir()).iterdir()
+        )
+        batch = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+        assert (predict_checkpoint(copy / "last", batch) == predict_checkpoint(home, batch)).all()
+    pack(back, tmp_path / "again.zip", policies="last")
+    assert (tmp_path / "again.zip").read_bytes() == (tmp_path / "last.zip").read_bytes()
+
+
+def test_without_policies_it_is_smaller_and_tells_the_same(study: Path, packed: Path, tmp_path: Path) -> None:
+    pack(study, tmp_path / "none.zip", policies="none")
+    assert not [name for name in zipfile.ZipFile(tmp_path / "none.zip").namelist() if "safetensors" in name]
+    assert (tmp_path / "none.zip").stat().st_size < packed.stat().st_size
+    assert Study(unpack(tmp_path / "none.zip", tmp_path / "back")).frame() == Study(study).frame()
+
+
+def test_what_was_packed_before_it_was_done_starts_again_and_what_was_done_stays(
+    study: Path, packed: Path, tmp_path: Path
+) -> None:
+    back = unpack(packed, tmp_path / "back")
+    done, open_ = homes(back)
+    amend_record(open_, status="interrupted")
+    created = record_of(done)["created"]
+    assert [trial.name for trial in restart_unfinished(back, read_plan(back))] == [open_.name]
+    assert not open_.exists()
+    assert restart_unfinished(back, read_plan(back)) == []
+    assert Study(back).run().counts["done"] == 2
+    assert record_of(done)["created"] == created
+    assert record_of(done)["resumed"] == []
+    assert (open_ / "metrics.csv").read_bytes()

@@ -29,6 +29,13 @@ def sweep(
         int | None, typer.Option(min=1, help="Processes that train at the same time; by default 1, or one per GPU.")
     ] = None,
     output_dir: Annotated[Path, typer.Option(help="Folder that receives the study's folder.")] = Path("studies"),
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the data files that the study names by a relative path."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda or cuda:N, in place of what the study says.")
+    ] = None,
     gpus: Annotated[
         str | None, typer.Option(metavar="0,1", help="GPUs to share out among the workers, one each.")
     ] = None,
@@ -47,7 +54,7 @@ def sweep(
     from rl_training.study.crew import parse_gpus
     from rl_training.study.study import Study
 
-    study = Study(file, output_dir=output_dir)
+    study = Study(file, output_dir=output_dir, data=data, device=device)
     status = study.run(
         workers,
         gpus=parse_gpus(gpus),
@@ -93,15 +100,25 @@ def status(
         _show(found)
 
 
+class Policies(StrEnum):
+    best = "best"
+    last = "last"
+    none = "none"
+
+
 @studies.command()
 def pack(
-    folder: Folder, output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A .zip file.")]
+    folder: Folder,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A .zip file.")],
+    policies: Annotated[
+        Policies, typer.Option(help="The best policy of each run, that of its last checkpoint, or none.")
+    ] = Policies.best,
 ) -> None:
-    """Write everything a report needs into one file: settings, logs, results, best policies; no replay buffers."""
+    """Write everything a report needs into one file: settings, logs, results, policies; no replay buffers."""
     from rl_training.memory import human_bytes
     from rl_training.study.packing import pack as pack_into
 
-    pack_into(folder, output)
+    pack_into(folder, output, policies=policies.value)
     print(f"wrote {output} ({human_bytes(output.stat().st_size)})")
 
 

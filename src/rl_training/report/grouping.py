@@ -150,7 +150,7 @@ def _label(algo: str, changes: Mapping[str, Any], *, short: bool) -> str:
     return f"{algo} ({words})" if words else algo
 
 
-def _is_offline(run: Run) -> bool:
+def is_offline(run: Run) -> bool:
     """Whether the data is the task; an online run may have prior data, which is part of its method."""
     return bool(run.dataset) and "algo_kwargs.buffer_capacity" not in run.settings
 
@@ -159,14 +159,14 @@ def _tasks(runs: Iterable[Run]) -> dict[Run, str]:
     """The task of each run: environment and, offline, the data by name and contents."""
     prints: dict[tuple[str, str], set[str]] = {}
     for run in runs:
-        if _is_offline(run):
+        if is_offline(run):
             prints.setdefault((str(run.env_id), str(run.dataset.get("name"))), set()).add(
                 str(run.dataset.get("fingerprint"))
             )
     found = {}
     for run in runs:
         name = run.env_id or "no environment"
-        if _is_offline(run):
+        if is_offline(run):
             data = str(run.dataset.get("name"))
             several = len(prints[str(run.env_id), data]) > 1
             name += f", {data}" + (f" [{run.dataset.get('fingerprint')}]" if several else "")
@@ -180,7 +180,7 @@ def _varying(runs: Iterable[Run], tasks: Mapping[Run, str]) -> dict[str, list[st
     # Runs that differ in their seed alone share their settings, which are looked at once.
     for run in {(run.algo, tasks[run], id(run.settings)): run for run in runs}.values():
         for key, value in run.settings.items():
-            of_task = _is_offline(run) and key.startswith("algo_kwargs.dataset")
+            of_task = is_offline(run) and key.startswith("algo_kwargs.dataset")
             if key not in _IGNORED and key not in _OLD_NAMES and not of_task:
                 values.setdefault((run.algo, tasks[run], key), set()).add(text_of(value))
     found: dict[str, list[str]] = {}

@@ -185,7 +185,37 @@ class Description:
         return explain(error, self.place, self.lines, {})
 
 
-def read_description(source: str | Path | Mapping[str, Any]) -> Description:
+@dataclass(frozen=True)
+class Here:
+    """Where the trials of a study are made: not its file's to say, and nothing that makes other trials of them."""
+
+    data: Path | None = None
+    """the folder of the data files that the study names by a relative path"""
+    device: str | None = None
+    """in place of the one that each configuration names"""
+
+    def put(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """`values` of a configuration as they are here; a data file that is not there is refused."""
+        moved = {} if self.device is None else {"device": self.device}
+        if self.data is not None:
+            moved["algo_kwargs"] = _below(self.data, values["algo_kwargs"])
+        return {**values, **moved}
+
+
+def _below(folder: Path, value: Any, name: str = "") -> Any:
+    if isinstance(value, Mapping):
+        return {key: _below(folder, item, key) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_below(folder, item, name) for item in value]
+    if name != "dataset_path" or not isinstance(value, str):
+        return value
+    path = folder / Path(value).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file, which the study learns from", key="dataset_path")
+    return str(path)
+
+
+def read_description(source: str | Path | Mapping[str, Any], here: Here | None = None) -> Description:
     """Read a study's file, or take its contents as a mapping; every configuration is checked."""
     text, place, stem = text_of(source)
     document = parse_yaml(text, place)
@@ -196,7 +226,7 @@ def read_description(source: str | Path | Mapping[str, Any]) -> Description:
         file = StudyFile.parse(document.value)
         tasks = _tasks(file, None if isinstance(source, Mapping) else Path(source).expanduser().parent)
         name = file.name or plain_name(stem)
-        expanded = [_expand(i, task, file) for i, task in enumerate(tasks)]
+        expanded = [_expand(i, task, file, here or Here()) for i, task in enumerate(tasks)]
     except ConfigError as error:
         raise explain(error, place, lines, {}) from None
     except ValueError as error:
@@ -237,7 +267,7 @@ def found_beside(config: str, folder: Path | None) -> str:
     return str(folder / config) if folder is not None and beside else config
 
 
-def _expand(index: int, task: Task, file: StudyFile) -> tuple[TrainConfig, list[Wanted]]:
+def _expand(index: int, task: Task, file: StudyFile, here: Here) -> tuple[TrainConfig, list[Wanted]]:
     """The base of one task, and everything the study asks of it."""
     loaded = load_config(task.config, owners=setting_names)
     values = loaded.config.to_dict()
@@ -249,11 +279,11 @@ def _expand(index: int, task: Task, file: StudyFile) -> tuple[TrainConfig, list[
     if not seeds:
         raise ConfigError(f"{task.config} has `seed: null`; give the study's `seeds`", key="seeds")
     wanted = [
-        Wanted(index, changes, checked(point, described(changes) or task.config), seeds)
+        Wanted(index, changes, checked(here.put(point), described(changes) or task.config), seeds)
         for point, changes in _points(values, places, file)
     ]
     try:
-        return checked(values, task.config), wanted
+        return checked(here.put(values), task.config), wanted
     except ConfigError:  # it is complete only with what varies, which nobody compares
         return wanted[0].config, wanted
 

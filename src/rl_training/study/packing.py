@@ -1,4 +1,4 @@
-"""A study as one file: settings, logs, results and best policies, without replay buffers and optimisers.
+"""A study as one file: settings, logs, results and policies, without replay buffers and optimisers.
 
 The file is a zip archive whose bytes depend on the contents alone: members in order of their names, no times, no
 owners. Unpacking takes nothing that packing would not have written: plain files of known names, of the trials of
@@ -13,10 +13,12 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
@@ -37,8 +39,11 @@ _MEMBER = re.compile(
     r"study\.yaml|plan\.json|tuning\.json|failures/(?P<failed>[A-Za-z0-9_][A-Za-z0-9._-]*)\.json"
     r"|runs/(?P<trial>[A-Za-z0-9_][A-Za-z0-9._-]*)/"
     rf"(?:{'|'.join(re.escape(name) for name in _OF_A_RUN)}"
-    r"|best/step_[0-9]{1,18}/[A-Za-z0-9_][A-Za-z0-9_-]*\.(?:json|safetensors))"
+    r"|(?:best|last)/step_[0-9]{1,18}/[A-Za-z0-9_][A-Za-z0-9_-]*\.(?:json|safetensors))"
 )
+Policies = Literal["best", "last", "none"]
+"""of each run: its best policy, that of its newest checkpoint, or neither"""
+LAST = "last"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest a zip archive knows
 _MODE = (stat.S_IFREG | 0o644) << 16
 _MOST_MEMBERS = 1_000_000
@@ -46,7 +51,7 @@ _LARGEST_MEMBER = 2**31
 _CHUNK = 2**20
 
 
-def pack(folder: Path, target: Path) -> None:
+def pack(folder: Path, target: Path, *, policies: Policies = "best") -> None:
     """Write everything a report needs of the study in `folder` to the new file `target`."""
     plan = read_plan(folder)
     if target.exists():
@@ -54,7 +59,7 @@ def pack(folder: Path, target: Path) -> None:
     staging = target.with_name(f".tmp-{target.name}-{secrets.token_hex(4)}")
     try:
         with zipfile.ZipFile(staging, "x", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
-            for name, data in _contents(folder, [trial.name for trial in plan.trials]):
+            for name, data in _contents(folder, [trial.name for trial in plan.trials], policies):
                 info = zipfile.ZipInfo(name, _EPOCH)
                 info.compress_type, info.external_attr, info.create_system = zipfile.ZIP_DEFLATED, _MODE, 3
                 archive.writestr(info, data)
@@ -65,17 +70,35 @@ def pack(folder: Path, target: Path) -> None:
         staging.unlink(missing_ok=True)
 
 
-def _contents(folder: Path, trials: list[str]) -> Iterator[tuple[str, bytes]]:
+def _contents(folder: Path, trials: list[str], policies: Policies) -> Iterator[tuple[str, bytes]]:
     """Names and bytes of what is packed, in order; what a worker deletes meanwhile is left out."""
     names = [STUDY, PLAN, TUNING]
     for trial in trials:
         names.append(f"{FAILURES}/{trial}.json")
         names += [f"{RUNS}/{trial}/{name}" for name in _OF_A_RUN]
-        for best in list_checkpoints(folder / RUNS / trial / "best"):
-            names += [f"{RUNS}/{trial}/best/{best.name}/{file.name}" for file in best.iterdir()]
+        if policies == LAST and list_checkpoints(folder / RUNS / trial / "checkpoints"):
+            names.append(f"{RUNS}/{trial}/{LAST}/")
+            continue
+        for kept in list_checkpoints(folder / RUNS / trial / policies):
+            names += [f"{RUNS}/{trial}/{policies}/{kept.name}/{file.name}" for file in kept.iterdir()]
     for name in sorted(names):
-        if _MEMBER.fullmatch(name) and (data := _read(folder, name)) is not None:
+        if name.endswith("/"):
+            yield from _last(folder, name)
+        elif _MEMBER.fullmatch(name) and (data := _read(folder, name)) is not None:
             yield name, data
+
+
+def _last(folder: Path, place: str) -> Iterator[tuple[str, bytes]]:
+    """The policy of a run's newest checkpoint, as a checkpoint that holds nothing else, named below `place`."""
+    from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint, write_checkpoint
+
+    checkpoint = read_checkpoint(find_checkpoint((folder / place).parent))
+    records = {name: record for name, record in checkpoint.records.items() if name != "judged"}
+    with tempfile.TemporaryDirectory() as made:
+        tensors = {"networks": checkpoint.tensors["networks"]}
+        written = write_checkpoint(Path(made), checkpoint.step, tensors=tensors, records=records).path
+        for file in sorted(written.iterdir()):
+            yield f"{place}{written.name}/{file.name}", file.read_bytes()
 
 
 def _read(folder: Path, name: str) -> bytes | None:

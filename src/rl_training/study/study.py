@@ -59,20 +59,32 @@ class Study:
     """Many runs of one plan: every combination of settings and seeds, each in a run folder of its own.
 
     `source` is a study's YAML file, its contents as a mapping, or the folder of a study that exists. The study lies
-    in `output_dir/NAME`.
+    in `output_dir/NAME`. Data files that it names by a relative path are in `data`; `device` takes the place of
+    what its configurations say.
     """
 
     def __init__(
-        self, source: str | Path | Mapping[str, Any], *, output_dir: str | Path = "studies", name: str | None = None
+        self,
+        source: str | Path | Mapping[str, Any],
+        *,
+        output_dir: str | Path = "studies",
+        name: str | None = None,
+        data: str | Path | None = None,
+        device: str | None = None,
     ) -> None:
         self._source: str | Path | Mapping[str, Any] | None = source
         if not isinstance(source, Mapping) and (place := Path(at_home(str(source)))).is_dir():
             self._source, self.folder = None, place
             read_plan(place)
+            if data is not None or device is not None:
+                raise ConfigError(
+                    f"{place}: a study's folder has its data and device; give its file to change them"
+                )
             return
-        from rl_training.study.description import read_description
+        from rl_training.study.description import Here, read_description
 
-        self._description = read_description(source if name is None else _named(source, name))
+        here = Here(None if data is None else Path(at_home(str(data))).absolute(), device)
+        self._description = read_description(source if name is None else _named(source, name), here)
         self.folder = Path(at_home(str(output_dir))) / self._description.name
 
     def plan(self, workers: int = 1) -> Plan:

@@ -281,6 +281,25 @@ def retry_failed(folder: Path, plan: Plan, never: Sequence[int]) -> list[Trial]:
     return again
 
 
+def restart_unfinished(folder: Path, plan: Plan) -> list[Trial]:
+    """Remove what trials left that are neither done nor failed and have no checkpoint.
+
+    Checkpoints are not packed: a study that was packed before it was done, and unpacked elsewhere, keeps what is
+    done and starts from the beginning what was under way.
+    """
+    begun = [trial for trial in plan.trials if home_of(folder, trial).is_dir()]
+    again = [
+        trial
+        for trial in begun
+        if not is_done(record_of(home_of(folder, trial)))
+        and read_failure(folder, trial) is None
+        and not list_checkpoints(home_of(folder, trial) / "checkpoints")
+    ]
+    for trial in again:
+        _clear(home_of(folder, trial))
+    return again
+
+
 @contextlib.contextmanager
 def _stopping_on_signals() -> Iterator[None]:
     """Between runs a signal ends the worker, which releases its claim; during a run the run's own handlers save."""

@@ -1,0 +1,132 @@
+"""The commands: see the head of the package."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import benchmarks.evidence
+from benchmarks.evidence import keeping, working
+from benchmarks.evidence.working import Order
+from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.memory import human_bytes
+from rl_training.study.packing import unpack
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.evidence",
+        description=benchmarks.evidence.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="work on studies, judge what is done, pack it")
+    run.add_argument("studies", nargs="+", type=Path, metavar="STUDY", help="files, in order of priority")
+    run.add_argument("--device", help="auto, cpu, cuda or cuda:N, in place of what the studies say")
+    run.add_argument("--minutes", type=float, help="of training; judging and packing come after it")
+    run.add_argument("--commit", help=f"where there is no repository to ask; or set {working.COMMIT}")
+    run.add_argument("--policies", choices=("last", "best", "none"), default="last", help="that are packed")
+    run.add_argument("--render", action="store_true", help="take the results into the documentation")
+    judge = commands.add_parser("judge", help="judge last policies of packed studies or studies' folders")
+    judge.add_argument("places", nargs="+", type=Path, metavar="PACK_OR_FOLDER")
+    for command in (run, judge):
+        command.add_argument(
+            "--from", dest="earlier", type=Path, metavar="DIR", help="what a command left on an earlier machine"
+        )
+        command.add_argument("--data", type=Path, metavar="DIR", help="folder of the data files that studies name")
+        command.add_argument("--output-dir", type=Path, default=Path("runs/evidence"), metavar="DIR")
+        command.add_argument("--processes", type=int, help="that judge side by side; by default one per core")
+    render = commands.add_parser("render", help="take results in, and write tables and figures")
+    render.add_argument("results", nargs="*", type=Path, metavar="NAME.json")
+    return parser.parse_args(given)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.minutes is not None and not options.minutes > 0:
+        raise ConfigError(f"--minutes must be above 0, got {options.minutes:g}")
+    order = Order(
+        options.output_dir,
+        options.data,
+        options.device,
+        options.minutes,
+        options.earlier,
+        options.commit,
+        options.policies,
+    )
+    stood = working.work_on(options.studies, order)
+    for status in stood:
+        folder = order.output_dir / status.name
+        file = _judged(folder, folder, folder.with_name(f"{status.name}.json"), options)
+        packed = working.packed(folder, order.policies)
+        print(f"wrote {file} ({human_bytes(file.stat().st_size)}), {packed} ({human_bytes(packed.stat().st_size)})")
+        if options.render:
+            take(file)
+    if options.render:
+        _render()
+    return 1 if any(status.failed for status in stood) else 0
+
+
+def _judged(place: Path, folder: Path, file: Path, options: argparse.Namespace) -> Path:
+    """Collect a study into `file`, judging what is not judged there; `folder` has its policies."""
+    kept = keeping.collect(place)
+    for parent in (options.earlier, file.parent):
+        keeping.add_earlier(kept, None if parent is None else keeping.load(parent / file.name))
+    if options.data is not None:
+        keeping.note_data(kept, options.data)
+    try:
+        keeping.judge_all(kept, keeping.homes_of(folder), options.processes)
+    finally:
+        keeping.store(file, kept)
+    return file
+
+
+def judge(options: argparse.Namespace) -> int:
+    for place in options.places:
+        with tempfile.TemporaryDirectory() as made:
+            if not place.exists():
+                raise ConfigError(f"{place}: no such file or folder")
+            folder = place if place.is_dir() else unpack(place, Path(made) / "study")
+            name = keeping.collect(place)["study"]
+            print(f"wrote {_judged(place, folder, options.output_dir / f'{name}.json', options)}")
+    return 0
+
+
+def take(file: Path) -> None:
+    """Add results made elsewhere to those of the repository."""
+    from benchmarks.evidence import rendering
+
+    new = keeping.load(file)
+    if new is None:
+        raise ConfigError(f"{file}: no such file")
+    target = rendering.KEPT / f"{new['study']}.json"
+    keeping.store(target, keeping.merged(keeping.load(target), new))
+    print(f"took {file} into {target}")
+
+
+def render(options: argparse.Namespace) -> int:
+    for file in options.results:
+        take(file)
+    _render()
+    return 0
+
+
+def _render() -> None:
+    from benchmarks.evidence import rendering
+
+    rendering.render()
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    options = arguments(given)
+    try:
+        return {"run": run, "judge": judge, "render": render}[options.command](options)
+    except RLTrainingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The last checkpoint of every run that is over, on episodes by which nothing was chosen.
+
+During training every run is evaluated on episodes of one seed (`rl_training.seeding.EVALUATION_SEED`), by which
+best policies, stopping and settings may have been chosen. Judging plays episodes of another.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_training.environments.playing import Evaluator
+from rl_training.errors import RLTrainingError
+from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoints
+from rl_training.memory import available_cores
+from rl_training.runtime.workflows import load_policy, open_checkpoint
+from rl_training.seeding import EVALUATION_SEED
+from rl_training.study.packing import LAST
+
+SEED = EVALUATION_SEED + 1
+EPISODES = 10
+_MOST_PROCESSES = 16
+Judged = dict[str, Any]
+
+
+def judge(place: Path, episodes: int = EPISODES) -> Judged:
+    """Play the policy of a checkpoint: returns and lengths of the episodes, and the step it was saved at."""
+    checkpoint = open_checkpoint(place)
+    loaded = load_policy(checkpoint)
+    evaluator = Evaluator(loaded.config.replace(environments="local"), loaded.spaces, seed=SEED)
+    try:
+        played = evaluator.play(loaded.policy, episodes)
+    finally:
+        evaluator.close()
+    metrics = evaluator.summary(played)
+    returns = [round(value, 3) for value in played.returns.tolist()]
+    return {"step": checkpoint.step, "seed": SEED, "mean": metrics["eval_return_mean"], "returns": returns,
+            "lengths": played.lengths.tolist()}  # fmt: skip
+
+
+def _judge_alone(place: Path) -> Judged | str:
+    torch.set_num_threads(1)
+    try:
+        return judge(place)
+    except RLTrainingError as error:
+        return str(error)
+
+
+def judged(places: Mapping[str, Path], processes: int | None = None) -> Iterator[tuple[str, Judged]]:
+    """Every policy as it is judged, several side by side; one that cannot be judged is reported."""
+    count = min(processes or min(available_cores(), _MOST_PROCESSES), len(places))
+    with ExitStack() as stack:
+        if count > 1:
+            pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
+            answers = stack.enter_context(pool).map(_judge_alone, places.values())
+        else:
+            answers = map(_judge_alone, places.values())
+        for name, answer in zip(places, answers):
+            if isinstance(answer, str):
+                print(f"{name}: cannot be judged: {answer}", flush=True)
+            else:
+                yield name, answer
+
+
+def last_policy(home: Path) -> Path | None:
+    """The newest checkpoint of a run, or the last policy that was packed with it; None where neither is there."""
+    for parent in (home / "checkpoints", home / LAST):
+        if list_checkpoints(parent):
+            return find_checkpoint(parent)
+    return None

@@ -1,0 +1,225 @@
+"""Sections of docs/results.md and figures in docs/pictures, from what the repository keeps of each study."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.evidence.judging import EPISODES
+from benchmarks.evidence.keeping import Kept, about_of, load, reading_of
+from benchmarks.evidence.published import SOURCE, Published, published
+from benchmarks.report import Entry, Results, Sections
+from rl_training.report import figures
+from rl_training.report.facts import ranges
+from rl_training.report.grouping import Selection, is_offline
+from rl_training.report.reading import Run
+from rl_training.report.rendering import rendered
+from rl_training.report.summary import Options, Result, Summary, summarise
+from rl_training.report.tables import number, text_of
+
+STUDIES = report.ROOT / "benchmarks" / "studies"
+KEPT = report.RESULTS / "evidence"
+PICTURES = report.ROOT / "docs" / "pictures"
+_INKS = {"light": "#1f2328", "dark": "#e6edf3"}
+_NAMES = {"td3_bc": "TD3+BC", "rebrac": "ReBRAC"}
+_PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy"}
+
+
+def name_of(algo: str) -> str:
+    return _NAMES.get(algo, algo.upper())
+
+
+def summary_of(kept: Kept, *, judgements: bool, at: float | None = None) -> Summary:
+    """The report's summary of a study: by judgements, or by the evaluations during training."""
+    names = {algo: name_of(algo) for algo in {run["algo"] for run in kept["runs"].values()}}
+    return summarise(reading_of(kept, judgements=judgements), Options(Selection(at=at, names=names)))
+
+
+def section(kept: Kept, pictures: Path) -> str:
+    """Everything docs/results.md says of a study; draws its figure."""
+    title, words = kept["about"]
+    over = [run for run in kept["runs"].values() if "judged" in run]
+    state = "" if len(over) == len(kept["planned"]) else f" Of {len(kept['planned'])} runs, {len(over)} are made."
+    parts = [f"## {title or kept['study']}", f"{words}{state}".strip()]
+    if over:
+        summary = summary_of(kept, judgements=True)
+        parts += [draw(kept, pictures), *(_task(kept, summary, task) for task in summary.tasks)]
+        parts += [*_on_the_way(kept), *_troubles(summary), _origin(kept, over)]
+    parts.append(_command(kept["study"]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def draw(kept: Kept, pictures: Path) -> str:
+    """The learning curves of a study as files for light and for dark ground; returns how a page shows them."""
+    summary = summary_of(kept, judgements=False)
+    if not summary.bands:
+        return ""
+    name = f"evidence-{kept['study']}"
+    drawing = rendered(figures.all_curves(summary), "svg", name).decode()
+    pictures.mkdir(parents=True, exist_ok=True)
+    for ground, ink in _INKS.items():
+        (pictures / f"{name}-{ground}.svg").write_text(drawing.replace(figures.INK, ink), encoding="utf-8")
+    words = f"Learning curves: {', '.join(summary.groups.methods)}"
+    dark, light = (f"pictures/{name}-{ground}.svg" for ground in ("dark", "light"))
+    return (
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+        f'<img alt="{words}" src="{light}"></picture>\n\n'
+        "Evaluations during training: the interquartile mean over seeds, and its 95 % interval."
+    )
+
+
+def _task(kept: Kept, summary: Summary, task: str) -> str:
+    """The table of one task: a line for each method, what is published, peers."""
+    scale, rows = summary.scales[task], []
+    first = next(run for method in summary.methods for run in summary.groups.cell(method, task).runs)
+    scored = scale is not None and "D4RL" in scale.source and is_offline(first)
+    for method in summary.methods:
+        if (result := summary.results.get((method, task))) is not None:
+            runs = summary.groups.cell(method, task).runs
+            score = "" if scale is None else number(100 * float(scale.score(result.mean)))
+            rows.append([*_line(kept, result, runs), *([score] if scored else [])])
+    steps = {result.step for (_, of), result in summary.results.items() if of == task}
+    rows += [[*row, *[""] * (len(rows[0]) - len(row))] for row in _beside(kept, first, steps)]
+    header = ["", "seeds", "steps", "IQM [95 %]", "mean ± std", "updates", "minutes", "commit"]
+    header += ["normalised"] if scored else []
+    note = ["Normalised: the mean, by D4RL's v2 references; not comparable with published v2 tables."] * scored
+    return "\n\n".join([f"### {task}", report.table(header, rows), *note, *_better(summary, task)])
+
+
+def _better(summary: Summary, task: str) -> list[str]:
+    """Which methods of one budget are better than which, where the seeds can say so."""
+    told = []
+    for pair in (pair for pair in summary.pairs if pair.task == task and pair.better):
+        worse = pair.second if pair.better == pair.first else pair.first
+        if summary.results[pair.first, task].step == summary.results[pair.second, task].step:
+            told.append(f"{pair.better} than {worse}")
+    return [f"Better (the interval of the difference of the IQMs excludes 0): {', '.join(told)}."] if told else []
+
+
+def _line(kept: Kept, result: Result, runs: Sequence[Run]) -> list[str]:
+    std = "" if result.std is None else f" ± {number(result.std)}"
+    planned = _planned(kept, runs[0])
+    seeds = ranges(run.seed for run in runs if run.seed is not None)
+    counted = seeds if len(runs) == planned else f"{seeds} ({len(runs)} of {planned})"
+    updates = {int(run.metrics.get("update_count", 0)) for run in runs}
+    seconds = [run.seconds for run in runs if run.seconds]
+    minutes = "–" if not seconds else f"{statistics.median(seconds) / 60:.1f}"
+    together = max(run.members for run in runs)
+    commits = sorted({commit for run in runs for commit in run.record.get("commits", ["unknown"])})
+    return [result.method, counted, f"{result.step:,.0f}", text_of(result.chosen), f"{number(result.mean)}{std}",
+            " / ".join(f"{count:,}" for count in sorted(updates)),
+            minutes + (f", {together} as one" if together > 1 else ""), ", ".join(commits)]  # fmt: skip
+
+
+def _planned(kept: Kept, run: Run) -> int:
+    """How many seeds the study has of a run's configuration: its trials differ in their seed alone."""
+    beginning = run.name.rpartition("__s")[0]
+    return sum(name.rpartition("__s")[0] == beginning for name in kept["planned"])
+
+
+def _beside(kept: Kept, run: Run, steps: set[float]) -> Iterator[list[str]]:
+    """The data themselves, what others published of the same environment and budget, peers on the same task."""
+    if is_offline(run) and (data := kept["data"].get(run.dataset["name"])) is not None:
+        yield [f"*the data, {data['episodes']:,} episodes*", "", "", "", number(data["mean"])]
+    if not run.dataset:
+        for budget in sorted(steps):
+            for one in published(run.env_id, budget):
+                yield [_published_name(one), "10", f"{budget:,.0f}", "", _published_return(one)]
+    for (library, algo), entries in _peers(run).items():
+        values = [entry["final"]["eval_return_mean"] for entry in entries]
+        seeds = ranges(entry["seed"] for entry in entries)
+        budget = " / ".join(sorted({f"{entry['steps']:,}" for entry in entries}))
+        name = f"{library} {name_of(algo)}, {entries[0]['episodes']} episodes"
+        yield [name, seeds, budget, "", report.spread(values)]
+
+
+def _published_name(one: Published) -> str:
+    return f"*published {one.what or name_of(one.algo)}*"
+
+
+def _published_return(one: Published) -> str:
+    return f"{one.mean:,.0f}" + ("" if one.std is None else f" ± {one.std:,.0f}")
+
+
+def _peers(run: Run) -> dict[tuple[str, str], list[Entry]]:
+    """Runs of other libraries in the same environment on the same data, which their fingerprint tells."""
+    found: dict[tuple[str, str], list[Entry]] = {}
+    data = run.dataset.get("fingerprint") if is_offline(run) else None
+    for program in ("learning", "offline"):
+        for entry in Results(program).load().values():
+            library = _PEERS.get(entry.get("library", ""))
+            same_data = entry.get("fingerprint") == data and ("file" in entry) == bool(data)
+            if library is not None and entry["env"] == run.env_id and same_data:
+                found.setdefault((library, entry["algo"]), []).append(entry)
+    return found
+
+
+def _on_the_way(kept: Kept) -> list[str]:
+    """Evaluations during training at the steps for which something is published and which are not the end."""
+    rows, any_published = [], False
+    groups = summary_of(kept, judgements=False).groups
+    for task in groups.tasks:
+        env_id = groups.env_ids[task]
+        online = all(not run.dataset for method in groups.methods for run in groups.cell(method, task).seen)
+        for steps in (100_000, 300_000) if online else ():
+            references = published(env_id, steps)
+            any_published |= bool(references)
+            found = summary_of(kept, judgements=False, at=steps)
+            ends = {run.settings.get("total_timesteps") for run in found.reading.runs if run.env_id == env_id}
+            if references and max(ends, default=0) > steps:
+                rows += [[task, f"{steps:,}", one.method, str(one.seeds), text_of(one.chosen), number(one.mean)]
+                         for one in found.results.values() if one.task == task]  # fmt: skip
+                rows += [[task, f"{steps:,}", _published_name(one), "10", "", _published_return(one)]
+                         for one in references]  # fmt: skip
+    header = ["", "step", "", "seeds", "IQM [95 %]", "mean"]
+    table = [f"### On the way\n\n{report.table(header, rows)}"] if rows else []
+    return [*table, *([SOURCE] if any_published else [])]
+
+
+def _troubles(summary: Summary) -> list[str]:
+    """Runs that failed or diverged; those that are not made yet are counted in the tables."""
+    told = [f"- {one.place}: {one.reason} ({one.effect})" for one in summary.troubles
+            if one.what in ("failed", "diverged", "broken")]  # fmt: skip
+    return ["\n".join(["Not as they should be:", "", *told])] if told else []
+
+
+def _origin(kept: Kept, over: Sequence[Mapping[str, Any]]) -> str:
+    """How runs were judged, on which data, machines and versions they were made."""
+    seed = sorted({run["judged"]["seed"] for run in over})
+    data = sorted({f"{run['dataset']['name']} ({run['dataset']['rows']:,} rows, fingerprint "
+                   f"{run['dataset']['fingerprint']})" for run in over if run["dataset"]})  # fmt: skip
+    dates = sorted({str(run["record"].get("created"))[:10] for run in over})
+    machines = sorted({str(run["record"].get("machine", run["record"].get("device"))) for run in over})
+    named = ("rl_training", "torch", "gymnasium", "mujoco")
+    versions = [
+        f"{name} {' / '.join(sorted({str(run['record']['versions'].get(name)) for run in over}))}" for name in named
+    ]
+    parts = [f"The last checkpoint of each seed, {EPISODES} episodes on seeds that no run was evaluated on before "
+             f"({', '.join(map(str, seed))})"]  # fmt: skip
+    parts += [f"data: {'; '.join(data)}"] if data else []
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return "; ".join([*parts, f"{when} on {' · '.join(machines)}", ", ".join(versions)]) + "."
+
+
+def render(kept_in: Path | None = None, pictures: Path | None = None, studies: Path | None = None) -> None:
+    """Write the section of every study of the repository, also of those without results."""
+    kept_in, studies = kept_in or KEPT, studies or STUDIES
+    sections: Sections = {}
+    for file in sorted(studies.glob("*.yaml")):
+        found = load(kept_in / f"{file.stem}.json")
+        sections["results", f"evidence-{file.stem}"] = (
+            _not_made(file) if found is None else section(found, pictures or PICTURES)
+        )
+    report.write_sections(sections)
+
+
+def _not_made(file: Path) -> str:
+    title, words = about_of(file.read_text(encoding="utf-8"))
+    return f"## {title}\n\n{words}\n\nNot made yet. {_command(file.stem)}"
+
+
+def _command(study: str) -> str:
+    return f"Made by `python -m benchmarks.evidence run benchmarks/studies/{study}.yaml --data DIR --render`."

@@ -1,0 +1,159 @@
+"""Work on studies for some minutes, and leave what can travel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from benchmarks.checkout import name_of
+from benchmarks.report import ROOT, machine
+from rl_training.errors import ConfigError
+from rl_training.experiment.runs import amend_record
+from rl_training.runtime.signals import TrainingInterrupted
+from rl_training.study.packing import Policies, pack, unpack
+from rl_training.study.plan import RUNS, Plan, read_plan
+from rl_training.study.status import StudyStatus
+from rl_training.study.study import Study
+from rl_training.study.trials import home_of, record_of
+from rl_training.study.worker import restart_unfinished, work
+
+COMMIT = "RL_TRAINING_COMMIT"
+COMMITS = "commits"
+"""the key of run.json with every commit that trained a run"""
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Order:
+    """How studies are worked on: where, for how long, and what they begin with."""
+
+    output_dir: Path
+    data: Path | None = None
+    device: str | None = None
+    minutes: float | None = None
+    earlier: Path | None = None  # folder of packed studies, by name
+    commit: str | None = None
+    policies: Policies = "last"
+
+
+def commit_of(order: Order) -> str:
+    """The commit that works: as given, by the environment, or by the repository."""
+    return order.commit or os.environ.get(COMMIT) or name_of(ROOT)
+
+
+def work_on(files: list[Path], order: Order) -> list[StudyStatus]:
+    """Work on every study in turn until the minutes are over; how those stand that were begun."""
+    end = None if order.minutes is None else time.monotonic() + 60 * order.minutes
+    studies = [prepared(file, order) for file in files]  # what is wrong with any of them is said before the first
+    commit, found = commit_of(order), []
+    remedy = f"; say which with --commit or {COMMIT}" if commit == UNKNOWN else ""
+    print(f"at commit {commit}{remedy}", flush=True)
+    for study in studies:
+        left = None if end is None else end - time.monotonic()
+        if left is not None and left <= 0:
+            break
+        found.append(_worked(study, left, commit))
+    return found
+
+
+def prepared(file: Path, order: Order) -> Study:
+    """The study of a file, with what an earlier machine has made of it."""
+    study = Study(file, output_dir=order.output_dir, data=order.data, device=order.device)
+    packed = None if order.earlier is None else order.earlier / f"{study.folder.name}.zip"
+    if packed is not None and packed.is_file() and not study.folder.exists():
+        unpack(packed, study.folder)
+        again = restart_unfinished(study.folder, read_plan(study.folder))
+        print(f"{study.folder.name}: from {packed}, of which {len(again)} trials start again", flush=True)
+    return study
+
+
+def _worked(study: Study, seconds: float | None, commit: str) -> StudyStatus:
+    plan = study.plan()
+    _stamp(study.folder, plan, UNKNOWN, unless_known=True)  # of a machine that was taken away
+    before = _moments(study.folder, plan)
+    with stop_after(seconds) as stopped, contextlib.suppress(_OutOfTime):
+        try:
+            work(study.folder, quiet=True, say=lambda text: print(text, flush=True))
+        except TrainingInterrupted:
+            if not stopped.is_set():
+                raise
+            raise _OutOfTime from None
+        finally:
+            _stamp(study.folder, plan, commit, before=before)
+    status = study.status()
+    counts = ", ".join(f"{count} {state}" for state, count in status.counts.items() if count)
+    ended = "; the time is over, the same command goes on" if stopped.is_set() else ""
+    print(f"{status.name}: {counts}{ended}", flush=True)
+    return status
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+def _moments(folder: Path, plan: Plan) -> dict[str, object]:
+    """When each run was begun and gone on with."""
+    records = {trial.name: record_of(home_of(folder, trial)) for trial in plan.trials}
+    return {name: (record.get("created"), record.get("resumed")) for name, record in records.items() if record}
+
+
+def _stamp(
+    folder: Path, plan: Plan, commit: str, *, before: dict[str, object] | None = None, unless_known: bool = False
+) -> None:
+    """Write into run.json which commit trained a run, and where; into those worked on since `before`."""
+    now = _moments(folder, plan)
+    for name in [name for name in now if before is None or before.get(name) != now[name]]:
+        home = folder / RUNS / name
+        record = record_of(home)
+        known = record.get(COMMITS, [])
+        if commit not in known and not (unless_known and known):
+            amend_record(home, **{COMMITS: [*known, commit], "machine": machine(str(record.get("device")))})
+
+
+@contextlib.contextmanager
+def stop_after(seconds: float | None) -> Iterator[threading.Event]:
+    """After so many seconds, ask this process to stop as SIGTERM would: runs save and end. The event tells that."""
+    over = threading.Event()
+    if seconds is None:
+        yield over
+        return
+
+    def stop() -> None:
+        over.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def outside(signum: int, frame: FrameType | None) -> None:
+        # Work has ended in this moment; it has handlers of its own while it lasts.
+        if not over.is_set():
+            raise TrainingInterrupted("asked to stop; the same command goes on", signum)
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    previous = signal.signal(signal.SIGTERM, outside)
+    timer.start()
+    try:
+        yield over
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGTERM, previous)
+
+
+def packed(folder: Path, policies: Policies) -> Path:
+    """The study as one file beside its folder, in place of an earlier one."""
+    target = folder.with_name(f"{folder.name}.zip")
+    fresh = folder.with_name(f".{folder.name}.zip")
+    fresh.unlink(missing_ok=True)
+    pack(folder, fresh, policies=policies)
+    try:
+        fresh.replace(target)
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written: {error.strerror}") from None
+    return target

@@ -1,0 +1,351 @@
+"""Evidence from studies: worked on by the clock, gone on with, judged, rendered; and the studies there are."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import report
+from benchmarks.evidence import keeping, rendering, working
+from benchmarks.evidence.__main__ import main
+from benchmarks.evidence.judging import EPISODES, SEED
+from benchmarks.evidence.published import PUBLISHED, published
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.runs import amend_record
+from rl_training.experiment.strict_yaml import dump_yaml
+from rl_training.runtime.signals import TrainingInterrupted
+from rl_training.runtime.workflows import evaluate_checkpoint
+from rl_training.seeding import EVALUATION_SEED
+from rl_training.study.description import read_description
+from rl_training.study.trials import record_of
+from tests.studies import homes
+
+STUDIES = Path(__file__).parents[1] / "benchmarks" / "studies"
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "total_timesteps": 1000,
+    "eval_episodes": 1,
+    "eval_interval": 500,
+    "log_interval": 500,
+    "checkpoint_interval": 100,
+    "learning_starts": 20,
+    "train_frequency": 10,
+    "gradient_updates_per_step": 1,
+    "hidden_sizes": [8],
+    "batch_size": 8,
+    "buffer_capacity": 1000,
+}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    file = tmp_path / "swing.yaml"
+    text = dump_yaml({"base": "sac/pendulum", "set": SETTINGS, "seeds": [0, 1], "population": 2, "threads": 1})
+    file.write_text(f"# Swinging\n# Two seeds\n# of SAC.\n{text}")
+    return file
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Documents, results and pictures elsewhere than in this repository."""
+    root = tmp_path / "root"
+    document = root / "docs" / "results.md"
+    document.parent.mkdir(parents=True)
+    document.write_text("# Results\n\n<!-- begin evidence-swing -->\nold\n<!-- end evidence-swing -->\n\nkept\n")
+    monkeypatch.setattr(report, "ROOT", root)
+    monkeypatch.setattr(report, "DOCUMENTS", {"results": (document, "")})
+    monkeypatch.setattr(rendering, "STUDIES", tmp_path)
+    monkeypatch.setattr(rendering, "KEPT", root / "kept")
+    monkeypatch.setattr(rendering, "PICTURES", root / "docs" / "pictures")
+    return root
+
+
+class AtFirstCheckpoint(threading.Timer):
+    """The clock of a command, over as soon as every run has been saved once."""
+
+    runs: Path
+
+    def run(self) -> None:
+        while len(list(self.runs.glob("*/checkpoints/step_*"))) < 2 and not self.finished.wait(0.002):
+            pass
+        if not self.finished.is_set():
+            self.function()
+
+
+def work(*words: object) -> int:
+    return main(["run", *map(str, words), "--processes", "1"])
+
+
+def test_a_study_goes_on_is_judged_packed_and_rendered(
+    study: Path,
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, first, second = tmp_path / "out", tmp_path / "first", tmp_path / "second"
+    AtFirstCheckpoint.runs = out / "swing" / "runs"
+    with monkeypatch.context() as early:
+        early.setattr(working.threading, "Timer", AtFirstCheckpoint)
+        assert work(study, "--minutes", 9, "--output-dir", out, "--commit", "abc") == 0
+    assert "swing: 2 waiting; the time is over, the same command goes on" in capsys.readouterr().out
+    assert not any("judged" in run for run in json.loads((out / "swing.json").read_text())["runs"].values())
+    first.mkdir()
+    (out / "swing.zip").rename(first / "swing.zip")
+
+    monkeypatch.setenv(working.COMMIT, "def")
+    assert work(study, "--output-dir", out) == 0
+    for home in homes(out / "swing"):
+        record = record_of(home)
+        assert record["status"] == "finished"
+        assert len(record["resumed"]) == 1
+        assert record["commits"] == ["abc", "def"]
+    kept = keeping.load(out / "swing.json")
+    assert kept is not None
+    for name, run in kept["runs"].items():
+        assert len(run["judged"]["returns"]) == EPISODES
+        assert (run["judged"]["step"], run["judged"]["seed"]) == (1000, SEED)
+        assert run["curve"]["steps"] == [500, 1000]
+        seen = evaluate_checkpoint(out / "swing" / "runs" / name, EPISODES)["eval_return_mean"]
+        assert run["judged"]["mean"] != seen, "judged on the episodes of training"
+
+    amend_record(homes(out / "swing")[0], commits=[])  # as a machine leaves it that was taken away
+    assert work(study, "--output-dir", out, "--commit", "ghi") == 0
+    assert [record_of(home)["commits"] for home in homes(out / "swing")] == [["unknown"], ["abc", "def"]]
+    amend_record(homes(out / "swing")[0], commits=["abc", "def"])
+    assert work(study, "--output-dir", out) == 0
+    assert keeping.load(out / "swing.json") == kept
+
+    second.mkdir()
+    assert main(["judge", str(out / "swing.zip"), "--output-dir", str(second), "--processes", "1"]) == 0
+    assert keeping.load(second / "swing.json") == kept
+
+    (out / "swing.zip").rename(second / "swing.zip")
+    capsys.readouterr()
+    assert work(study, "--output-dir", tmp_path / "third", "--from", second, "--render") == 0
+    assert "episodes" not in capsys.readouterr().out, "judged again"
+    assert [record_of(home)["resumed"] for home in homes(tmp_path / "third" / "swing")] == [
+        record_of(home)["resumed"] for home in homes(out / "swing")
+    ]
+    text = (repository / "docs" / "results.md").read_text()
+    assert text.startswith(
+        "# Results\n\n<!-- begin evidence-swing -->\n## Swinging\n\nTwo seeds of SAC.\n\n<picture>"
+    )
+    assert "| SAC | 0–1 | 1,000 | " in text
+    assert "abc, def |" in text
+    assert text.endswith("<!-- end evidence-swing -->\n\nkept\n")
+    for ground in ("light", "dark"):
+        assert (repository / "docs" / "pictures" / f"evidence-swing-{ground}.svg").read_text().count("<svg") == 1
+
+    started = working.prepared(study, working.Order(tmp_path / "fourth", earlier=first))
+    assert started.status().counts["waiting"] == 2
+    assert list((started.folder / "runs").iterdir()) == []
+
+
+def test_time_that_is_over_between_two_studies_begins_no_other(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[str, float]] = []
+    clock = iter([0.0, 1.0, 61.0])
+    monkeypatch.setattr(working.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(working, "_worked", lambda study, left, commit: begun.append((study.folder.name, left)))
+    other = tmp_path / "other.yaml"
+    other.write_text(study.read_text())
+    working.work_on([study, other], working.Order(tmp_path / "out", minutes=1, commit="abc"))
+    assert begun == [("swing", 59.0)]
+
+
+def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
+    with working.stop_after(0.05) as over:
+        assert over.wait(10)
+        time.sleep(0.02)  # the signal comes after the event, and ends nothing
+    with pytest.raises(TrainingInterrupted), working.stop_after(60) as over:
+        signal.raise_signal(signal.SIGTERM)
+    assert not over.is_set()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("name", "configurations", "trials"),
+    [
+        ("cql-edac", 2, 10),
+        ("cql-edac-50", 2, 6),
+        ("dqn-lunarlander", 1, 10),
+        ("hopper-v5", 3, 9),
+        ("offline-medium", 12, 120),
+        ("online-v4", 6, 60),
+        ("pendulum", 6, 30),
+        ("sac-v4", 2, 20),
+    ],
+)
+def test_the_studies_of_the_repository_are_what_they_say(name: str, configurations: int, trials: int) -> None:
+    found = read_description(STUDIES / f"{name}.yaml")
+    assert (len(found.wanted), sum(len(one.seeds) for one in found.wanted)) == (configurations, trials)
+    title, words = keeping.about_of(found.text)
+    assert title
+    assert words.endswith(".")
+    assert "/" not in "".join(_files(found.wanted[0].config))
+    assert all(one.config.eval_episodes and one.config.algo_kwargs["eval_interval"] for one in found.wanted)
+
+
+def test_no_study_of_the_repository_is_forgotten() -> None:
+    assert len(list(STUDIES.glob("*.yaml"))) == 8
+
+
+def _files(config: TrainConfig) -> list[str]:
+    parts = [config.algo_kwargs, *config.algo_kwargs.get("datasets", [])]
+    return [str(part["dataset_path"]) for part in parts if part.get("dataset_path")]
+
+
+# Results as they come from several machines.
+
+
+def made(
+    seeds: range, *, algo: str = "sac", step: int = 300_000, judged: bool = True, **fields: Any
+) -> keeping.Kept:
+    """Results of a study on HalfCheetah-v4 that nobody ran."""
+    settings = {"algo": algo, "env_id": "HalfCheetah-v4", "total_timesteps": step, "algo_kwargs.buffer_capacity": 9}
+    runs = {}
+    for seed in seeds:
+        value = 5000.0 + 100 * seed
+        runs[f"HalfCheetah-v4__{algo}__{'0' * 8}__s{seed}"] = {
+            "algo": algo,
+            "env_id": "HalfCheetah-v4",
+            "seed": seed,
+            "status": "finished",
+            "cause": None,
+            "settings": 0,
+            "varied": {},
+            "step": step,
+            "record": {"created": "2026-11-16T00:00:00+00:00", "resumed": [], "seconds": 90.0, "versions": {}},
+            "dataset": {},
+            "metrics": {"update_count": step},
+            "curve": {name: [100_000, step] for name in ("steps", "updates", "seconds")} | {"values": [1e3, value]},
+        } | ({"judged": {"step": step, "seed": SEED, "mean": value, "returns": [value]}} if judged else {})
+    planned = [f"HalfCheetah-v4__{algo}__{'0' * 8}__s{seed}" for seed in range(10)]
+    return {"kind": keeping.KIND, "schema": 1, "study": "made", "about": ["Made", "Up."], "planned": planned,
+            "settings": [settings], "data": {}, "runs": runs, "unread": [], **fields}  # fmt: skip
+
+
+def test_an_incomplete_study_says_so_and_stands_beside_what_is_published(tmp_path: Path) -> None:
+    text = rendering.section(made(range(4)), tmp_path)
+    assert "Of 10 runs, 4 are made." in text
+    assert "| SAC | 0–3 (4 of 10) | 300,000 | 5,150 [" in text
+    assert "| *published SAC* | 10 | 300,000 |  | 8,593 |" in text
+    assert "| HalfCheetah-v4 | 100,000 | SAC | 4 | 1,000 [1,000, 1,000] | 1,000 |" in text
+    assert "| HalfCheetah-v4 | 100,000 | *published SAC* | 10 |  | 6,156 |" in text
+    assert "SimbaV2" in text
+
+
+def test_one_seed_has_no_interval_and_a_diverged_run_is_told(tmp_path: Path) -> None:
+    kept = made(range(1))
+    next(iter(kept["runs"].values())).update(status="diverged", cause="the loss is not finite")
+    text = rendering.section(kept, tmp_path)
+    assert "| SAC | 0 (1 of 10) | 300,000 | 5,000 | 5,000 |" in text
+    assert "the loss is not finite (counted)" in text
+
+
+def test_a_study_without_results_has_its_command(study: Path, repository: Path) -> None:
+    rendering.render()
+    text = (repository / "docs" / "results.md").read_text()
+    assert "Not made yet. Made by `python -m benchmarks.evidence run benchmarks/studies/swing.yaml" in text
+    assert not list((repository / "docs").glob("pictures/*"))
+
+
+def test_more_seeds_from_another_machine_are_added_and_the_judged_run_stays(
+    repository: Path, tmp_path: Path
+) -> None:
+    for number, kept in enumerate((made(range(3)), made(range(2, 5), judged=False))):
+        keeping.store(tmp_path / f"{number}.json", kept)
+    assert main(["render", str(tmp_path / "0.json"), str(tmp_path / "1.json")]) == 0
+    found = keeping.load(repository / "kept" / "made.json")
+    assert found is not None
+    assert [(run["seed"], "judged" in run) for run in found["runs"].values()] == [
+        (0, True), (1, True), (2, True), (3, False), (4, False)
+    ]  # fmt: skip
+    assert keeping.merged(found, found) == found
+
+
+def test_results_of_different_budgets_are_not_called_better(tmp_path: Path) -> None:
+    ours, other = made(range(10)), made(range(10), algo="td3", step=100_000)
+    for run in other["runs"].values():
+        run["settings"], run["judged"]["mean"] = 1, run["judged"]["mean"] - 4000
+    both = {**ours, "settings": [*ours["settings"], *other["settings"]], "runs": ours["runs"] | other["runs"]}
+    assert "Better" not in rendering.section(both, tmp_path)
+    for run in other["runs"].values():
+        run["judged"]["step"] = 300_000
+    assert "excludes 0): SAC than TD3." in rendering.section(both, tmp_path)
+
+
+def test_what_the_data_returned_stands_beside_what_learned_from_them(tmp_path: Path) -> None:
+    rows = {"observations": np.zeros((6, 3)), "next_observations": np.zeros((6, 3)), "actions": np.zeros((6, 1))}
+    ends = np.array([0, 0, 1, 0, 0, 1], bool)
+    columns = {key: value.astype(np.float32) for key, value in rows.items()}
+    np.savez(
+        tmp_path / "some.npz",
+        rewards=np.arange(6, dtype=np.float32),
+        terminals=~ends & ends,
+        timeouts=ends,
+        **columns,
+    )
+    kept = made(range(3))
+    for run in kept["runs"].values():
+        run |= {"env_id": "Pendulum-v1", "dataset": {"name": "some", "rows": 6, "fingerprint": "f"}}
+    keeping.note_data(kept, tmp_path)
+    assert kept["data"] == {"some": {"episodes": 2, "mean": 7.5}}
+    del kept["settings"][0]["algo_kwargs.buffer_capacity"]
+    assert "| *the data, 2 episodes* |  |  |  | 7.50 |" in rendering.section(kept, tmp_path)
+
+
+def test_data_are_called_by_their_files() -> None:
+    assert keeping.data_name("/a/hopper-medium.npz + /a/b.c/hopper-expert.hdf5") == "hopper-medium + hopper-expert"
+    assert keeping.data_name("random") == "random"
+
+
+def test_judging_has_other_episodes_than_training() -> None:
+    assert SEED != EVALUATION_SEED
+
+
+def test_published_results_are_found_by_environment_and_budget() -> None:
+    assert [one.algo for one in published("Hopper-v4", 1_000_000)] == ["sac", "redq"]
+    assert published("Hopper-v5", 1_000_000) == []
+    assert all(math.isfinite(one.mean) for one in PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["run", "{tmp}/none.yaml"], "none.yaml: cannot be read: No such file or directory"),
+        (["run", "{study}", "--minutes", "0"], "--minutes must be above 0, got 0"),
+        (["run", "{study}", "--device", "abacus"], "device must be auto, cpu, cuda or cuda:N"),
+        (["run", str(STUDIES / "cql-edac.yaml"), "--data", "{tmp}"], "halfcheetah-medium.npz: no such file"),
+        (["judge", "{tmp}/none.zip"], "none.zip: no such file or folder"),
+        (["judge", "{study}"], "not a packed study, or damaged"),
+        (["render", "{study}"], "swing.yaml: no results of a study"),
+        (["render", "{tmp}/none.json"], "none.json: no such file"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    words: list[str], answer: str, study: Path, repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word.format(tmp=tmp_path, study=study) for word in words]
+    more = [] if words[0] == "render" else ["--output-dir", str(tmp_path / "out")]
+    assert main([*given, *more]) in (2, 3)
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert answer in said
+    assert said.count("\n") == 1
+
+
+def test_results_of_another_study_are_not_mixed_in() -> None:
+    with pytest.raises(ConfigError, match="results of made cannot be added to those of other"):
+        keeping.merged(made(range(1), study="other"), made(range(1)))
