@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import rl_training  # noqa: E402
+from tools.docs_site import ALIASES  # noqa: E402
 
 project = "rl_training"
 release = version = rl_training.__version__
@@ -26,7 +27,7 @@ python_use_unqualified_type_names = True
 # Types of other projects, whose inventories are not fetched: a build needs no network.
 nitpick_ignore_regex = [
     (r"py:.*", r"(annotated_types|collections|gymnasium|matplotlib|numpy|os|pathlib|pydantic|torch|typing)\..*"),
-    (r"py:class", r"Module|NoneType|Path|Tensor"),
+    (r"py:class", "|".join(("Module", "NoneType", "Path", "Tensor", *ALIASES))),
 ]
 # Types of this project that stand in signatures and are nobody's to make.
 nitpick_ignore = [

@@ -11,10 +11,14 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from docutils import nodes
 from docutils.utils.math import latex2mathml
+from numpy.typing import ArrayLike, NDArray
 from sphinx.util.logging import getLogger
+from sphinx.util.typing import stringify_annotation
 
+from rl_training.api import algorithms
 from tools import describe_algorithm
 
 if TYPE_CHECKING:
@@ -22,6 +26,15 @@ if TYPE_CHECKING:
 
 LOG = getLogger(__name__)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+# Types that the reference shows by name.
+ALIASES: dict[str, tuple[Any, ...]] = {
+    "ArrayLike": (ArrayLike,),
+    "NDArray": tuple(NDArray[kind] for kind in (Any, np.float32, np.float64, np.int64)),
+    "Data": (algorithms.Data,),
+    "Environment": (algorithms.Environment,),
+    "Loggers": (algorithms.Loggers,),
+    "Watchers": (algorithms.Watchers,),
+}
 # A page that another version of the docs may have: its place in the navigation, if it is there.
 SLOT = re.compile(r"^<!-- where it is there: (\S+)\.md -->$", re.M)
 # Files outside docs/ that have a page of their own on the site.
@@ -78,8 +91,18 @@ def read_included(app: Sphinx, path: Any, docname: str, content: list[str]) -> N
 def shorten_signature(
     app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None]:
-    """A managed class is made from an environment and settings."""
-    return ("(env=None, **settings)", None) if is_managed(thing) else (signature, returns)
+    """A managed class is made from an environment and settings; types with a name are shown by it."""
+    if is_managed(thing):
+        return "(env=None, **settings)", None
+    return named(signature), named(returns)
+
+
+def named(text: str | None) -> str | None:
+    """A signature with the names of types in place of what they stand for, which would fill the page."""
+    for name, kinds in ALIASES.items():
+        for kind in kinds:
+            text = text and text.replace(stringify_annotation(kind, "smart"), name)
+    return text
 
 
 def shorten_docstring(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
