@@ -242,7 +242,6 @@ def test_every_example_is_shown() -> None:
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     """As `make docs` does: a reference that leads nowhere, or a formula that cannot be read, is an error."""
-    pytest.importorskip("sphinx")
     options = ["-W", "-n", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "doctrees")]
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", *options, str(DOCS), str(tmp_path / "site")],

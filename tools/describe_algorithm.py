@@ -82,20 +82,25 @@ def departures(spec: AlgorithmSpec) -> list[str]:
 
 
 def preset_rows(spec: AlgorithmSpec) -> list[str]:
-    """Every packaged configuration by what its head says; those that say the same of their task are one row."""
+    """Every packaged configuration by what its head says; those that say the same of their task are one row.
+
+    Where the data come from, which many say in the same words at their end, stands below the table once.
+    """
     said: dict[str, list[str]] = {}
+    sources: dict[str, None] = {}
     for name in packaged_configs():
         algo, _, task = name.partition("/")
         if algo != spec.name:
             continue
         lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
         head = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
-        env = load_config(name).config.env_id or task
-        head = head.replace(task, "its task").replace(env, "its task") if "pendulum" not in name else head
+        head, source = re.fullmatch(r"(.*?)( The data is Minari's.*)?", head).groups()
+        if "pendulum" not in name:
+            head = head.replace(task, "its task").replace(load_config(name).config.env_id or task, "its task")
         said.setdefault(head, []).append(f"`{name}`")
-    return ["| configuration | its values |", "|---|---|"] + [
-        f"| {' '.join(names)} | {head} |" for head, names in said.items()
-    ]
+        sources |= {source.strip(): None} if source else {}
+    rows = [f"| {' '.join(names)} | {head} |" for head, names in said.items()]
+    return ["| configuration | its values |", "|---|---|", *rows, "", *sources]
 
 
 def setting_tables(spec: AlgorithmSpec) -> list[tuple[str, list[str]]]:

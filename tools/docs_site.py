@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LOG = getLogger(__name__)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+# A picture in HTML, which Sphinx does not look into; docs/pictures is copied to the site's static files.
+PICTURE = re.compile(r'\b(src|srcset)="(?:docs/)?pictures/')
 # Types that the reference shows by name.
 ALIASES: dict[str, tuple[Any, ...]] = {
     "ArrayLike": (ArrayLike,),
@@ -65,7 +67,7 @@ def on_site(text: str, folder: str) -> str:
         page = page_of(target)
         return label if page is None else f"[{label}]({page})"
 
-    return LINK.sub(replaced, text).replace("docs/pictures/", "_static/")
+    return PICTURE.sub(r'\1="_static/', LINK.sub(replaced, text))
 
 
 def read_source(app: Sphinx, docname: str, source: list[str]) -> None:
