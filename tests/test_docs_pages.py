@@ -51,10 +51,12 @@ class Block(NamedTuple):
         found = re.match(r"# ([\w-]+\.(?:py|yaml))\n", self.text)
         return found[1] if found else ""
 
+    def lines(self) -> list[str]:
+        """Those of a shell block; one that ends with a backslash goes on."""
+        return [line for line in self.text.replace("\\\n", " ").splitlines() if line.strip()]
+
     def commands(self) -> list[list[str]]:
-        return [
-            shlex.split(line, comments=True) for line in self.text.splitlines() if line.startswith("rl-training")
-        ]
+        return [shlex.split(line, comments=True) for line in self.lines() if line.startswith("rl-training")]
 
 
 def blocks(text: str) -> list[Block]:
@@ -139,8 +141,7 @@ def test_nothing_in_a_guide_escapes_the_tests() -> None:
         if block.language == "yaml":
             assert block.file, f"{page}: its first line names no file"
         elif block.language == "bash":
-            lines = [line for line in block.text.splitlines() if line.strip()]
-            assert len(block.commands()) == len(lines), f"{page}: {block.text}"
+            assert len(block.commands()) == len(block.lines()), f"{page}: {block.text}"
         else:
             assert block.language in ("", "python"), f"{page}: {block.language}"
 
