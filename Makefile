@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install train test test-all lint clean
+.PHONY: install train test test-all lint docs clean
 
 install: $(VENV)/.installed
 
@@ -18,7 +18,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 $(VENV)/.installed-all: $(VENV)/.installed-dev
-	$(INSTALL) --editable '.[dev,ray]' 'ray[tune]'
+	$(INSTALL) --editable '.[dev,ray,docs]' 'ray[tune]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(INSTALL) --editable '.[docs]'
 	touch $@
 
 train: install
@@ -35,6 +39,10 @@ test: lint
 
 test-all: lint $(VENV)/.installed-all
 	$(BIN)/python -m pytest -q -n 2 -m ''
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -W -n --keep-going -b html docs build/docs
+	@echo open build/docs/index.html
 
 clean:
 	rm -rf $(VENV)

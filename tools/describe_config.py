@@ -102,13 +102,17 @@ def meaning(part: type[Settings], key: str) -> str:
     raise LookupError(f"{part.__module__}.{part.__name__}: {key} has no meaning; write a docstring under the field")
 
 
-def rows(part: type[Settings], keys: Iterable[str] | None = None) -> list[str]:
-    """The table of a settings class."""
+def rows(
+    part: type[Settings], keys: Iterable[str] | None = None, defaults: Mapping[str, Any] | None = None
+) -> list[str]:
+    """The table of a settings class; `defaults` are those of an algorithm that has others than the class."""
     properties = part.model_json_schema()["properties"]
     lines = ["| key | allowed | default | meaning |", "|---|---|---|---|"]
     for key in part.model_fields if keys is None else keys:
         info = part.model_fields[key]
         default = "required" if info.is_required() else shown(info.get_default(call_default_factory=True))
+        if defaults is not None and key in defaults:
+            default = shown(defaults[key])
         kind = ALLOWED.get(key) or allowed(properties[key])
         lines.append(f"| `{key}` | {kind} | {default} | {meaning(part, key)} |")
     return lines

@@ -38,6 +38,30 @@ METRICS = (
     Metric("learning_rate", "train/learning_rate", "learning rate"),
     Metric("alpha", "train/ent_coef", "temperature"),
 )
+# What the terms of an update mean; the log has them as `train/<term>`.
+TERMS = {
+    "loss": "Huber loss of Q against its target",
+    "critic_loss": "what the critics minimise, regularisers included",
+    "critic_mse_loss": "the temporal-difference part of the critics' loss",
+    "actor_loss": "what the actor minimises",
+    "value_loss": "expectile loss of the value function",
+    "q_mean": "mean of Q at the actions taken",
+    "target_q_mean": "mean of what the critics regress on; growth without end is overestimation",
+    "q_data_std": "how far the critics disagree at the data's actions",
+    "q_policy_std": "how far they disagree at the policy's actions",
+    "entropy_term": "mean of alpha log pi; the policy's entropy is minus this over alpha",
+    "alpha": "weight of the entropy, fixed or learned",
+    "advantage_mean": "mean advantage of the data's actions over the policy's",
+    "advantage_weight_mean": "mean weight of the cloned actions; at the cap, advantages are too large for it",
+    "behavior_logprob_mean": "mean log-likelihood of the data's actions",
+    "bc_loss": "squared distance of the policy to the data's actions",
+    "q_scale": "factor on Q in the actor's loss",
+    "diversity_loss": "how much the critics' action gradients point the same way",
+    "conservative_gap": "how far Q at sampled actions lies above Q at the data's",
+    "conservative_loss": "the conservative part of the critics' loss, its weight included",
+    "multiplier": "the learned weight of the conservative penalty",
+    "multiplier_loss": "what moves that weight",
+}
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 

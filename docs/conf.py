@@ -1,0 +1,56 @@
+"""How Sphinx makes the site (`make docs`); what is particular to this project is in `tools/docs_site.py`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+import rl_training  # noqa: E402
+from tools.docs_site import ALIASES  # noqa: E402
+
+project = "rl_training"
+release = version = rl_training.__version__
+language = "en"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.viewcode", "tools.docs_site"]
+exclude_patterns = ["algorithms/_template.md"]
+
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_heading_anchors = 3
+myst_dmath_double_inline = False
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+python_use_unqualified_type_names = True
+# Types of other projects, whose inventories are not fetched: a build needs no network.
+nitpick_ignore_regex = [
+    (r"py:.*", r"(annotated_types|collections|gymnasium|matplotlib|numpy|os|pathlib|pydantic|torch|typing)\..*"),
+    (r"py:class", "|".join(("Module", "NoneType", "Path", "Tensor", *ALIASES))),
+]
+# Types of this project that stand in signatures and are nobody's to make.
+nitpick_ignore = [
+    ("py:class", f"rl_training.{name}")
+    for name in (
+        "data.weighted.Part",
+        "environments.given.Given",
+        "models.mlp.MLPOptions",
+        "models.mlp_q.GreedyQ",
+        "models.policies.ActionSample",
+        "models.policies.Normalizer",
+        "report.reading.Reading",
+        "report.statistics.Estimate",
+        "report.summary.Summary",
+        "runtime.run.Launch",
+        "structured.Flattening",
+        "study.plan.Plan",
+    )
+]
+
+html_theme = "furo"
+html_title = f"rl_training {release}"
+html_static_path = ["_static", "pictures"]
+html_css_files = ["site.css"]
+html_show_copyright = False
+html_copy_source = False

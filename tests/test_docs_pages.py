@@ -1,0 +1,255 @@
+"""The documentation site: its guides are run, its navigation is whole, its generated parts are the code's.
+
+A guide is run as a reader would go through it: block after block, in one folder, with a hundredth of the steps. A
+file is written where a block's first line names it (`# reach.yaml`); `runs/RUN` is the newest run in `runs`. What
+cannot be run here says why in front of it, `<!-- not run: needs SLURM -->`; its commands must exist all the same.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+import rl_training
+from rl_training.cli import main
+from rl_training.experiment.config import load_config, packaged_configs
+from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
+from rl_training.experiment.vocabulary import TERMS
+from rl_training.runtime.online import OnlineConfig
+from tests.reliability.processes import Child, command
+from tests.test_readme import shortened
+from tools import describe_algorithm
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+ALGORITHMS = [spec.name for spec in list_algorithm_specs()]
+# Their commands and programs are run here; every other page has tests of its own.
+GUIDES = ["index", "start", "choosing", *(f"guides/{path.stem}" for path in sorted((DOCS / "guides").glob("*.md")))]
+# Seconds rather than moments: reports are drawn, populations stacked, ensembles trained.
+SLOW = {"start", "guides/data", "guides/offline-to-online", "guides/seeds"}
+BLOCK = re.compile(r"(?:^<!-- not run: (.+) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    reason: str  # why it is not run; empty where it is
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str:
+        """The file that its first line names."""
+        found = re.match(r"# ([\w-]+\.(?:py|yaml))\n", self.text)
+        return found[1] if found else ""
+
+    def lines(self) -> list[str]:
+        """Those of a shell block; one that ends with a backslash goes on."""
+        return [line for line in self.text.replace("\\\n", " ").splitlines() if line.strip()]
+
+    def commands(self) -> list[list[str]]:
+        return [shlex.split(line, comments=True) for line in self.lines() if line.startswith("rl-training")]
+
+
+def blocks(text: str) -> list[Block]:
+    return [Block(*found) for found in BLOCK.findall(text)]
+
+
+def short(text: str) -> str:
+    """A hundredth of the steps, as `shortened` does for Python, in the spellings of commands and YAML too."""
+    spelling = r'(--steps |"?(?:total_timesteps|learning_starts)"?: )(\d+)'
+    return re.sub(spelling, lambda found: f"{found[1]}{max(1, int(found[2]) // 100)}", shortened(text))
+
+
+def newest(place: str) -> str:
+    """`runs/RUN` and what is below it, with the name of the newest run."""
+    folder, run, below = place.partition("/RUN")
+    if not run:
+        return place
+    found = max(Path(folder).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    return f"{found}{below}"
+
+
+def quick(words: list[str]) -> list[str]:
+    """A training command with a hundredth of the steps that its configuration or its algorithm would make."""
+    if words[1] != "train":
+        return words
+    name = words[words.index("--config") + 1] if "--config" in words else ""
+    if name and name not in packaged_configs():  # a file of the page, whose numbers are small already
+        return words
+    config = load_config(name).config if name else None
+    sections = get_algorithm_spec(config.algo if config else words[words.index("--algo") + 1]).sections
+    more = [] if config is None or "--steps" in words else ["--steps", str(config.total_timesteps // 100)]
+    if OnlineConfig in sections.parts and "learning_starts" not in " ".join(words):
+        starts = sections.resolve(config.algo_kwargs if config else {})[OnlineConfig].learning_starts
+        more += ["--set", f"learning_starts={starts // 100}"]
+    return [*words, *more]
+
+
+def walk(page: str, text: str, folder: Path) -> None:
+    """Go through the blocks of a page, in the current folder."""
+    scope: dict[str, Any] = {"__name__": page.replace("/", "_")}
+    for number, block in enumerate(one for one in blocks(text) if not one.reason):
+        if block.file:
+            Path(block.file).write_text(short(block.text), encoding="utf-8")
+        if block.language == "python":
+            exec(compile(short(block.text), f"{page}.md ({number})", "exec", dont_inherit=True), scope)
+        elif block.language == "bash":
+            for words in Block("", "bash", short(block.text)).commands():
+                arguments = [newest(word) for word in quick(words)[1:]]
+                child = Child(command(*arguments), folder / "output.txt")
+                assert child.wait() == 0, f"{shlex.join(words)}\n{child.text()}"
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in GUIDES]
+)
+def test_guides_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    walk(page, (DOCS / f"{page}.md").read_text(encoding="utf-8"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "td3" else pytest.mark.slow) for name in ALGORITHMS]
+)
+def test_the_programs_of_an_algorithm_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    walk(name, describe_algorithm.render(name), tmp_path)
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def every_block() -> Iterator[tuple[str, Block]]:
+    for page in GUIDES:
+        for block in blocks((DOCS / f"{page}.md").read_text(encoding="utf-8")):
+            yield page, block
+
+
+def test_nothing_in_a_guide_escapes_the_tests() -> None:
+    """A shell block that is run has commands of this package alone, and YAML is a file that a command reads."""
+    for page, block in every_block():
+        if block.reason or block.language in ("python", "bibtex"):
+            continue
+        if block.language == "yaml":
+            assert block.file, f"{page}: its first line names no file"
+        elif block.language == "bash":
+            assert len(block.commands()) == len(block.lines()), f"{page}: {block.text}"
+        else:
+            assert block.language in ("", "python"), f"{page}: {block.language}"
+
+
+@pytest.mark.parametrize(
+    "words", [words for _, block in every_block() if block.reason for words in block.commands()], ids=shlex.join
+)
+def test_commands_that_are_not_run_exist(words: list[str]) -> None:
+    answer = CliRunner().invoke(main, [*words[1:], "--help"])
+    assert answer.exit_code == 0, answer.output
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    """Through the toctrees from the start page; what is nowhere in them nobody finds."""
+    found: list[str] = []
+
+    def follow(page: str) -> None:
+        found.append(page)
+        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+        for tree in re.findall(r"^```\{toctree\}\n(.*?)^```$", text, re.M | re.S):
+            for line in tree.splitlines():
+                if not line or line.startswith(":"):
+                    continue
+                entry = (Path(page).parent / re.sub(r".*<(.+)>", r"\1", line)).as_posix()
+                for path in sorted(DOCS.glob(f"{entry}.md")) or [DOCS / entry]:
+                    follow(path.relative_to(DOCS).with_suffix("").as_posix())
+        for slot in re.findall(r"^<!-- where it is there: (\S+)\.md -->$", text, re.M):
+            path = (DOCS / page).parent.joinpath(f"{slot}.md").resolve()
+            if path.exists():
+                follow(path.relative_to(DOCS).with_suffix("").as_posix())
+
+    follow("index")
+    there = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
+    assert sorted(found) == sorted(there - {"algorithms/_template"})
+
+
+def test_every_page_is_run_somewhere() -> None:
+    """A page with Python in it is walked through here, or another test reads it."""
+    others = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    for path in DOCS.rglob("*.md"):
+        page = path.relative_to(DOCS).with_suffix("").as_posix()
+        folder = page.partition("/")[0]
+        if "```python" in path.read_text(encoding="utf-8") and folder not in ("plans", "algorithms"):
+            assert page in GUIDES or f'"{page}.md"' in others, page
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_has_a_page_made_from_the_code(name: str) -> None:
+    spec, page = get_algorithm_spec(name), describe_algorithm.render(name)
+    for key in spec.sections.owners():
+        assert f"| `{key}` |" in page, key
+    for key, value in spec.sections.defaults.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{key}` |"))
+        shown = getattr(value, "type", value)
+        assert f"`{shown}`".lower() in row.lower(), row
+    assert all(f"`{preset}`" in page for preset in packaged_configs() if preset.startswith(f"{name}/"))
+    assert "@" in describe_algorithm.particular(name)[1]["Citation"]
+    assert f"| `{describe_algorithm.class_of(name)}` |" in page  # its row of the bare classes
+
+
+def test_every_term_of_every_update_is_explained() -> None:
+    reported = {term for spec in list_algorithm_specs() for term in describe_algorithm.terms(spec)}
+    assert reported == set(TERMS)
+
+
+def test_a_row_is_of_its_algorithm_alone() -> None:
+    text = (
+        "## One\n\n|  | b |\n|---|---|\n| TD3 | 1 |\n| TD3+BC | 2 |\n| Stable-Baselines3 TD3 | 3 |\n| TD3, x | 4 |"
+    )
+    assert [line for line in describe_algorithm.results(("TD3",), text) if "|" in line][2:] == [
+        "| TD3 | 1 |",
+        "| Stable-Baselines3 TD3 | 3 |",
+        "| TD3, x | 4 |",
+    ]
+    assert describe_algorithm.results(("SAC",), text) == []
+
+
+def test_a_page_without_a_section_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sac.md").write_text("# SAC\n\n## Idea\n\nNone.\n", encoding="utf-8")
+    monkeypatch.setattr(describe_algorithm, "FOLDER", tmp_path)
+    with pytest.raises(LookupError, match=r"sac\.md: no section 'Citation'"):
+        describe_algorithm.particular("sac")
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
+    named = set(re.findall(r":: rl_training\.(\w+)(?:\(\))?$", text, re.M))
+    assert set(rl_training.__all__) <= named
+
+
+def test_every_example_is_shown() -> None:
+    text = (DOCS / "examples.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^## (\S+)\n\n```\{literalinclude\} \.\./examples/(\S+)\n", text, re.M)
+    assert [name for name, _ in shown] == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+    assert all(name == file for name, file in shown)
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """As `make docs` does: a reference that leads nowhere, or a formula that cannot be read, is an error."""
+    options = ["-W", "-n", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "doctrees")]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, str(DOCS), str(tmp_path / "site")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    page = (tmp_path / "site" / "algorithms" / "sac.html").read_text(encoding="utf-8")
+    assert "target_entropy" in page
+    assert "haarnoja2018soft" in page

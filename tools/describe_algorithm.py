@@ -1,0 +1,218 @@
+"""The page of an algorithm: what is particular stands in docs/algorithms/<name>.md, the rest is read from the code.
+
+    python -m tools.describe_algorithm sac      # prints the page as the site shows it
+
+Settings come from the settings classes, departures from the learner's module docstring, presets from the heads of
+the packaged configurations, metrics from one update of a small learner, results from the rows of docs/results.md.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import torch
+
+import rl_training
+from rl_training.experiment.config import load_config, packaged_configs
+from rl_training.experiment.registry import AlgorithmSpec, get_algorithm_spec
+from rl_training.experiment.vocabulary import TERMS, term_tag
+from rl_training.settings import Settings
+from rl_training.spaces import SpaceSpec
+from tools.describe_config import rows
+
+ROOT = Path(rl_training.__file__).resolve().parents[2]
+FOLDER = ROOT / "docs" / "algorithms"
+RESULTS = ROOT / "docs" / "results.md"
+CONFIGS = Path(rl_training.__file__).resolve().parent / "assets" / "configs"
+# The sections that an algorithm's own file must have, and those it may have.
+NEEDED, ALLOWED = ("Idea", "Update", "When to use it", "Citation"), ("Watching",)
+# Settings with which an update reports terms that it has not by default.
+VARIANTS: dict[str, dict[str, Any]] = {"bc": {"stochastic": True}, "cql": {"lagrange_threshold": 1.0}}
+SECTIONS = {
+    "OptimizationConfig": "Optimisation",
+    "ControlConfig": "Evaluation and stopping",
+    "ObservationConfig": "Observations",
+    "OnlineConfig": "Collecting and replay",
+    "DatasetConfig": "Data",
+    "BudgetConfig": "Budgets",
+    "PriorDataConfig": "Prior data",
+}
+
+
+class Table(NamedTuple):
+    """A table of docs/results.md, with the headings it stands under."""
+
+    heading: str
+    caption: str
+    head: list[str]
+    body: list[str]
+
+
+def particular(name: str) -> tuple[str, dict[str, str]]:
+    """Title and sections of an algorithm's own file."""
+    text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    head, *parts = re.split(r"^## (.+)\n", text, flags=re.M)
+    sections = {heading: body.strip() for heading, body in zip(parts[::2], parts[1::2])}
+    if missing := set(NEEDED) - sections.keys():
+        raise LookupError(f"docs/algorithms/{name}.md: no section {sorted(missing)[0]!r}")
+    if unknown := sections.keys() - {*NEEDED, *ALLOWED}:
+        raise LookupError(f"docs/algorithms/{name}.md: unknown section {sorted(unknown)[0]!r}")
+    return head.removeprefix("# ").strip(), sections
+
+
+def departures(spec: AlgorithmSpec) -> list[str]:
+    """What the module docstring names as departures from the paper, one by one."""
+    text = " ".join((inspect.getdoc(inspect.getmodule(spec.learner)) or "").split())
+    found = re.search(r"Departures?: (.+?)(?: Axes: |$)", text)
+    if found is None:
+        raise LookupError(f"{spec.learner.__module__}: the docstring names no departures")
+    depth, items = 0, [""]
+    for character in found[1].removesuffix("."):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == ";" and depth == 0:
+            items.append("")
+        else:
+            items[-1] += character
+    return [item.strip() for item in items]
+
+
+def preset_rows(spec: AlgorithmSpec) -> list[str]:
+    """Every packaged configuration by what its head says; those that say the same of their task are one row.
+
+    Where the data come from, which many say in the same words at their end, stands below the table once.
+    """
+    said: dict[str, list[str]] = {}
+    sources: dict[str, None] = {}
+    for name in packaged_configs():
+        algo, _, task = name.partition("/")
+        if algo != spec.name:
+            continue
+        lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+        head = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+        head, source = re.fullmatch(r"(.*?)( The data is Minari's.*)?", head).groups()
+        if "pendulum" not in name:
+            head = head.replace(task, "its task").replace(load_config(name).config.env_id or task, "its task")
+        said.setdefault(head, []).append(f"`{name}`")
+        sources |= {source.strip(): None} if source else {}
+    rows = [f"| {' '.join(names)} | {head} |" for head, names in said.items()]
+    return ["| configuration | its values |", "|---|---|", *rows, "", *sources]
+
+
+def setting_tables(spec: AlgorithmSpec) -> list[tuple[str, list[str]]]:
+    """A title and a table for each section of `algo_kwargs`, with the algorithm's own defaults; its own first."""
+    own, network, *shared = spec.sections.parts
+
+    def table(part: type[Settings]) -> list[str]:
+        lines = rows(part, defaults=spec.sections.defaults)
+        return [line.replace("(see below)", "(see [Configuration](../configuration.md))") for line in lines]
+
+    return [
+        ("", table(own)),
+        ("Networks", table(network)),
+        *((SECTIONS[part.__name__], table(part)) for part in shared),
+    ]
+
+
+def small_learner(spec: AlgorithmSpec, options: dict[str, Any]) -> Any:
+    """A learner that makes one update in a moment."""
+    kind = spec.learner
+    spaces = (
+        SpaceSpec(obs_dim=3, num_actions=2) if kind.discrete else SpaceSpec(obs_dim=3, low=(-1.0,), high=(1.0,))
+    )
+    model = kind.build_model(spaces, kind.Network.parse({"hidden_sizes": (8,)}), kind.Config.parse(options))
+    return kind(model=model, **options)
+
+
+def terms(spec: AlgorithmSpec) -> list[str]:
+    """The terms that its updates report."""
+    found: dict[str, None] = {}
+    for options in ({}, VARIANTS.get(spec.name, {})):
+        learner = small_learner(spec, options)
+        actions = torch.zeros(4, dtype=torch.int64) if spec.learner.discrete else torch.zeros(4, 1)
+        batch = {"obs": torch.randn(4, 3), "actions": actions, "rewards": torch.zeros(4)}
+        batch |= {"next_obs": torch.randn(4, 3), "dones": torch.zeros(4), "next_actions": actions}
+        found |= dict.fromkeys(learner.update(batch, global_step=0).metrics)
+    return list(found)
+
+
+def metric_rows(spec: AlgorithmSpec) -> list[str]:
+    """The table of what an update reports."""
+    lines = ["| in the log | meaning |", "|---|---|"]
+    return lines + [f"| `{term_tag(term)}` | {TERMS[term]} |" for term in terms(spec)]
+
+
+def tables_of(text: str) -> list[Table]:
+    """The tables of a page, in order."""
+    found: list[Table] = []
+    heading = caption = ""
+    for block in re.split(r"\n{2,}", text):
+        lines = [line for line in block.splitlines() if not line.startswith("<!--")]
+        for line in lines:
+            if line.startswith("## "):
+                heading, caption = line.removeprefix("## "), ""
+            elif line.startswith(("### ", "**")):
+                caption = line.removeprefix("### ").strip()
+        if len(lines) > 2 and lines[0].startswith("|") and lines[1].startswith("|-"):
+            found.append(Table(heading, caption, lines[:2], lines[2:]))
+    return found
+
+
+def of_algorithm(row: str, names: tuple[str, ...]) -> bool:
+    """Whether a row is about an algorithm (`SAC`, `RLPD with hopper-medium`), or its peer beside it."""
+    cell = row.split("|")[1].strip().strip("`")
+    for peer in ("Stable-Baselines3 ", "d3rlpy "):
+        cell = cell.removeprefix(peer)
+    return any(cell == name or cell.startswith((f"{name} ", f"{name},")) for name in names)
+
+
+def results(names: tuple[str, ...], text: str) -> list[str]:
+    """The rows of docs/results.md that are about an algorithm, each under a link to where it stands."""
+    lines: list[str] = []
+    for table in tables_of(text):
+        body = [row for row in table.body if of_algorithm(row, names)]
+        if body:
+            data = [row for row in table.body if row.startswith("| the data itself")]
+            anchor = re.sub(r"[^\w\- ]", "", table.heading.lower()).replace(" ", "-")
+            title = f"[{table.heading}](../results.md#{anchor})" + (f": {table.caption}" if table.caption else "")
+            lines += [title, "", *table.head, *data, *body, ""]
+    return lines
+
+
+def class_of(name: str) -> str:
+    """The public name of the class that trains an algorithm."""
+    return next(
+        public for public in rl_training.__all__ if getattr(getattr(rl_training, public), "algo", None) == name
+    )
+
+
+def render(name: str) -> str:
+    """The whole page, in MyST's Markdown."""
+    spec, (title, sections) = get_algorithm_spec(name), particular(name)
+    managed = class_of(name)
+    starter = "dqn/cartpole" if name == "dqn" else f"{name}/pendulum"
+    environment = jinja2.Environment(  # noqa: S701 - makes Markdown, from files of this repository
+        loader=jinja2.FileSystemLoader(FOLDER), undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("_template.md").render(
+        title=title,
+        full=spec.title.partition(";")[0],
+        spec=spec,
+        managed=managed,
+        starter=load_config(starter).config,
+        starter_name=starter,
+        sections=sections,
+        departures=departures(spec),
+        presets="\n".join(preset_rows(spec)),
+        settings=[(heading, "\n".join(table)) for heading, table in setting_tables(spec)],
+        metrics="\n".join(metric_rows(spec)),
+        results="\n".join(results((title, managed), RESULTS.read_text(encoding="utf-8"))),
+    )
+
+
+if __name__ == "__main__":
+    print(render(sys.argv[1]))
