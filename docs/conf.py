@@ -26,8 +26,8 @@ autodoc_typehints = "signature"
 python_use_unqualified_type_names = True
 # Types of other projects, whose inventories are not fetched: a build needs no network.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(annotated_types|collections|gymnasium|matplotlib|numpy|os|pathlib|pydantic|torch|typing)\..*"),
-    (r"py:class", "|".join(("Module", "NoneType", "Path", "Tensor", *ALIASES))),
+    (r"py:.*", r"(annotated_types|collections|gymnasium|matplotlib|np|numpy|os|pathlib|pydantic|torch|typing)\..*"),
+    (r"py:class", "|".join(("Module", "NoneType", "Path", "Selection", "Tensor", *ALIASES))),
 ]
 # Types of this project that stand in signatures and are nobody's to make.
 nitpick_ignore = [

@@ -39,6 +39,7 @@ SECTIONS = {
     "ObservationConfig": "Observations",
     "OnlineConfig": "Collecting and replay",
     "DatasetConfig": "Data",
+    "ValidationConfig": "Held-out episodes",
     "BudgetConfig": "Budgets",
     "PriorDataConfig": "Prior data",
 }
