@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -26,6 +27,13 @@ from tests import worlds  # noqa: F401 - registers the environments
 ONLINE = [spec.name for spec in list_algorithm_specs() if spec.regime == "online"]
 OFFLINE = [spec.name for spec in list_algorithm_specs() if spec.regime == "offline"]
 ALL = [*ONLINE, *OFFLINE, "rlpd"]
+
+
+def mostly_slow(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """Parameters of which the `kept` ones are for every run of the suite, all others for `make test-all`."""
+    return [value if value in kept else pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 # Small enough for milliseconds, large enough that a hundred steps pass through every phase.
 TINY: dict[str, Any] = {
     "hidden_sizes": [16, 16],

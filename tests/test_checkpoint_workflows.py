@@ -20,7 +20,18 @@ from rl_training.experiment.config import load_config
 from rl_training.runtime.session import TrainResult
 from rl_training.runtime.state import spaces_from
 from rl_training.runtime.workflows import evaluate_checkpoint, load_policy, predict_checkpoint
-from tests.runs import ALL, differences, fingerprint, logged, replay_rows, resume, run_record, tiny, train
+from tests.runs import (
+    ALL,
+    differences,
+    fingerprint,
+    logged,
+    mostly_slow,
+    replay_rows,
+    resume,
+    run_record,
+    tiny,
+    train,
+)
 from tests.test_callbacks import StopAt
 from tests.test_offline_runtime import identity_data
 
@@ -59,7 +70,7 @@ def test_a_finished_run_resumes_to_itself(finished: tuple[str, TrainResult], tmp
     assert differences(result, again) == []
 
 
-@pytest.mark.parametrize("algo", ["dqn", "sac", "td3_bc", "iql"])  # one per kind of policy
+@pytest.mark.parametrize("algo", mostly_slow(["dqn", "sac", "td3_bc", "iql"], "sac"))  # one per kind of policy
 def test_another_process_after_a_move_without_environment(algo: str, tmp_path: Path) -> None:
     result = train(tiny(algo, tmp_path / "runs", eval_episodes=0))
     obs = observations(algo)

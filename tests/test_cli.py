@@ -25,6 +25,7 @@ from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.experiment.runs import hold
 from rl_training.memory import human_bytes
 from tests.dataset_files import episodes, save_npz
+from tests.runs import mostly_slow
 
 TINY = """\
 # kept as it was written
@@ -786,7 +787,7 @@ ENVIRONMENT = {
 COMMAND = [sys.executable, "-m", "rl_training"]
 
 
-@pytest.mark.parametrize("called", ["module", "path", pytest.param("name", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("called", mostly_slow(["module", "path", "name"], "path"))
 def test_the_next_commands_name_the_program_as_it_was_called(tiny: Path, called: str) -> None:
     folder = tiny.parent / "bin"
     folder.mkdir()

@@ -30,7 +30,7 @@ from rl_training.population.members import train_population
 from rl_training.runtime.run import Launch
 from tests.dataset_files import HIGH, LOW, episodes, save_hdf5, save_minari, save_npz
 from tests.reliability.processes import Child, wait_for
-from tests.runs import KillAt, differences, interrupted, resume, run_record, tiny, train
+from tests.runs import KillAt, differences, interrupted, mostly_slow, resume, run_record, tiny, train
 
 CPU = torch.device("cpu")
 PLACES = {"config/host_memory", "config/output_dir"}  # in which two runs may differ
@@ -176,7 +176,9 @@ def test_collected_transitions_are_the_same_in_a_mixture(data: Path) -> None:
     assert packed(data.parent) == []
 
 
-@pytest.mark.parametrize("algo", ["iql", "edac", "td3_bc", "rebrac", "cql", "rlpd"])
+@pytest.mark.parametrize(
+    "algo", mostly_slow(["iql", "edac", "td3_bc", "rebrac", "cql", "rlpd"], "iql", "rebrac", "rlpd")
+)
 def test_a_run_is_the_same_to_the_bit_wherever_its_rows_are(algo: str, tmp_path: Path) -> None:
     world = tmp_path / "data"
     world.mkdir()

@@ -179,7 +179,9 @@ def test_an_environment_of_the_main_script(kind: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("key", ["environments=processes", "env_processes=true"])
+@pytest.mark.parametrize(
+    "key", ["environments=processes", pytest.param("env_processes=true", marks=pytest.mark.slow)]
+)
 def test_on_the_command_line_with_a_module_of_the_current_folder(key: str, tmp_path: Path) -> None:
     (tmp_path / "reporter.py").write_text(REGISTERED)
     (tmp_path / "console.py").write_text("from rl_training.__main__ import main\nmain()\n")

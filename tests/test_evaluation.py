@@ -24,7 +24,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.session import Session
 from rl_training.seeding import EVALUATION, episode_seed
 from rl_training.seeding import EVALUATION_SEED as _SEED
-from tests.runs import digest, logged, tiny, train
+from tests.runs import digest, logged, mostly_slow, tiny, train
 from tests.worlds import SCRIPTED
 
 
@@ -163,7 +163,7 @@ def networks(config: TrainConfig) -> dict[str, str]:
     return {name: digest(t) for group in ("networks", "optimizers", "random") for name, t in tensors[group].items()}
 
 
-@pytest.mark.parametrize("algo", ["dqn", "sac", "redq", "bc", "cql", "rlpd"])
+@pytest.mark.parametrize("algo", mostly_slow(["dqn", "sac", "redq", "bc", "cql", "rlpd"], "dqn", "sac", "cql"))
 def test_watching_a_run_does_not_change_it(algo: str, tmp_path: Path) -> None:
     plain: dict[str, Any] = {"eval_episodes": 0, "log_interval": 10_000, "checkpoint_interval": 10_000}
     plain["eval_max_steps"] = 20

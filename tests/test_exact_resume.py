@@ -32,6 +32,7 @@ from tests.runs import (
     KillAt,
     differences,
     interrupted,
+    mostly_slow,
     owned,
     replay_rows,
     resume,
@@ -78,7 +79,7 @@ def assert_exact(config: TrainConfig, tick: int, **options: Any) -> TrainResult:
     return resumed
 
 
-@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize("num_envs", mostly_slow([1, 2], 2))
 @pytest.mark.parametrize("algo", ONLINE)
 def test_online(algo: str, num_envs: int, tmp_path: Path) -> None:
     assert_exact(eventful(algo, tmp_path, num_envs=num_envs), 40)

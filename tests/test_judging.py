@@ -476,6 +476,7 @@ def test_a_run_that_is_judged_resumes_exactly(home: Path, tmp_path: Path) -> Non
         assert logged(resumed.run_dir, name) == logged(whole.run_dir, name)
 
 
+@pytest.mark.slow
 def test_a_signal_while_it_judges_ends_the_run_which_judges_first_when_it_goes_on(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rl_training import TransitionDataset
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint
-from tests.runs import OFFLINE, ONLINE, owned, tiny, train
+from tests.runs import OFFLINE, ONLINE, mostly_slow, owned, tiny, train
 from tests.test_offline_runtime import identity_data
 from tests.worlds import CHOICES, IDENTITY
 
@@ -47,7 +47,7 @@ def settings(algo: str) -> dict[str, Any]:
     return owned(algo, FAST) | ({"beta": 10.0} if algo == "iql" else {})  # IQL multiplies by beta, CRR divides
 
 
-@pytest.mark.parametrize("algo", [name for name in ONLINE if name != "dqn"])
+@pytest.mark.parametrize("algo", mostly_slow([name for name in ONLINE if name != "dqn"], "sac", "td3"))
 def test_online_algorithms_learn_the_identity(algo: str, tmp_path: Path) -> None:
     """Random answers cost 1.4 on average, the best constant 0.33, the identity nothing."""
     result = train(tiny(algo, tmp_path, env_id=IDENTITY, kwargs=settings(algo), total_timesteps=900, **UNWATCHED))
@@ -76,7 +76,7 @@ def random_answers() -> TransitionDataset:
     return identity_data(2_000)
 
 
-@pytest.mark.parametrize("algo", [name for name in OFFLINE if name != "bc"])
+@pytest.mark.parametrize("algo", mostly_slow([name for name in OFFLINE if name != "bc"], "iql", "td3_bc"))
 def test_offline_algorithms_beat_their_data(algo: str, random_answers: TransitionDataset, tmp_path: Path) -> None:
     """The data's mean return is about -1.4; cloning them, the best a policy without rewards does, gives -0.4."""
     assert -1.6 < random_answers.rewards.mean() < -1.2

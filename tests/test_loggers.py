@@ -17,7 +17,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import Launch
 from rl_training.runtime.session import Session
 from rl_training.runtime.signals import TrainingInterrupted
-from tests.runs import KillAt, Killed, differences, logged, resume, run_record, tiny, train
+from tests.runs import KillAt, Killed, differences, logged, mostly_slow, resume, run_record, tiny, train
 
 EVERY = {"log_interval": 10, "checkpoint_interval": 20, "total_timesteps": 60}
 
@@ -98,7 +98,7 @@ def test_only_what_a_checkpoint_covers(tmp_path: Path) -> None:
     assert as_logged(diary.rows) == logged(result.run_dir)
 
 
-@pytest.mark.parametrize("algo", ["sac", "iql", "rlpd"])
+@pytest.mark.parametrize("algo", mostly_slow(["sac", "iql", "rlpd"], "rlpd"))
 def test_through_a_kill_every_row_is_whole_and_none_is_taken_back(algo: str, tmp_path: Path) -> None:
     """A resumed run begins with the rows it had; whoever remembers the last step gets each row once."""
     config = tiny(algo, tmp_path, kwargs={"eval_interval": 20}, **EVERY | {"checkpoint_interval": 25})

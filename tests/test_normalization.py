@@ -27,7 +27,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.normalization import RunningMoments
 from rl_training.runtime.session import Session, TrainResult
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint
-from tests.runs import ONLINE, differences, interrupted, replay_rows, resume, tiny, train
+from tests.runs import ONLINE, differences, interrupted, mostly_slow, replay_rows, resume, tiny, train
 from tests.test_collector import collector_of, contents, episode, scripted
 
 ON = {"normalize_observations": True}
@@ -157,7 +157,7 @@ class Watch(Callback):
         self.mode = session.learner.model.policy.mode(torch.from_numpy(self.obs)).detach().numpy()
 
 
-@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize("num_envs", mostly_slow([1, 2], 2))
 @pytest.mark.parametrize("algo", ONLINE)
 def test_every_online_algorithm_has_it(algo: str, num_envs: int, tmp_path: Path) -> None:
     """From the first, random step on; evaluating counts nothing; a checkpoint's policy normalises by itself."""

@@ -25,6 +25,7 @@ def test_every_python_block_is_marked_to_be_run() -> None:
     assert len(BLOCKS) == PAGE.count("```python") > 0
 
 
+@pytest.mark.slow
 def test_the_program_and_the_commands_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -168,6 +168,7 @@ def test_pack_and_unpack_are_commands(study: Study, tmp_path: Path) -> None:
     assert len(read_plan(back).trials) == 8
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its study with a hundredth of the steps, its program, and its commands."""
     monkeypatch.chdir(tmp_path)

@@ -28,6 +28,7 @@ from rl_training.study.study import Study
 from rl_training.study.tuning import Tuning, TuningResult
 from rl_training.study.tuning_file import TuningDescription
 from tests.reliability.processes import Child, command, wait_for
+from tests.runs import mostly_slow
 from tests.studies import contents, differing, study_in
 from tests.test_startup import ENVIRONMENT
 from tests.tunings import tiny_tuning, tuning_in
@@ -242,7 +243,7 @@ class Killed(BaseException):
     """As `kill -9`: nothing is cleaned up that the code itself would not."""
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", mostly_slow([1, 2], 2))
 def test_ended_at_any_write_it_goes_on_to_the_same_end(
     workers: int, tmp_path: Path, instant: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

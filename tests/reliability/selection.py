@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from tests.runs import ALL
+from tests.runs import ALL, mostly_slow
 
 REGIMES = ["sac", "iql", "rlpd"]  # online, offline, and both in one run
-EACH: list[Any] = [algo if algo in REGIMES else pytest.param(algo, marks=pytest.mark.slow) for algo in ALL]
+EACH: list[Any] = mostly_slow(ALL, *REGIMES)

@@ -21,7 +21,7 @@ from rl_training.runtime.session import Session
 from tests.reliability.faulty_worlds import FAULTY
 from tests.reliability.processes import Child, command
 from tests.reliability.selection import EACH, REGIMES
-from tests.runs import differences, resume, run_record, tiny, train
+from tests.runs import differences, mostly_slow, resume, run_record, tiny, train
 
 
 class At(Callback):
@@ -49,7 +49,7 @@ FAILURES: dict[str, tuple[Callable[[], object], type[BaseException], str]] = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("failure", mostly_slow(FAILURES, next(iter(FAILURES))))
 @pytest.mark.parametrize("algo", EACH)
 def test_a_callback_that_raises(algo: str, failure: str, tmp_path: Path) -> None:
     """Nothing since the last checkpoint is lost: the run goes on from the very step, to the same end."""

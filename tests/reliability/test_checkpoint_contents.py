@@ -18,8 +18,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.session import TrainResult
-from tests.reliability.selection import EACH
-from tests.runs import ALL, OFFLINE, fingerprint, interrupted, owned, replay_rows, resume, tiny, train
+from tests.runs import ALL, OFFLINE, fingerprint, interrupted, mostly_slow, owned, replay_rows, resume, tiny, train
 
 # Learned temperatures and multipliers have optimisers of their own.
 LEARNED = {"alpha": "auto", "lagrange_threshold": 1.0, "buffer_capacity": 20_000, "normalize_observations": True}
@@ -105,7 +104,7 @@ SETTINGS = ("temperature.fixed", "learning_rate")
 FOLLOWING = ("model.normalizer",)
 
 
-@pytest.mark.parametrize("algo", EACH)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "rlpd"))
 def test_changing_any_part_changes_the_end(algo: str, tmp_path: Path) -> None:
     broken = interrupted(config_of(algo, tmp_path), 36)
     checkpoint = read_checkpoint(find_checkpoint(broken))

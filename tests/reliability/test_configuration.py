@@ -13,7 +13,7 @@ from rl_training.cli import main
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import get_algorithm_spec, resolve
-from tests.runs import ALL, tiny, train
+from tests.runs import ALL, mostly_slow, tiny, train
 
 PLACE = "algo_kwargs."
 
@@ -53,7 +53,7 @@ FIELDS = [name for name in TrainConfig.model_fields if name not in ("algo_kwargs
 NONSENSE = ["{nonsense: 1}", "[[]]"]  # no setting is a mapping with this key, or a list of empty lists
 
 
-@pytest.mark.parametrize("algo", ALL)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "sac", "iql", "rlpd"))
 def test_every_setting_refuses_nonsense_with_its_line(algo: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     for key in [*keys_of(algo), *FIELDS]:
@@ -65,7 +65,7 @@ def test_every_setting_refuses_nonsense_with_its_line(algo: str, tmp_path: Path)
             assert key.removeprefix(PLACE) in message, (key, value, message)
 
 
-@pytest.mark.parametrize("algo", ALL)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "sac", "iql", "rlpd"))
 def test_every_setting_refuses_what_is_not_a_finite_number(algo: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     for key in [*keys_of(algo), *FIELDS]:

@@ -22,12 +22,14 @@ from tests.dataset_files import HIGH, LOW, episodes, save_npz
 from tests.reliability.processes import Child
 from tests.reliability.selection import EACH, REGIMES
 from tests.runs import (
+    ALL,
     KillAt,
     Killed,
     differences,
     fingerprint,
     interrupted,
     logged,
+    mostly_slow,
     resume,
     run_record,
     tiny,
@@ -69,7 +71,7 @@ class Hanging(Sink):
 
 
 @pytest.mark.parametrize("sink", [Raising, RaisingAtTheEnd, Hanging])
-@pytest.mark.parametrize("algo", EACH)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "sac"))
 def test_a_failing_sink_changes_nothing_else(
     algo: str, sink: type[Sink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,7 +112,7 @@ def _own_data(folder: Path) -> dict[str, Any]:
     return {"dataset_kind": "npz", "dataset_path": str(path), "action_low": list(LOW), "action_high": list(HIGH)}
 
 
-@pytest.mark.parametrize("algo", EACH)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "rlpd"))
 def test_after_kills_every_row_is_there_once_and_in_order(algo: str, tmp_path: Path) -> None:
     """Rows of ticks 35 and 40 were written before the kill and are written again by the resumed run."""
     every = {"log_interval": 5, "checkpoint_interval": 30, "total_timesteps": 60}

@@ -10,7 +10,7 @@ import pytest
 
 from rl_training.errors import DatasetError
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint
-from tests.runs import ALL, resume, tiny, train
+from tests.runs import ALL, mostly_slow, resume, tiny, train
 
 
 class NetworkUsed(Exception):
@@ -46,7 +46,7 @@ def test_the_block_works() -> None:
 
 
 @pytest.mark.usefixtures("_no_network")
-@pytest.mark.parametrize("algo", ALL)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "sac", "iql", "rlpd"))
 def test_training_evaluating_predicting_and_resuming_use_no_network(algo: str, tmp_path: Path) -> None:
     result = train(tiny(algo, tmp_path, total_timesteps=25))
     assert evaluate_checkpoint(result.checkpoint_path, 1)["eval_episodes"] == 1

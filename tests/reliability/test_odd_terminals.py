@@ -13,7 +13,7 @@ import yaml
 import rl_training
 from rl_training.errors import ConfigError
 from rl_training.experiment.logging import TensorBoardSink
-from tests.runs import interrupted, logged, resume, run_record, tiny, train
+from tests.runs import interrupted, logged, mostly_slow, resume, run_record, tiny, train
 
 SOURCE = str(Path(rl_training.__file__).parents[1])
 
@@ -38,7 +38,7 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", mostly_slow(["2>&-", ">&- 2>&-", "<&- >&- 2>&-"], "<&- >&- 2>&-"))
 def test_closed_streams(closed: str, config: Path, tmp_path: Path) -> None:
     done = shell(f"rl-training train --config {config} {closed}")
     assert done.returncode == 0, done.stderr
