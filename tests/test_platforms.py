@@ -116,3 +116,19 @@ refused(lambda: Study({"name": "s", "base": "sac/pendulum", "seeds": [0, 1]}).ru
     assert f"a process of its own {system}; set environments to local" in processes
     assert f"evaluate_beside: true {system}; set it to false" in beside
     assert f"a study {system}; train its configurations one by one" in study
+
+
+def test_every_module_can_be_imported(tmp_path: Path) -> None:
+    """What is refused there is refused when it is asked for, not by a command that only shares a file with it."""
+    program = """
+import pathlib, pkgutil, rl_training
+for found in pkgutil.walk_packages(rl_training.__path__, "rl_training."):
+    try:
+        importlib.import_module(found.name)
+    except (ImportError, AttributeError) as error:
+        print(found.name, error)
+from rl_training.console.doctor import _lock
+(place := pathlib.Path("lock")).touch()
+_lock(place)
+"""
+    assert [line for line in bare(program, tmp_path) if not line.endswith("No module named 'ray'")] == []
