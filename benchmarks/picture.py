@@ -1,6 +1,6 @@
-"""The picture of the README, drawn from what was measured: `benchmarks/results/` and nothing else.
+"""The picture of the README and its table of speed, from what was measured: `benchmarks/results/` and nothing else.
 
-    python -m benchmarks.picture          writes docs/pictures/speed-light.svg and speed-dark.svg
+    python -m benchmarks.picture          writes docs/pictures/speed-light.svg, speed-dark.svg and the table
 
 On the left updates per second on a CPU beside the fastest implementation of each algorithm that pip installs, both
 in one run; on the right what one GPU makes of 32 seeds trained as one, beside one.
@@ -14,7 +14,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from benchmarks import report
-from benchmarks.report import Entry, Results, number
+from benchmarks.report import Entry, Results, number, table
 
 FOLDER = report.ROOT / "docs" / "pictures"
 _PEERS = {"sb3": "Stable-Baselines3", "sb3_contrib": "SB3-Contrib", "d3rlpy": "d3rlpy"}
@@ -22,6 +22,8 @@ _PEERS = {"sb3": "Stable-Baselines3", "sb3_contrib": "SB3-Contrib", "d3rlpy": "d
 _OURS, _THEIRS = "#0072B2", "#E69F00"
 _INKS = {"light": "#1f2328", "dark": "#e6edf3"}
 _MEMBERS = 32
+# Of each regime one that is used often; the page of speed has all of them.
+_TOLD = ("SAC", "IQL")
 
 
 def beside_peers() -> list[Entry]:
@@ -45,6 +47,20 @@ def together() -> list[tuple[str, Entry, Entry]]:
             many[entry["case"]] = entry
     pairs = [(case.partition(",")[0], singles[case], many[case]) for case in many if case in singles]
     return sorted(pairs, key=lambda pair: float(pair[2]["rate"]))
+
+
+def speed() -> str:
+    """The table of speed in the README."""
+    rows = []
+    for e in reversed([e for e in beside_peers() if e["case"] in _TOLD]):
+        peer, ratio = _PEERS[e["peer"].partition(":")[0]], float(e["ratio"])
+        rows.append([f"updates/s of {e['case']}, {e['machine']}", number(e["rate"]),
+                     f"{peer}: {number(e['peer_rate'])}", f"{ratio:.2f}×"])  # fmt: skip
+    for name, single, many in reversed([found for found in together() if found[0] in _TOLD]):
+        ratio = many["rate"] / single["rate"]
+        rows.append([f"updates/s of {many['members']} seeds of {name} as one, {many['machine'].partition(',')[0]}",
+                     number(many["rate"]), f"one run: {number(single['rate'])}", f"{ratio:.1f}×"])  # fmt: skip
+    return table(["speed", "here", "beside", "ratio"], rows)
 
 
 def draw(ink: str) -> Figure:
@@ -96,6 +112,7 @@ def main() -> None:
         path = FOLDER / f"speed-{name}.svg"
         draw(ink).savefig(path, metadata={"Date": None})
         print(f"wrote {path.relative_to(report.ROOT)}")
+    report.write_sections({("readme", "speed"): speed()})
 
 
 if __name__ == "__main__":

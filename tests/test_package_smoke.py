@@ -24,7 +24,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PLANS = ROOT / "docs" / "plans"
 SPECS = list_algorithm_specs()
 NAMES = [spec.name for spec in SPECS]
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def slug(heading: str) -> str:

@@ -1,4 +1,4 @@
-"""Every program and every command in the README works, with budgets a hundred times smaller."""
+"""Every program and every command in the README and the guides works, with budgets a hundred times smaller."""
 
 from __future__ import annotations
 
@@ -10,17 +10,27 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import picture
 from rl_training.cli import main
 from rl_training.experiment import registry
 from rl_training.experiment.config import TrainConfig, packaged_configs
 from rl_training.experiment.registry import AlgorithmSpec, resolve
 from rl_training.experiment.strict_yaml import parse_yaml
 
-README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^<!-- run: (\w+) -->\n```python\n(.*?)^```$", README, re.M | re.S)
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+# The other pages of docs/ have tests of their own.
+GUIDES = [*sorted(DOCS.glob("guide-*.md")), DOCS / "command-line.md", DOCS / "adding-an-algorithm.md"]
+TEXTS = {page.name: page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *GUIDES]}
+README = TEXTS["README.md"]
+MARKED = re.compile(r"^<!-- run: (\w+) -->\n```python\n(.*?)^```$", re.M | re.S)
+BLOCKS = {page: MARKED.findall(text) for page, text in TEXTS.items()}
+PROGRAMS = [(page, name) for page, blocks in BLOCKS.items() for name in dict.fromkeys(name for name, _ in blocks)]
+CONFIGS = [text for page in TEXTS.values() for text in re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S)]
 COMMANDS = [
     line.partition("  #")[0].strip()
-    for block in re.findall(r"^```bash\n(.*?)^```$", README, re.M | re.S)
+    for text in TEXTS.values()
+    for block in re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)
     for line in block.splitlines()
     if line.startswith("rl-training")
 ]
@@ -32,27 +42,44 @@ def shortened(code: str) -> str:
     return re.sub(number, lambda found: f"{found[1]}={max(1, int(found[2]) // 100)}", code)
 
 
-def test_every_python_block_is_marked_to_be_run() -> None:
-    assert len(BLOCKS) == README.count("```python") > 0
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_python_block_is_marked_to_be_run(page: str) -> None:
+    assert len(BLOCKS[page]) == TEXTS[page].count("```python")
 
 
-@pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in BLOCKS))
-def test_programs_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readme_is_short_and_shows_programs() -> None:
+    lines = README.splitlines()
+    assert len(lines) < 283  # half of what it was when all of docs/ stood in it
+    assert len(BLOCKS["README.md"]) > 0
+    assert next(line for line in lines[1:] if line) == "<picture>"
+
+
+def test_the_readme_leads_to_every_guide() -> None:
+    assert [page.name for page in GUIDES if f"](docs/{page.name})" not in README] == []
+
+
+def test_the_speed_in_the_readme_is_what_was_measured() -> None:
+    section = f"<!-- begin speed -->\n{picture.speed()}\n<!-- end speed -->"
+    assert section in README, "run: python -m benchmarks.picture"
+
+
+@pytest.mark.parametrize(("page", "name"), PROGRAMS)
+def test_programs_run(page: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {"__name__": name}
-    for _, code in (block for block in BLOCKS if block[0] == name):
-        exec(compile(shortened(code), f"README.md ({name})", "exec", dont_inherit=True), scope)
+    for _, code in (block for block in BLOCKS[page] if block[0] == name):
+        exec(compile(shortened(code), f"{page} ({name})", "exec", dont_inherit=True), scope)
         if isinstance(spec := scope.get("SPEC"), AlgorithmSpec):
             monkeypatch.setitem(registry._SPECS, spec.name, spec)
     assert len(list((tmp_path / "runs").glob("*/run.json"))) == 1
 
 
-@pytest.mark.parametrize("text", re.findall(r"^```yaml\n(.*?)^```$", README, re.M | re.S))
+@pytest.mark.parametrize("text", CONFIGS)
 def test_configurations_are_valid(text: str) -> None:
-    resolve(TrainConfig(**parse_yaml(text, "README.md").value))
+    resolve(TrainConfig(**parse_yaml(text, "page").value))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", dict.fromkeys(COMMANDS))
 def test_commands_exist_with_their_options(command: str) -> None:
     """`--help` is answered only after every option before it was understood."""
     arguments = shlex.split(command)[1:]

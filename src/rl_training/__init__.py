@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from rl_training import api
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where the names live that are not of `rl_training.api`.
 _HOMES = {

@@ -67,7 +67,7 @@ def _machine(proc: Path) -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    names = os.sysconf_names
+    names = getattr(os, "sysconf_names", {})
     pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in names else "SC_PHYS_PAGES"
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") if pages in names else _NO_LIMIT
 

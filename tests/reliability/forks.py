@@ -118,7 +118,8 @@ def _start(connection: int, telling: int) -> int:
         os._exit(1)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # by whoever is first
-    _write(telling, pid)
+    with contextlib.suppress(BrokenPipeError):  # who asked has given up already
+        _write(telling, pid)
     return pid
 
 

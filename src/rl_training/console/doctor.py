@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
 import platform
@@ -22,6 +21,7 @@ from rl_training.data.transitions import RowLayout
 from rl_training.environments.filming import NO_BACKEND, drawing_backend, has_display
 from rl_training.experiment.files import package_version, write_durably
 from rl_training.memory import available_memory, human_bytes
+from rl_training.platforms import lock
 from rl_training.spaces import SpaceSpec
 
 State = Literal["ok", "note", "broken"]
@@ -260,4 +260,4 @@ def _probe(subject: str, attempt: Callable[[], object], otherwise: State, conseq
 
 def _lock(path: Path) -> None:
     with path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file.fileno())

@@ -10,7 +10,6 @@ takes over what a killed one has left.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import json
 import mmap
@@ -29,9 +28,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.experiment.files import decode_json, encode_json, failpoint, sync_folder
+from rl_training.platforms import POSIX, flags, lock, unlock
 
 _FORMAT = "rl-training rows 1"
 _HEADER = 4096  # rows begin on a page of their own
+_SAFELY = flags("O_NOFOLLOW", "O_CLOEXEC")
 
 
 class Contents(NamedTuple):
@@ -80,6 +81,8 @@ def make_packed(
 
     Where another process is making the same, `wait` is told, and its file is taken.
     """
+    if not POSIX:
+        raise UnusableFolder(f"{path.parent}: packed files of rows need a POSIX system (Linux, macOS)")
     temporary = path.with_name(f".tmp-{path.name}")
     with _claimed(temporary, wait) as handle:
         made = open_packed(path, identity)
@@ -113,7 +116,7 @@ def _claimed(temporary: Path, wait: Callable[[str], None]) -> Iterator[int]:
     try:
         yield handle
     finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)  # a mapping of the file has a handle of its own, which may be kept
+        unlock(handle)  # a mapping of the file has a handle of its own, which may be kept
         os.close(handle)
 
 
@@ -121,15 +124,15 @@ def _lock(temporary: Path, wait: Callable[[str], None]) -> int:
     told = False
     temporary.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | _SAFELY, 0o644)
         try:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(handle)
             except BlockingIOError:
                 if not told:
                     wait(f"{temporary.parent}: another process is packing the same rows; waiting for it")
                 told = True
-                fcntl.flock(handle, fcntl.LOCK_EX)
+                lock(handle, wait=True)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(handle), temporary.stat()):
                     return handle
@@ -188,9 +191,9 @@ def _remove_abandoned(path: Path) -> None:
     data = path.name.rsplit(".", 2)[0]  # a name ends in what its settings are known by, and .rows
     for left in path.parent.glob(f".tmp-{glob.escape(data)}.??????????.rows"):
         with contextlib.suppress(OSError):
-            handle = os.open(left, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            handle = os.open(left, os.O_RDWR | _SAFELY)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(handle)
                 left.unlink()
             finally:
                 os.close(handle)

@@ -25,6 +25,7 @@ from rl_training.data.mapped import Contents, UnusableFolder, make_packed, open_
 from rl_training.errors import MemoryLimitError
 from rl_training.experiment.files import encode_json
 from rl_training.memory import available_memory, human_bytes, room_on_gpu
+from rl_training.platforms import user_id
 
 # What is read of a source beside its size and time: its ends and some blocks in between.
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
@@ -141,7 +142,7 @@ def _hash(value: Any) -> str:
 
 def _temporary_folder() -> Path:
     """A folder of this user's in the system's temporary one."""
-    return Path(tempfile.gettempdir()) / f"rl-training-{os.getuid()}"
+    return Path(tempfile.gettempdir()) / f"rl-training-{user_id()}"
 
 
 def _is_ours(place: Path) -> bool:
@@ -153,7 +154,7 @@ def _is_ours(place: Path) -> bool:
         stat = folder.lstat()
     except OSError:
         return False
-    return folder.is_dir() and not folder.is_symlink() and stat.st_uid == os.getuid() and not stat.st_mode & 0o022
+    return folder.is_dir() and not folder.is_symlink() and stat.st_uid == user_id() and not stat.st_mode & 0o022
 
 
 def _require_ours(place: Path) -> None:

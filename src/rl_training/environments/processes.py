@@ -8,7 +8,6 @@ main script, and with it torch, into each of them.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -28,6 +27,7 @@ from rl_training.environments.child import MARK, is_env_process
 from rl_training.environments.given import Given
 from rl_training.environments.pool import Transition
 from rl_training.environments.recipe import EnvOrder
+from rl_training.platforms import STOPPING, duplicate, require_posix
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -72,7 +72,7 @@ def value_of(status: str, value: Any) -> Any:
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
     """Children started meanwhile never get these: Ctrl-C goes to the whole group, but the run decides what ends."""
-    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1}
+    held = {*STOPPING, signal.SIGUSR1}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         yield
@@ -93,11 +93,12 @@ def start_child(
     It has the interpreter, flags and path of this process, and its variables (`settings` where that has none).
     With `own_group` it and all that it starts can be ended together.
     """
+    require_posix("a process of its own", "set environments to local and evaluate_beside to false")
     here, child = Pipe()
     path = f"import sys; sys.path[:] = {import_path()!a}"
     interpreter = spawn.get_command_line()[:-3]  # without multiprocessing's own program
     # Not one of the standard streams, which may be closed here and are the child's own there.
-    handle = fcntl.fcntl(child.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+    handle = duplicate(child.fileno(), 3)
     try:
         with _signals_held():
             process = subprocess.Popen(  # noqa: S603

@@ -194,10 +194,14 @@ def _write_files(staging: Path, plan: list[_File]) -> dict[str, FileEntry]:
     return entries
 
 
+# Of a name that is a link; where it cannot be told apart (Windows), links need rights that nobody has by chance.
+_THE_LINK_ITSELF = {"follow_symlinks": False} if os.link in os.supports_follow_symlinks else {}
+
+
 def _link(source: Path, target: Path, name: str, entry: FileEntry) -> bool:
     """Hard-link a shard; False where it is not whole or links are not supported, and it must be written."""
     try:
-        os.link(check_size(source, name, entry), target / name, follow_symlinks=False)
+        os.link(check_size(source, name, entry), target / name, **_THE_LINK_ITSELF)
     except (OSError, CheckpointError):
         return False
     files.failpoint(f"after link {target.name}/{name}")

@@ -55,18 +55,19 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Make the names in a folder durable; where folders cannot be opened (Windows), that is left to the system."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
     failpoint(f"after fsync {path.name}")
 
 
 def rename(source: Path, target: Path) -> None:
     failpoint(f"before rename {target.name}")
-    source.rename(target)
+    source.replace(target)
     failpoint(f"after rename {target.name}")
 
 

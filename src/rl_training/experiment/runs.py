@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import platform
 import re
@@ -30,6 +29,7 @@ from rl_training.errors import CheckpointError, ConfigError, RunInUse
 from rl_training.experiment import files
 from rl_training.experiment.retention import list_checkpoints
 from rl_training.experiment.strict_yaml import dump_yaml
+from rl_training.platforms import flags, lock
 
 RECORD = "run.json"
 CONFIG = "config.yaml"
@@ -45,6 +45,8 @@ _RECORD_TYPES: dict[str, Any] = {
     "resumed": list,
 }
 
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | flags("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK")
+
 _held: set[int] = set()
 
 
@@ -56,7 +58,8 @@ def _close_inherited_locks() -> None:
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_close_inherited_locks)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
 class RunConfig(Protocol):
@@ -345,9 +348,7 @@ def _acquire(path: Path) -> int:
     A link of that name is not followed: in a folder from elsewhere it could lead to any file of ours.
     """
     try:
-        handle = os.open(
-            path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644
-        )
+        handle = os.open(path / "lock", _LOCK_FLAGS, 0o644)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise _strange_lock(path) from None
@@ -356,9 +357,9 @@ def _acquire(path: Path) -> int:
         os.close(handle)
         raise _strange_lock(path)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(handle)
     except BlockingIOError:
-        holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        holder = os.read(handle, 32).decode("ascii", "replace").strip() or "unknown"
         os.close(handle)
         raise RunInUse(
             f"{path}: in use by process {holder}; wait for it to end, or start a run of your own"
@@ -367,6 +368,6 @@ def _acquire(path: Path) -> int:
         os.close(handle)
         raise
     os.ftruncate(handle, 0)
-    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    os.write(handle, f"{os.getpid()}\n".encode())
     _held.add(handle)
     return handle

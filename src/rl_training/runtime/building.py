@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 from itertools import chain
 from typing import Any
 
@@ -16,6 +15,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, human_bytes, keep_freed_memory
 from rl_training.models.actor_critic import Model
 from rl_training.models.mlp import NetworkShape
+from rl_training.platforms import resource
 from rl_training.runtime.acceleration import require_device, set_precision
 from rl_training.runtime.sections import Resolved, Sections
 from rl_training.seeding import learner_seeds
@@ -55,13 +55,18 @@ def require_room_for_environments(config: TrainConfig) -> None:
     free = available_memory()
     most = free // each
     reason = f"they need at least {human_bytes(config.num_envs * each)} and {human_bytes(free)} are available"
-    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]  # -1: none
-    if processes and 0 <= limit < most:
+    limit = _most_processes() if processes else -1
+    if 0 <= limit < most:
         most, reason = limit, f"this user may have {limit} processes"
     if config.num_envs > most:
         raise MemoryLimitError(f"num_envs {config.num_envs} is too many: {reason}; at most {most}", key="num_envs")
     if config.num_envs > _MANY_ENVS:
         _log.warning("num_envs: %s environments are made one after the other first", f"{config.num_envs:,}")
+
+
+def _most_processes() -> int:
+    """How many processes this user may have; -1: any number."""
+    return -1 if resource is None else int(resource.getrlimit(resource.RLIMIT_NPROC)[0])
 
 
 def prepare_process(device: torch.device) -> None:

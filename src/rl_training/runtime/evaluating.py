@@ -24,6 +24,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.retention import discard, list_checkpoints
 from rl_training.experiment.vocabulary import log_row
 from rl_training.models.policies import Policy
+from rl_training.platforms import POSIX, require_posix
 from rl_training.runtime import state
 from rl_training.runtime.acting import ActingPolicy, Taken
 from rl_training.runtime.finite import check_finite
@@ -170,8 +171,10 @@ def players_for(config: TrainConfig, evaluator: Evaluator | None, *, pays: bool,
     `pays`: the run leaves the processor to others; `often`: it evaluates before its end.
     """
     wanted = config.evaluate_beside
+    pays = pays and POSIX
     if evaluator is None or not often or config.eval_episodes == 0 or not (pays if wanted == "auto" else wanted):
         return None
+    require_posix("evaluate_beside: true", "set it to false", key="evaluate_beside")
     try:
         if evaluator.config.environments != "ray" and evaluator.given.importable:
             return Players(evaluator)

@@ -11,9 +11,9 @@ from types import FrameType
 from typing import Any
 
 from rl_training.errors import RLTrainingError
+from rl_training.platforms import SAVING, STOPPING
 
 _ERASE_LINE = "\r\x1b[K"
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class TrainingInterrupted(RLTrainingError):
@@ -38,10 +38,11 @@ class SignalGuard:
 
     def __enter__(self) -> SignalGuard:
         if threading.current_thread() is threading.main_thread():
-            for signum in _STOPPING:
+            for signum in STOPPING:
                 if signal.getsignal(signum) is not signal.SIG_IGN:
                     self._previous[signum] = signal.signal(signum, self._stop)
-            self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._save)
+            if SAVING is not None:
+                self._previous[SAVING] = signal.signal(SAVING, self._save)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.platforms import STOPPING, require_posix
 from rl_training.runtime.signals import TrainingInterrupted
 from rl_training.study.plan import Plan
 
@@ -118,7 +119,7 @@ class Workers(ABC):
                 self._send(worker, signum)
 
         main = threading.current_thread() is threading.main_thread()  # Python allows handlers there only
-        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
+        wanted = STOPPING if main else ()
         previous = {
             signum: signal.signal(signum, forward)
             for signum in wanted
@@ -167,6 +168,7 @@ def start_worker(
 
     `variables` are its own beside those of this process. Signals that are blocked here are not blocked there.
     """
+    require_posix("a worker of its own", "run what is in the study one by one")
     command = [sys.executable, "-m", "rl_training", "work", str(folder), "--parent", str(os.getpid())]
     command += ["--allow-import"] if allow_import else []
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}

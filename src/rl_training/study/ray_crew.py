@@ -33,7 +33,7 @@ from rl_training.study.plan import Plan
 OPTION = "--ray"
 _POLL = 0.2
 _INTERRUPTED = 128 + signal.SIGINT
-_LOST = -signal.SIGKILL
+_LOST = -getattr(signal, "SIGKILL", 9)
 # Seconds in which a node must say what it sees, and a file made elsewhere must appear on a shared disk.
 _CHECK_SECONDS, _APPEAR_SECONDS = 60.0, 5.0
 # Seconds that workers have to save when something else went wrong.

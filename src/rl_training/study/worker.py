@@ -28,6 +28,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.retention import list_checkpoints
 from rl_training.experiment.runs import RECORD, read_run_record
+from rl_training.platforms import STOPPING, require_posix
 from rl_training.population.members import train_in_folders
 from rl_training.runtime.run import Launch
 from rl_training.runtime.signals import TrainingInterrupted
@@ -145,6 +146,7 @@ def work(
 
     `parent` is a process without which this one is to stop. `say` is told of each group that ends.
     """
+    require_posix("a study", "train its configurations one by one")
     worker = _Worker(folder, train_group, quiet, allow_import, say)
     try:
         with _stopping_on_signals(), _no_orphan(parent), _threads(read_plan(folder).threads):
@@ -310,9 +312,8 @@ def _stopping_on_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     previous: Mapping[int, Any] = {
-        signum: signal.signal(signum, stop) for signum in wanted if signal.getsignal(signum) is not signal.SIG_IGN
+        signum: signal.signal(signum, stop) for signum in STOPPING if signal.getsignal(signum) is not signal.SIG_IGN
     }
     try:
         yield

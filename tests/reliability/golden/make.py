@@ -1,22 +1,24 @@
-"""Writes the golden checkpoints beside this file: `python -m tests.reliability.golden.make`.
+"""Writes golden checkpoints beside this file: `python -m tests.reliability.golden.make sac rebrac`.
 
-They are committed once per format and never rewritten: a later version must read them and act as they say.
+They are committed with each release and never rewritten: a later version must read them and act as they say. Those
+without a version in their name are of 0.1, whose records have no schema number.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 
+import rl_training
 from rl_training.experiment.checkpointing import FORMAT
 from rl_training.runtime.workflows import predict_checkpoint
 from tests.runs import tiny, train
 
 HERE = Path(__file__).parent
-ALGORITHMS = ("dqn", "sac", "iql")
 
 
 def make(algo: str, folder: Path) -> None:
@@ -35,5 +37,5 @@ def make(algo: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    for algo in ALGORITHMS:
-        make(algo, HERE / f"format_{FORMAT}" / algo)
+    for algo in sys.argv[1:]:
+        make(algo, HERE / f"format_{FORMAT}" / f"{algo}-{rl_training.__version__}")

@@ -94,9 +94,11 @@ class NpzColumn:
         return np.frombuffer(data, dtype=self.dtype).reshape(stop - start, *self.shape[1:])
 
     def _stored_at(self) -> int | None:
-        """Where in the file the first row of an array that is not compressed stands; None where it is."""
+        """Where in the file the first row of an array that is not compressed stands; None where it is, or where the
+        system reads in order only."""
         info = self.info
-        if info.compress_type != zipfile.ZIP_STORED or self.archive.fp is None:
+        stored = info.compress_type == zipfile.ZIP_STORED and hasattr(os, "preadv")
+        if not stored or self.archive.fp is None:
             return None
         local = os.pread(self.archive.fp.fileno(), _LOCAL_HEADER, info.header_offset)
         name, extra = (int.from_bytes(local[place : place + 2], "little") for place in (26, 28))
