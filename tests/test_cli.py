@@ -819,7 +819,9 @@ def test_python_m_rl_training_is_the_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signals, code: int) -> None:
     command = [*COMMAND, "train", "--config", "tiny.yaml", "--set", "total_timesteps=1000000"]
     process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)

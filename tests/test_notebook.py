@@ -31,6 +31,12 @@ def answers(found: nbformat.NotebookNode) -> list[str]:
     ]
 
 
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel works beside other tests, against which more threads would spin."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 def test_it_runs(tmp_path: Path) -> None:
     shorter = notebook()
     for cell in shorter.cells:

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 BARE = """
@@ -87,6 +89,7 @@ print(load(run).predict([1.0, 0.0, 0.0]).shape)
     assert (status, shape) == ("True finished", "(1,)")
 
 
+@pytest.mark.slow
 def test_data_are_written_and_read(tmp_path: Path) -> None:
     program = """
 import numpy as np

@@ -125,6 +125,7 @@ def test_few_seeds_are_separated_by_chance(sizes: list[tuple[int, int]], can: bo
     assert statistics.enough(ours, theirs) == can
 
 
+@pytest.mark.slow
 def test_the_detectable_difference_is_found_as_often_as_it_says() -> None:
     """Of two methods that differ by it, about 80 % of the intervals exclude 0."""
     one, other = RNG.normal(0, 1, (2, 300, 20))

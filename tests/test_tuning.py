@@ -120,6 +120,7 @@ def test_more_trials_run_those_alone(done: tuple[Tuning, TuningResult], tmp_path
     assert record_in(tmp_path / "tiny")["trials"][:3] == record_in(tuning.folder)["trials"]
 
 
+@pytest.mark.slow
 def test_a_killed_tuning_goes_on_to_the_same_end(tmp_path: Path) -> None:
     settings = {"total_timesteps": 200, "checkpoint_interval": 20}
     fields = {"set": settings, "space": {"gamma": [0.5, 0.9]}, "trials": 2}

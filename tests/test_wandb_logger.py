@@ -344,6 +344,7 @@ def test_an_extra_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_nothing_imports_wandb_that_does_not_use_it(tmp_path: Path) -> None:
     program = """
 import sys
