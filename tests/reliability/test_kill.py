@@ -70,7 +70,8 @@ def kill_repeatedly(config: TrainConfig, folder: Path, kills: int, longest: floa
     """Start the run and go on with it until so many processes were killed or it ended; its folder, the count."""
     rng = random.Random(f"{config.algo}{kills}")
     newest, killed = -1, 0
-    while killed < kills:
+    runs: list[Path] = []
+    while killed < kills or not runs:
         runs = [path for path in Path(config.output_dir).glob("*") if (path / "run.json").exists()]
         action = functools.partial(resume, runs[0]) if runs else functools.partial(train, config)
         child = Child(action, folder / "output.txt")
@@ -87,6 +88,8 @@ def kill_repeatedly(config: TrainConfig, folder: Path, kills: int, longest: floa
             newest = step
         if code == 0:
             break
+        if not runs:
+            longest *= 1.2  # a busy machine takes its time until there is a folder to go on in
     [run] = [path for path in Path(config.output_dir).glob("*") if (path / "run.json").exists()]
     return run, killed
 
