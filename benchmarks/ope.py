@@ -231,11 +231,14 @@ def sections(entries: dict[str, Entry]) -> Sections:
     words = (
         f"Eleven snapshots of one SAC run, judged on the run's own experience ({some['rows']:,} rows on "
         f"{some['env']}); truth from {EPISODES} episodes, discount {GAMMA}. Estimates are means over repetitions, "
-        "in brackets the range over single ones. Regret is a share of the range of truths. d3rlpy has its defaults "
-        "(batch of 100, learning rate 1e-4, hard target every 100 updates, nothing normalised or clipped), one "
-        "fit after the other; with these its values settle in some 10,000 updates, and ours in 2,000: the table "
-        "says what the same number of updates gives, not what either reaches in the end."
+        "in brackets the range over single ones. Regret is a share of the range of truths."
     )
+    if any("peer" in entry for entry in entries.values()):
+        words += (
+            " d3rlpy has its defaults (batch of 100, learning rate 1e-4, hard target every 100 updates, nothing "
+            "normalised or clipped), one fit after the other: the table says what as many updates give, "
+            "not what either reaches in the end."
+        )
     where = f"{origins(entries.values())} Seconds are of all fits together, on one thread of a busy machine."
     return {("results", "ope"): f"## Judging without an environment\n\n{words}\n\n{table(header, rows)}\n\n{where}"}
 

@@ -109,6 +109,11 @@ def _group(entry: Entry) -> tuple[str, ...]:
     return (*place, entry["case"], f"{entry['mode']}, {precision}", str(entry["batch"]))
 
 
+def _memory(taken: float | None) -> str:
+    """Unknown where sizes followed each other in one process: what one left behind would count for the next."""
+    return "–" if taken is None else f"{taken / 2**20:.1f} MiB"
+
+
 def rows_of(entries: list[Entry]) -> list[list[str]]:
     singles = {_group(entry): entry["rate"] for entry in entries if entry["members"] == 1}
     rows = []
@@ -124,7 +129,7 @@ def rows_of(entries: list[Entry]) -> list[list[str]]:
                 number(entry["rate"]),
                 number(entry["rate"] / entry["members"]),
                 "–" if single is None else f"{entry['rate'] / single:.1f}×",
-                f"{entry['bytes_per_member'] / 2**20:.1f} MiB",
+                _memory(entry["bytes_per_member"]),
             ]
         )
     return rows

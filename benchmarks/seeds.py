@@ -79,6 +79,12 @@ def one_by_one(config: TrainConfig, seeds: int) -> list[float]:
     return found
 
 
+def extrapolated(alone: list[float], seeds: int) -> float:
+    """Seconds of so many single runs in one process, of which the first alone pays for compiling."""
+    first, *others = alone
+    return first + (seeds - 1) * (sum(others) / len(others) if others else first)
+
+
 def processes(config: TrainConfig, seeds: int, threads: int) -> float:
     """Seconds until as many processes as seeds have ended that began together, their imports included."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
@@ -103,7 +109,7 @@ def measure(config: TrainConfig, options: argparse.Namespace) -> Iterator[tuple[
         alone = one_by_one(config, singles)
         each = " and ".join(f"{seconds:.1f}" for seconds in alone)
         how = "measured" if singles == seeds else f"extrapolated from {singles} seeds: {each} s"
-        yield "single runs, one after the other", sum(alone) * seeds / singles, how
+        yield "single runs, one after the other", extrapolated(alone, seeds), how
     for threads in options.processes:
         way = f"a process for each, {threads} thread{'s' * (threads > 1)}"
         yield way, processes(config, seeds, threads), "measured"
