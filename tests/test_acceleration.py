@@ -30,7 +30,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.models.arrays import ArrayMLP
 from rl_training.runtime.acceleration import _BLOCK, Acceleration, Updater, accelerate, choose
-from rl_training.runtime.acting import ActingPolicy
+from rl_training.runtime.acting import ActingPolicy, Courier
 from rl_training.runtime.schedules import OptimizationConfig
 from tests.helpers import BATCH, CONTINUOUS, DISCRETE, OBS, build, label, random_batch
 
@@ -625,6 +625,25 @@ def test_from_a_gpu_the_acting_copy_follows_the_learner(kind: Kind) -> None:
     learner.load_state_dict(start)
     assert same()
     assert differences(held(copied), seen) == []
+
+
+@needs_gpu
+@every_learner
+def test_captured_updates_send_the_weights_to_who_acts(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transfer is a part of the graph: nobody begins one of its own, and the copy is the policy to the bit."""
+    updater = make(kind, SETTINGS["normalised"], "cuda", "graph")
+    acting, policy = ActingPolicy(updater.learner), updater.learner.model.policy
+    updater.acting = acting
+    for count in (1, _BLOCK):
+        for warm in (True, False):
+            with monkeypatch.context() as watching:
+                if not warm:
+                    watching.setattr(Courier, "copy", lambda self: pytest.fail("copied beside the graph"))
+                updater.run(count)
+                seen = held(acting.current())
+            assert differences(seen, held(policy)) == []
+    by_step(updater.learner, updater.source)
+    assert differences(held(acting.current()), held(policy)) == []
 
 
 @every_device

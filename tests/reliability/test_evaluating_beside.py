@@ -129,6 +129,19 @@ def test_it_is_the_run_that_evaluates_at_once(algo: str, tmp_path: Path) -> None
     assert different == _SAID | {"trainer/log_rows", "trainer/log_columns"}  # of which nobody goes on
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("algo", LOOPS)
+def test_beside_a_gpu_it_is_the_run_that_evaluates_at_once(algo: str, tmp_path: Path, started_anew: None) -> None:
+    """There it is what a run from data does unasked; the players themselves are on the CPU."""
+    fields = {"eval_episodes": 3, "device": "cuda", "acceleration": "graph"}
+    one, other = (
+        train(beside(algo, tmp_path / str(choice), evaluate_beside=choice, **fields)) for choice in (False, True)
+    )
+    assert set(differences(one, other)) == _SAID
+    [first], [second] = (list_checkpoints(run.run_dir / "best") for run in (one, other))
+    assert first.name == second.name
+
+
 @pytest.mark.parametrize("wait", [0.0, 0.02])
 def test_results_enter_at_the_next_evaluation_and_at_the_end(wait: float, tmp_path: Path) -> None:
     """However long an evaluation takes: here less, and more, than the updates beside it."""

@@ -102,10 +102,10 @@ class RowLayout:
         o, a = self.obs_dim, self.action_dim
         rows[:, :o] = obs
         rows[:, o : 2 * o] = next_obs
-        rows[:, 2 * o : 2 * o + a] = np.reshape(actions, (n, a))
+        rows[:, 2 * o : 2 * o + a] = actions.reshape(n, a)
         rows[:, 2 * o + a : -2] = 0.0
         if next_actions is not None:
-            rows[:, 2 * o + a : 2 * o + 2 * a] = np.reshape(next_actions, (n, a))
+            rows[:, 2 * o + a : 2 * o + 2 * a] = next_actions.reshape(n, a)
         rows[:, -2] = rewards
         rows[:, -1] = dones
         return rows

@@ -14,7 +14,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from rl_training.algorithms.optim import apply_lists
 from rl_training.data.replay_buffer import Arrivals
 from rl_training.data.sources import BatchSource
 from rl_training.errors import ConfigError
+from rl_training.runtime.acting import ActingPolicy, Courier
 from rl_training.runtime.feeding import feed_of
 from rl_training.runtime.schedules import OptimizationConfig
 
@@ -35,8 +36,13 @@ _WARM_UP_UPDATES = 3
 _BLOCK = 10
 # Streams beside the main one: IQL, the widest update, runs five networks side by side.
 _BRANCHES = 4
-# A graph, the terms its replay overwrites, and the learning rates it reads, one row per update.
-_Captured = tuple[torch.cuda.CUDAGraph, Terms, Tensor]
+
+
+class _Captured(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    terms: Terms  # overwritten by each replay
+    rates: Tensor  # learning rates that it reads, one row per update
+    couriers: Sequence[Courier]  # whose transfer is its last part
 
 
 def require_device(acceleration: Acceleration, device: torch.device) -> None:
@@ -120,12 +126,15 @@ class Updater:
         *,
         schedule: OptimizationConfig | None = None,
         total_updates: int = 0,
+        acting: ActingPolicy | None = None,
     ) -> None:
+        """`acting` is the policy that waits for these updates; captured ones send it the weights themselves."""
         self.learner = learner
         self.source = source
         self.batch_size = batch_size
         self.schedule = None if schedule is None or schedule.constant else schedule
         self.total_updates = total_updates
+        self.acting = acting
         if learner.updates > 0:  # until the next update a resumed run reports the rates of the last one
             self._set_rates(self._rates(learner.updates - 1))
         self._graphs: dict[tuple[Hashable, ...], _Captured] = {}
@@ -162,10 +171,9 @@ class Updater:
                 self._staged.copy_(rows, non_blocking=True)
             if self._side is None:
                 self._set_rates(rates[0])
-                terms = self._step(variants[0])
+                self._finish(self._step(variants[0]), size)
             else:
-                terms = self._replay(variants, rates, self._side)
-            self._finish(terms, size)
+                self._replay(variants, rates, self._side)
             count -= size
 
     def forget(self) -> None:
@@ -178,6 +186,11 @@ class Updater:
         """Rows to be written before minibatches are drawn on the device."""
         found = () if self._staged is not None else self._sources()
         return [arrivals for source in found for arrivals in source.arrivals]
+
+    def _couriers(self) -> Sequence[Courier]:
+        """Who waits for the weights after each of these updates."""
+        courier = None if self.acting is None else self.acting.courier
+        return () if courier is None else (courier,)
 
     def _sample(self) -> Tensor:
         """Packed rows of the next minibatch, where the source lies."""
@@ -221,17 +234,19 @@ class Updater:
         with _known_warnings_ignored():
             return self._update(self._inputs(variant), variant)
 
-    def _replay(self, variants: tuple[Hashable, ...], rates: list[list[float]], side: torch.cuda.Stream) -> Terms:
+    def _replay(self, variants: tuple[Hashable, ...], rates: list[list[float]], side: torch.cuda.Stream) -> None:
         if variants not in self._graphs:
             with _known_warnings_ignored():
                 self._graphs[variants] = self._capture(variants, side)
-        graph, terms, inputs = self._graphs[variants]
+        captured = self._graphs[variants]
         if self.schedule is not None:
-            inputs.copy_(torch.tensor(rates), non_blocking=True)
-        graph.replay()
+            captured.rates.copy_(torch.tensor(rates), non_blocking=True)
+        captured.graph.replay()
         for arrivals in self._arrivals():
             arrivals.written()
-        return terms
+        self._finish(captured.terms, len(variants))
+        for courier in captured.couriers:
+            courier.sent()
 
     def _capture(self, variants: tuple[Hashable, ...], side: torch.cuda.Stream) -> _Captured:
         """Warm up and capture updates without leaving a trace in networks, optimisers or random numbers.
@@ -268,9 +283,11 @@ class Updater:
                     main.wait_stream(side)
                     self._set_rates(rates[i])
                     terms |= self._update(inputs[i], variant)
+                for courier in self._couriers():
+                    courier.copy()
         finally:
             torch.cuda.synchronize(learner.device)  # a warm-up that failed may still be at work on its stream
             for one, (state, random_state) in zip(self._learners(), before):
                 one.load_state_dict(state)
                 one.generator.set_state(random_state)
-        return graph, terms, rates
+        return _Captured(graph, terms, rates, self._couriers())

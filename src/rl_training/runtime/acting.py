@@ -32,16 +32,25 @@ class Courier:
 
     def send(self) -> None:
         """Begin the transfer if there is something new; nobody may be acting meanwhile."""
-        versions = [learner.version for learner in self._learners]
-        if versions == self._versions:
-            return
+        if self._present() != self._versions:
+            self.copy()
+            self.sent()
+
+    def copy(self) -> None:
+        """The transfer itself, on the present stream; `sent` must follow, where this is captured each time."""
         members = len(self.flat)
         parts = [tensor.detach().reshape(members, -1) for tensor in self._tensors]
         self.flat.copy_(torch.cat(parts, dim=1), non_blocking=True)
-        self._versions = versions
+
+    def sent(self) -> None:
+        """The present weights are on their way."""
+        self._versions = self._present()
         if self._arrival is not None:
             self._arrival.record()
             self._under_way = True
+
+    def _present(self) -> list[int]:
+        return [learner.version for learner in self._learners]
 
     def wait(self) -> None:
         """Have the present weights in `flat`."""
@@ -71,14 +80,14 @@ class ActingPolicy:
     def __init__(self, learner: Learner, *, copies: bool | None = None) -> None:
         """`copies` None: where the learner is on a GPU."""
         self.learner = learner
+        self.courier: Courier | None = None  # who brings the copy its weights
         self._policy: Policy = learner.model.policy
-        self._courier: Courier | None = None
         if learner.device.type == "cuda" if copies is None else copies:
             self.follow(Courier([learner], self.tensors()), 0)
 
     @property
     def copies(self) -> bool:
-        return self._courier is not None
+        return self.courier is not None
 
     def tensors(self) -> list[Tensor]:
         """What is copied, in the order in which it lies in the copy."""
@@ -87,7 +96,7 @@ class ActingPolicy:
 
     def follow(self, courier: Courier, row: int) -> None:
         """Let the copy lie in a row of what `courier` brings: a population's for all members at once."""
-        self._courier = courier
+        self.courier = courier
         self._policy = on_arrays(self._copy_in(courier.flat[row]))
 
     def _copy_in(self, flat: Tensor) -> Policy:
@@ -104,11 +113,11 @@ class ActingPolicy:
 
     def send_ahead(self) -> None:
         """The weights will not change before somebody acts: let them be on their way."""
-        if self._courier is not None:
-            self._courier.send()
+        if self.courier is not None:
+            self.courier.send()
 
     def current(self) -> Policy:
         """The policy with the model's present weights."""
-        if self._courier is not None:
-            self._courier.wait()
+        if self.courier is not None:
+            self.courier.wait()
         return self._policy

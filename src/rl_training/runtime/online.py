@@ -198,7 +198,7 @@ class Online(Regime):
         self.collector.start()
 
     def ready(self) -> None:
-        self.updates = self.updater(self.job, self.collector.buffer)
+        self.updates = self.updater(self.job, self.collector.buffer, acting=self.collector.acting)
 
     def fit(self, session: Session) -> Iterator[Acted | Updates]:
         return fit_online(session, self.updates, self.collector, self.online)

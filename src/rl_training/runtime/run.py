@@ -40,6 +40,7 @@ from rl_training.experiment.retention import sweep
 from rl_training.experiment.runs import RunDirectory
 from rl_training.runtime import state
 from rl_training.runtime.acceleration import Updater, accelerate
+from rl_training.runtime.acting import ActingPolicy
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import Collector
@@ -175,8 +176,8 @@ class Regime(ABC):
     def fit(self, session: Session) -> Iterator[Acted | Updates]:
         """Train to the end of the budget, or until somebody stops the run, asking for updates under way."""
 
-    def updater(self, job: Job, source: BatchSource) -> Updater:
-        """Updates on minibatches of `source`, scheduled over the whole run."""
+    def updater(self, job: Job, source: BatchSource, *, acting: ActingPolicy | None = None) -> Updater:
+        """Updates on minibatches of `source`, scheduled over the whole run; `acting` waits for each."""
         optimization = job.resolved[OptimizationConfig]
         return Updater(
             self.learner,
@@ -184,6 +185,7 @@ class Regime(ABC):
             optimization.batch_size,
             schedule=optimization,
             total_updates=self.total_updates,
+            acting=acting,
         )
 
     def extra_metrics(self, clock: Clock) -> dict[str, float]:
