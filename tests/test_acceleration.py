@@ -633,15 +633,18 @@ def test_captured_updates_send_the_weights_to_who_acts(kind: Kind, monkeypatch: 
     """The transfer is a part of the graph: nobody begins one of its own, and the copy is the policy to the bit."""
     updater = make(kind, SETTINGS["normalised"], "cuda", "graph")
     acting, policy = ActingPolicy(updater.learner), updater.learner.model.policy
-    updater.acting = acting
-    for count in (1, _BLOCK):
-        for warm in (True, False):
-            with monkeypatch.context() as watching:
-                if not warm:
-                    watching.setattr(Courier, "copy", lambda self: pytest.fail("copied beside the graph"))
-                updater.run(count)
-                seen = held(acting.current())
-            assert differences(seen, held(policy)) == []
+    updater.acting, original = acting, Courier.copy
+
+    def captured_alone(self: Courier) -> None:
+        assert torch.cuda.is_current_stream_capturing(), "copied beside the graph"
+        original(self)
+
+    for count in (1, _BLOCK, 1, _BLOCK):
+        with monkeypatch.context() as watching:
+            watching.setattr(Courier, "copy", captured_alone)
+            updater.run(count)
+            seen = held(acting.current())
+        assert differences(seen, held(policy)) == []
     by_step(updater.learner, updater.source)
     assert differences(held(acting.current()), held(policy)) == []
 

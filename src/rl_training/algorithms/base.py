@@ -151,7 +151,7 @@ class Learner:
         """
         if not policy.stochastic:
             return policy.mode(obs)
-        noise = rng.standard_normal((len(obs), self.model.action_dim), dtype=np.float32)
+        noise = rng.standard_normal((obs.shape[0], self.model.action_dim), dtype=np.float32)
         return policy.sample(obs, torch.from_numpy(noise))
 
     # What every learner shares.

@@ -59,6 +59,10 @@ class ArrayPolicy(Policy):
         bounds = getattr(policy.actor, "log_std_bounds", None)
         self._bounds = None if bounds is None else np.array(bounds, dtype=np.float32)
 
+    @property
+    def stochastic(self) -> bool:
+        return self._bounds is not None
+
     def _mean(self, values: Array) -> Array:
         return values if self._bounds is None else values[:, : values.shape[1] // 2]
 
