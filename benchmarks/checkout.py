@@ -14,7 +14,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ import torch
 
 import rl_training
 from benchmarks import cases, peers
-from benchmarks.report import ROOT, Entry, number
+from benchmarks.report import ROOT, Entry, name_of, number
 from benchmarks.timing import Rates, Runs, alternate, in_turn, wait
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, resolve
@@ -53,16 +52,6 @@ class Checkout(peers.Spoken):
 
     def run(self, count: int) -> None:
         self.ask(count)
-
-
-def name_of(root: Path) -> str:
-    """The commit, with a mark if files were changed since."""
-    asked = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-    try:
-        answer = subprocess.run(asked, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return "unknown"
-    return answer.stdout.strip() or "unknown"
 
 
 def compare(path: Path, order: dict[str, Any], measure: Callable[[dict[str, Runs]], dict[str, Rates]]) -> Entry:

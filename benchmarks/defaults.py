@@ -26,8 +26,7 @@ from typing import Any
 
 import rl_training
 from benchmarks import report
-from benchmarks.checkout import name_of
-from benchmarks.report import ROOT, Entry, Results, table
+from benchmarks.report import ROOT, Entry, Results, name_of, table
 from benchmarks.runs import Watch, data_returns, perform_all
 from rl_training import ManagedAlgorithm, TrainConfig
 from rl_training.environments.making import spaces_of

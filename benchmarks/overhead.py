@@ -39,7 +39,7 @@ LIMIT = 0.03
 # The parts, and where each is called from.
 PARTS = {
     "NaN guard, parameters and terms": (session, "check_finite"),
-    "NaN guard, observations": (Collector, "_checked"),
+    "NaN guard, observations": (Collector, "_check_rows"),
     "memory check": (online, "available_memory"),
     "checkpoints": (session.Session, "save"),
 }

@@ -19,6 +19,7 @@ import os
 import platform
 import re
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -46,14 +47,31 @@ PROGRAMS = (
     "startup",
     "parity",
     "data_sizes",
+    "beside",
     "export",
     "ope",
 )
+COMMIT, UNKNOWN = "RL_TRAINING_COMMIT", "unknown"
 _PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "stable_baselines3", "sb3_contrib")
 
 Entry = dict[str, Any]
 # What a program writes: (document, section name) -> markdown.
 Sections = dict[tuple[str, str], str]
+
+
+def name_of(root: Path) -> str:
+    """The commit, with a mark if files were changed since."""
+    asked = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    try:
+        answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return UNKNOWN
+    return answer.stdout.strip() or UNKNOWN
+
+
+def commit() -> str:
+    """The commit at work: by the environment where there is no repository to ask, or by the repository."""
+    return os.environ.get(COMMIT) or name_of(ROOT)
 
 
 def versions() -> dict[str, str]:
@@ -79,6 +97,7 @@ def stamp(device: str) -> Entry:
     """What every entry says about where and when it was measured."""
     return {
         "date": datetime.date.today().isoformat(),
+        "checkout": commit(),
         "device": device,
         "machine": machine(device),
         "versions": versions(),

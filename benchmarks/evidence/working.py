@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from benchmarks.checkout import name_of
-from benchmarks.report import ROOT, machine
+from benchmarks.report import COMMIT, UNKNOWN, machine
+from benchmarks.report import commit as present_commit
 from rl_training.errors import ConfigError
 from rl_training.experiment.runs import amend_record
 from rl_training.runtime.signals import TrainingInterrupted
@@ -24,10 +24,8 @@ from rl_training.study.study import Study
 from rl_training.study.trials import home_of, record_of
 from rl_training.study.worker import restart_unfinished, work
 
-COMMIT = "RL_TRAINING_COMMIT"
 COMMITS = "commits"
 """the key of run.json with every commit that trained a run"""
-UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Order:
 
 def commit_of(order: Order) -> str:
     """The commit that works: as given, by the environment, or by the repository."""
-    return order.commit or os.environ.get(COMMIT) or name_of(ROOT)
+    return order.commit or present_commit()
 
 
 def work_on(files: list[Path], order: Order) -> list[StudyStatus]:

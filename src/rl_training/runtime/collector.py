@@ -20,7 +20,7 @@ from rl_training.data.datasets import TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
 from rl_training.environments.given import Given
-from rl_training.environments.pool import EnvPool, Episode
+from rl_training.environments.pool import EnvPool, Episode, Transition
 from rl_training.errors import DivergedError, EnvironmentFailure, MemoryLimitError
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, human_bytes
@@ -106,8 +106,7 @@ class Collector:
         dones = np.array([t.terminated for t in transitions], dtype=np.float32)
         scale, shift = self.reward_map
         rows = self.layout.pack(self.obs, self._chosen, scale * rewards + shift, next_obs, dones)
-        if not np.isfinite(rows).all():
-            self._require_finite(next_obs, [t.reward for t in transitions])
+        self._check_rows(rows, next_obs, transitions)
         self.buffer.add(rows)
         self.steps += len(transitions)
         for i, transition in enumerate(transitions):
@@ -145,6 +144,11 @@ class Collector:
                 f"the policy's action is not finite at step {self.steps}; lower learning_rate", first_bad="action"
             )
         return actions
+
+    def _check_rows(self, rows: NDArray[np.float32], obs: NDArray[Any], answers: Sequence[Transition]) -> None:
+        """One look at all that will be stored; who is to blame is asked only if something is wrong."""
+        if not np.isfinite(rows).all():
+            self._require_finite(obs, [answer.reward for answer in answers])
 
     def _require_finite(self, obs: NDArray[Any], rewards: Sequence[float], first: int = 0) -> None:
         """Say which of the environments from number `first` on is to blame for a number that is none."""
