@@ -40,6 +40,7 @@ PROGRAMS = (
     "population",
     "seeds",
     "training",
+    "steps",
     "learning",
     "offline",
     "discrete",

@@ -83,21 +83,23 @@ class Stopwatch:
         self.since: dict[str, float] = {}
 
     @contextmanager
-    def around(self, owner: Any, attribute: str, name: str, *, skip: int = 0) -> Iterator[None]:
+    def around(
+        self, owner: Any, attribute: str, name: str, *, skip: int = 0, waiting: bool = True
+    ) -> Iterator[None]:
         """Time every call of `owner.attribute` but the first `skip`; the device's queue is emptied before and
-        after, so that waiting for other work is not counted."""
+        after, so that `waiting` for other work is not counted. Without, it is the host's time."""
         original: Callable[..., Any] = getattr(owner, attribute)
         self.seconds[name], self.calls[name], self.since[name] = 0.0, 0, time.perf_counter()
-        skipped = 0
+        skipped, settle = 0, wait if waiting else lambda: None
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             nonlocal skipped
-            wait()
+            settle()
             started = time.perf_counter()
             try:
                 return original(*args, **kwargs)
             finally:
-                wait()
+                settle()
                 if skipped < skip:
                     skipped += 1
                     self.since[name] = time.perf_counter()
@@ -110,6 +112,11 @@ class Stopwatch:
             yield
         finally:
             setattr(owner, attribute, original)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        for name in self.seconds:
+            self.seconds[name], self.calls[name], self.since[name] = 0.0, 0, time.perf_counter()
 
     def share(self, name: str) -> float:
         """Of the time since counting began."""

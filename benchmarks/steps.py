@@ -1,0 +1,200 @@
+"""Environment steps per second of whole runs, and where the time of a step goes.
+
+    python -m benchmarks.steps [--device D] [--case NAME …] [--steps 9000] [--json FILE]
+
+Each case is trained twice: once untouched, for the rate, and once with every part of a step timed. Nothing is
+evaluated or saved meanwhile. The rate is the mean over all steps after settling; beside it the rates of the slowest
+and the fastest tenth of blocks of 100 vector steps, because a machine that others use too may change its speed
+between blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import report
+from benchmarks.report import Entry, Results, Sections, number, table
+from benchmarks.runs import configure
+from benchmarks.timing import Stopwatch
+from rl_training.environments.pool import EnvPool
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.acceleration import Updater
+from rl_training.runtime.acting import ActingPolicy
+from rl_training.runtime.building import choose_device
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.run import Launch
+from rl_training.runtime.session import Session
+
+STARTS, SETTLE, BLOCK = 1_000, 500, 100
+_OVERLAP, _PROCESSES = "algo_kwargs.overlap=true", "environments=processes"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A packaged configuration with overrides; `goal` is for one GPU."""
+
+    name: str
+    config: str
+    overrides: tuple[str, ...] = ()
+    goal: int | None = None
+
+
+CASES = [
+    Case("SAC", "sac/halfcheetah", (), 2_300),
+    Case("SAC, overlap", "sac/halfcheetah", (_OVERLAP,), 3_000),
+    Case("TD3", "td3/halfcheetah", (), 2_300),
+    Case("TD3, overlap", "td3/halfcheetah", (_OVERLAP,), 3_000),
+    *(
+        Case(f"SAC, {count} environments{said}", "sac/halfcheetah", (f"num_envs={count}", _PROCESSES, *more), goal)
+        for count, goal in ((8, 5_500), (16, 6_000))
+        for said, more in (("", ()), (", overlap", (_OVERLAP,)))
+    ),
+    Case("REDQ-10, 20 updates a step", "redq/hopper", (), 280),
+]
+# The parts of a step; of each, what is timed, and which of the others lie inside.
+PARTS: dict[str, tuple[type, str, tuple[str, ...]]] = {
+    "waiting for weights": (ActingPolicy, "current", ()),
+    "acting": (Collector, "act", ("waiting for weights",)),
+    "environment": (EnvPool, "receive", ()),
+    "storing": (Collector, "take_in", ("environment",)),
+    "launching updates": (Updater, "run", ()),
+    "tick": (Session, "advance", ()),
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default=report.default_device())
+    parser.add_argument("--case", nargs="+", choices=[case.name for case in CASES], metavar="NAME")
+    parser.add_argument("--steps", type=int, default=9_000, help="after the first update; a tenth for REDQ")
+    parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
+    return parser.parse_args()
+
+
+class Ticks(Callback):
+    """When each vector step had ended; `at_first` is called when the run has settled."""
+
+    def __init__(self, settled: int, at_first: Callable[[], object] = lambda: None) -> None:
+        self.settled, self.at_first = settled, at_first
+        self.times: list[float] = []
+
+    def on_step(self, session: Session) -> None:
+        if session.clock.global_step >= self.settled:
+            if not self.times:
+                self.at_first()
+            self.times.append(time.perf_counter())
+
+
+def configured(case: Case, device: str, steps: int) -> TrainConfig:
+    return configure(
+        case.config,
+        case.config.partition("/")[0],
+        case.overrides,
+        total_timesteps=STARTS + steps,
+        device=device,
+        seed=0,
+        eval_episodes=0,
+        checkpoint_interval=10**9,
+        algo_kwargs={"eval_interval": None, "early_stopping": None, "learning_starts": STARTS},
+    )
+
+
+def trained(config: TrainConfig, ticks: Ticks) -> NDArray[np.float64]:
+    """Seconds of every vector step after settling."""
+    with tempfile.TemporaryDirectory() as folder:
+        get_algorithm_spec(config.algo).train(
+            config.replace(output_dir=folder), launch=Launch(quiet=True), callbacks=[ticks]
+        )
+    return np.diff(np.array(ticks.times))
+
+
+def split(config: TrainConfig) -> dict[str, float]:
+    """Mean microseconds of each part of a vector step, what lies inside it taken off; the rest is `between`."""
+    stopwatch = Stopwatch()
+    with ExitStack() as stack:
+        for name, (owner, attribute, _) in PARTS.items():
+            stack.enter_context(stopwatch.around(owner, attribute, name, waiting=False))
+        spent = trained(config, Ticks(STARTS + SETTLE, stopwatch.clear))
+        seconds = {name: stopwatch.seconds[name] / len(spent) for name in PARTS}
+    own = {name: seconds[name] - sum(seconds[one] for one in inside) for name, (_, _, inside) in PARTS.items()}
+    own["between"] = float(spent.mean()) - sum(own.values())
+    return {name: 1e6 * value for name, value in own.items()}
+
+
+def measure(case: Case, options: argparse.Namespace) -> Entry:
+    steps = options.steps // 10 if case.config.startswith("redq") else options.steps
+    config = configured(case, options.device, steps)
+    spent = trained(config, Ticks(STARTS + SETTLE if steps > 2 * SETTLE else STARTS + SETTLE // 5))
+    blocks = [block.mean() for block in np.array_split(spent, max(1, len(spent) // BLOCK))]
+    slow, fast = np.quantile(blocks, [0.9, 0.1])
+    return {
+        "name": case.name,
+        "config": case.config,
+        "overrides": list(case.overrides),
+        "steps": steps,
+        "rate": config.num_envs / float(spent.mean()),
+        "slow": config.num_envs / float(slow),
+        "fast": config.num_envs / float(fast),
+        "split": split(config) if steps > 2 * SETTLE else {},
+    }
+
+
+def sections(entries: dict[str, Entry]) -> Sections:
+    if not entries:
+        return {}
+    places = {case.name: place for place, case in enumerate(CASES)}
+    order = sorted(entries.values(), key=lambda e: (e["device"], places[e["name"]]))
+    parts = [*PARTS, "between"]
+    rows = []
+    for entry in order:
+        goal = CASES[places[entry["name"]]].goal if entry["device"].startswith("cuda") else None
+        met = "met" if goal and entry["rate"] >= goal else "missed"
+        rows.append(
+            [
+                f"{entry['name']} ({entry['machine']})",
+                f"`{entry['config']}` {' '.join(entry['overrides'])}".strip(),
+                f"{number(entry['rate'])} ({number(entry['slow'])} to {number(entry['fast'])})",
+                *(f"{entry['split'][name]:.0f}" if entry["split"] else "–" for name in parts),
+                f"{goal:,}: {met}" if goal else "–",
+            ]
+        )
+    head = ["", "settings", "steps/s (slowest and fastest tenth)", *(f"{name}, µs" for name in parts), "goal"]
+    text = (
+        "## Where a step's time goes\n\nWritten by `python -m benchmarks.steps`: whole runs without evaluation; "
+        "mean microseconds of each part of a step of all environments, in a second run (its timers are in "
+        "`between`, with what the loop itself does). On a GPU updates are launched and run while the host goes on; "
+        "what is left of them is waited for with the weights.\n\n"
+        f"{table(head, rows)}\n\n{report.origins(order)}"
+    )
+    return {("performance", "steps"): text}
+
+
+def main() -> None:
+    options = arguments()
+    results = Results("steps", options.json)
+    device = str(choose_device(options.device))
+    for case in CASES:
+        if not options.case or case.name in options.case:
+            entry = measure(case, options) | report.stamp(device)
+            results.add({f"{entry['machine']} {case.name}": entry})
+            parts = ", ".join(f"{name} {value:.0f}" for name, value in entry["split"].items())
+            print(
+                f"{case.name}: {entry['rate']:,.0f} ({entry['slow']:,.0f} to {entry['fast']:,.0f}); {parts}",
+                flush=True,
+            )
+    results.render(sections)
+
+
+if __name__ == "__main__":
+    main()
