@@ -463,6 +463,19 @@ def test_captured_updates_equal_eager_ones(kind: Kind, setting: Setting) -> None
     assert used == {captured.learner.variant(update) for update in range(sum(STOPS))}
 
 
+@needs_gpu
+@every_learner
+def test_what_is_asked_for_together_is_captured_together(kind: Kind) -> None:
+    """And equals eager updates, to the bit; what is left over is captured as everywhere."""
+    eager = make(kind, SETTINGS["scheduled"], "cuda", "eager")
+    plain = make(kind, SETTINGS["scheduled"], "cuda", "graph")
+    options = {"schedule": plain.schedule, "total_updates": plain.total_updates}
+    captured = Updater(plain.learner, plain.source, plain.batch_size, together=8, **options)
+    stops = [8, 8, 3, 8, 21]
+    assert different(follow(captured, stops), follow(eager, stops)) == [[]] * len(stops)
+    assert {len(variants) for variants in captured._graphs} == {1, 8, _BLOCK}
+
+
 def follow_moments(updater: Updater, stops: Sequence[int], *, change: bool = True) -> list[State]:
     """The state after each of `stops`, between which the clipped normaliser gets other moments."""
     updater.learner.model.normalizer.clip(1.5)

@@ -49,6 +49,7 @@ class StackedUpdater(Updater):
             first.batch_size,
             schedule=first.schedule,
             total_updates=first.total_updates,
+            together=first.together,
             acting=first.acting,  # whose courier serves all members
         )
         if self._staged is not None:

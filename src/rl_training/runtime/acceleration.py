@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 _WARM_UP_UPDATES = 3
 # Updates captured together where that many are due: one launch, and one gap between launches, for all of them.
 _BLOCK = 10
+# The most of them that are captured as a block of their own, because a loop asks for so many each time.
+_LONGEST = 32
 # Streams beside the main one: IQL, the widest update, runs five networks side by side.
 _BRANCHES = 4
 
@@ -126,14 +128,19 @@ class Updater:
         *,
         schedule: OptimizationConfig | None = None,
         total_updates: int = 0,
+        together: int = 1,
         acting: ActingPolicy | None = None,
     ) -> None:
-        """`acting` is the policy that waits for these updates; captured ones send it the weights themselves."""
+        """So many updates are asked for `together` as a rule; `acting` is the policy that waits for them, and
+        captured ones send it the weights themselves."""
         self.learner = learner
         self.source = source
         self.batch_size = batch_size
         self.schedule = None if schedule is None or schedule.constant else schedule
         self.total_updates = total_updates
+        self.together = together
+        if together <= _LONGEST:
+            self.blocks = tuple(sorted({*self.blocks, together}, reverse=True))
         self.acting = acting
         if learner.updates > 0:  # until the next update a resumed run reports the rates of the last one
             self._set_rates(self._rates(learner.updates - 1))

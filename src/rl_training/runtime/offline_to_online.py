@@ -70,7 +70,8 @@ class OfflineToOnline(Regime):
 
     def ready(self) -> None:
         self.prior_updates = self.updater(self.job, self.prepared.source)
-        self.mixed_updates = self.updater(self.job, self.mixed, acting=self.collector.acting)
+        together = self.online.together(self.job.config.num_envs)
+        self.mixed_updates = self.updater(self.job, self.mixed, together=together, acting=self.collector.acting)
 
     def fit(self, session: Session) -> Iterator[Acted | Updates]:
         if session.clock.ticks == 0 and self.learner.variety:

@@ -55,6 +55,10 @@ class OnlineConfig(Settings):
             return 0
         return (step // self.train_frequency - (first - 1) // self.train_frequency) * self.gradient_updates_per_step
 
+    def together(self, num_envs: int) -> int:
+        """Updates that a step of `num_envs` environments earns, where it earns any."""
+        return max(1, num_envs // self.train_frequency) * self.gradient_updates_per_step
+
     def acts_randomly_until(self, config: TrainConfig) -> int:
         """The step from which the policy acts: at once, if it was taken over from another run."""
         if self.random_steps is not None:
@@ -198,7 +202,10 @@ class Online(Regime):
         self.collector.start()
 
     def ready(self) -> None:
-        self.updates = self.updater(self.job, self.collector.buffer, acting=self.collector.acting)
+        together = self.online.together(self.job.config.num_envs)
+        self.updates = self.updater(
+            self.job, self.collector.buffer, together=together, acting=self.collector.acting
+        )
 
     def fit(self, session: Session) -> Iterator[Acted | Updates]:
         return fit_online(session, self.updates, self.collector, self.online)

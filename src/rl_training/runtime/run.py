@@ -176,8 +176,10 @@ class Regime(ABC):
     def fit(self, session: Session) -> Iterator[Acted | Updates]:
         """Train to the end of the budget, or until somebody stops the run, asking for updates under way."""
 
-    def updater(self, job: Job, source: BatchSource, *, acting: ActingPolicy | None = None) -> Updater:
-        """Updates on minibatches of `source`, scheduled over the whole run; `acting` waits for each."""
+    def updater(
+        self, job: Job, source: BatchSource, *, together: int = 1, acting: ActingPolicy | None = None
+    ) -> Updater:
+        """Updates on minibatches of `source`, scheduled over the whole run; `acting` waits for so many at once."""
         optimization = job.resolved[OptimizationConfig]
         return Updater(
             self.learner,
@@ -185,6 +187,7 @@ class Regime(ABC):
             optimization.batch_size,
             schedule=optimization,
             total_updates=self.total_updates,
+            together=together,
             acting=acting,
         )
 
