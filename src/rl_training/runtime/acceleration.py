@@ -14,6 +14,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -90,7 +91,7 @@ def accelerate(learner: Learner, acceleration: Acceleration) -> None:
         execution.transform = compiled
         execution.apply = compiled(apply_lists)
     if chosen != "eager" and on_gpu:
-        execution.branches = tuple(_stream(learner.device) for _ in range(_BRANCHES))
+        execution.branches = _streams(learner.device).branches
     learner.execution = execution
 
 
@@ -99,8 +100,18 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+class _Streams(NamedTuple):
+    main: torch.cuda.Stream  # what is captured begins and ends here
+    side: torch.cuda.Stream  # draws minibatches
+    branches: tuple[torch.cuda.Stream, ...]
+
+
+@cache
+def _streams(device: torch.device) -> _Streams:
+    """Those of a process: torch has 32 and hands them out in turn, so that with streams of its own the eighth
+    learner would find its branches on the stream it captures on, one after the other."""
+    main, side, *branches = (torch.cuda.Stream(device) for _ in range(2 + _BRANCHES))  # type: ignore[no-untyped-call]
+    return _Streams(main, side, tuple(branches))
 
 
 @contextmanager
@@ -148,7 +159,7 @@ class Updater:
         self._compiled: set[Hashable] = set()
         # Where minibatches are drawn beside the updates; without it nothing is captured.
         captures = learner.execution.acceleration != "eager" and learner.device.type == "cuda"
-        self._side = _stream(learner.device) if captures else None
+        self._side = _streams(learner.device).side if captures else None
         # Rows of a source in host memory are copied here before each update, so that a graph finds them.
         self._staged: Tensor | None = None
         if source.device != learner.device:
@@ -279,7 +290,7 @@ class Updater:
                 graph.register_generator_state(one.generator)
             terms: Terms = {}
             inputs = []  # kept until all is captured: the branch must not draw into a minibatch still in use
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=_streams(learner.device).main):
                 main = torch.cuda.current_stream(learner.device)
                 for arrivals in self._arrivals():
                     arrivals.write()
