@@ -8,8 +8,10 @@ leaves behind.
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,7 @@ from torch import Tensor
 
 from benchmarks.depth import TOLERANCE
 from rl_training.algorithms import IQL, SAC, TD3, Learner
+from rl_training.algorithms.base import Terms
 from rl_training.algorithms.optim import apply_lists
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sources import BatchSource, MixedSource, TensorSource
@@ -461,6 +464,34 @@ def test_captured_updates_equal_eager_ones(kind: Kind, setting: Setting) -> None
     assert eager._graphs == {}
     used = {variant for variants in captured._graphs for variant in variants}
     assert used == {captured.learner.variant(update) for update in range(sum(STOPS))}
+
+
+class Leftover:
+    """Rows in pinned memory that only the garbage collector can free."""
+
+    def __init__(self) -> None:
+        self.rows = torch.zeros(64, pin_memory=True)
+        self.there = torch.empty(64, device="cuda")
+        self.there.copy_(self.rows, non_blocking=True)
+        self.myself = self
+
+
+@needs_gpu
+def test_nothing_is_freed_while_updates_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was left is freed before; freed in the middle, it would end this process."""
+    updater, seen = make(SAC, PLAIN, "cuda", "graph"), []
+    original = updater.learner.gradient_step
+
+    def watched(*given: Any) -> Terms:
+        if torch.cuda.is_current_stream_capturing():
+            seen.append((gc.isenabled(), left() is None))
+        return original(*given)
+
+    left = weakref.ref(Leftover())
+    monkeypatch.setattr(updater.learner, "gradient_step", watched)
+    updater.run(1)
+    assert seen == [(False, True)]
+    assert gc.isenabled()
 
 
 @needs_gpu

@@ -9,6 +9,7 @@ a GPU and `eager` on a CPU, where the time goes into matrix products that compil
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import shutil
 import warnings
@@ -98,6 +99,22 @@ def accelerate(learner: Learner, acceleration: Acceleration) -> None:
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` compiled whole, anew for every shape."""
     return torch.compile(function, fullgraph=True, dynamic=False)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Around capturing: what an earlier run left behind is freed before it, not in the middle.
+
+    A tensor in pinned memory asks the GPU about itself when it goes, which breaks a capture and ends the process.
+    """
+    gc.collect()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class _Streams(NamedTuple):
@@ -290,7 +307,7 @@ class Updater:
                 graph.register_generator_state(one.generator)
             terms: Terms = {}
             inputs = []  # kept until all is captured: the branch must not draw into a minibatch still in use
-            with torch.cuda.graph(graph, stream=_streams(learner.device).main):
+            with _undisturbed(), torch.cuda.graph(graph, stream=_streams(learner.device).main):
                 main = torch.cuda.current_stream(learner.device)
                 for arrivals in self._arrivals():
                     arrivals.write()
