@@ -7,7 +7,6 @@ has such a peer where the script's networks are the case's.
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import torch
 
 from benchmarks.cases import THREE, TWO, Case, random_rows
 from benchmarks.checkouts import commit_of
-from benchmarks.peers import Spoken
+from benchmarks.peers import Spoken, with_paths
 from benchmarks.report import ROOT
 from benchmarks.timing import Rates, ratios_of
 
@@ -117,9 +116,7 @@ class LoopUpdates(Spoken):
     def __init__(
         self, library: Library, loop: Loop, case: Case, device: torch.device, *, batch: int, tf32: bool
     ) -> None:
-        paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-        super().__init__([library.python, "-m", f"benchmarks.{library.program}"], environment)
+        super().__init__([library.python, "-m", f"benchmarks.{library.program}"], with_paths(ROOT))
         self.library, self.loop = library, loop
         columns = case.layout.unpack(random_rows(case.layout))
         with tempfile.TemporaryDirectory() as folder:

@@ -160,19 +160,6 @@ def peer_cells(peer: Entry) -> list[str]:
     return [peer["peer"].replace(":", " "), number(peer["peer_rate"]), ratio]
 
 
-def how_run(entries: list[Entry]) -> list[str]:
-    """A line for each library and version that was given as a checkout, with what is particular to its scripts."""
-    found: dict[str, list[str]] = {}
-    for peer in (peer for entry in entries for peer in entry.get("given_peers", [])):
-        library, _, title = peer["peer"].partition(":")
-        versions = ", ".join(f"{name} {version}" for name, version in peer["peer_versions"].items())
-        notes = found.setdefault(f"{library} ({versions}): {peer['how']}.", [])
-        note = f"{title}: {peer['note']}."
-        if peer["note"] and note not in notes:
-            notes.append(note)
-    return [" ".join([line, *notes]) for line, notes in found.items()]
-
-
 def sections(entries: dict[str, Entry]) -> Sections:
     """Tables of everything measured so far, one per machine."""
     rates = [e for e in entries.values() if e["kind"] == "rate"]
@@ -183,7 +170,8 @@ def sections(entries: dict[str, Entry]) -> Sections:
         parts += [
             f"**{where}.** {report.origins(here)} Batch {', '.join(sorted({str(e['batch']) for e in here}))}."
         ]
-        parts += ["", table(header, rate_rows(here)), "", *(f"{line}\n" for line in how_run(here))]
+        given = [peer for entry in here for peer in entry.get("given_peers", [])]
+        parts += ["", table(header, rate_rows(here)), "", *report.checkouts_said(given)]
     found: Sections = {("performance", "updates"): "\n".join(parts)} if rates else {}
     return found | depth.sections(entries)
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import cases, loops, updates
+from benchmarks import cases, leanrl, loops, training, updates
 from benchmarks.checkouts import commit_of
+from benchmarks.runs import configure
 from benchmarks.timing import Rates, alternate, ratios_of
 
 CPU = torch.device("cpu")
@@ -100,6 +101,45 @@ class config:
     update = staticmethod(lambda name, value: None)
 live_arrays = list
 block_until_ready = lambda arrays: None
+"""
+
+# The interface of LeanRL's script; it says what it was told, and a speed every second step.
+LEANRL_FILE = """
+from dataclasses import dataclass
+import tyro
+import wandb
+from tensordict.nn import CudaGraphModule
+from torchrl.data import ReplayBuffer
+
+@dataclass
+class Args:
+    env_id: str = "none"
+    seed: int = 1
+    total_timesteps: int = 1
+    learning_rate: float = 0.0
+    buffer_size: int = 1
+    gamma: float = 0.0
+    tau: float = 0.0
+    batch_size: int = 1
+    policy_noise: float = 0.0
+    exploration_noise: float = 0.0
+    learning_starts: int = 0
+    policy_frequency: int = 1
+    noise_clip: float = 0.0
+    measure_burnin: int = 3
+    cuda: bool = True
+    cudagraphs: bool = False
+    compile: bool = False
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    wandb.init(config=vars(args))
+    with open(LOG, "a") as file:
+        print(args, file=file)
+    print("what it prints is no answer")
+    for step in range(args.measure_burnin, args.total_timesteps):
+        if step % 2 == 0:
+            wandb.log({"speed": 10.0 * step, "loss": 0.0}, step=step)
 """
 
 
@@ -265,3 +305,65 @@ def test_entries_from_before_there_were_checkouts_still_render() -> None:
     assert updates.rate_rows([measured()])[0][4:] == ["–"] * 4
     (text,) = updates.sections({"a": measured()}).values()
     assert "checkout" not in text
+
+
+def lean_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with doubles of what its script imports."""
+    (folder / "leanrl").mkdir()
+    script = LEANRL_FILE.replace("LOG", repr(str(folder / "log")))
+    (folder / leanrl.SCRIPT).write_text(script, encoding="utf-8")
+    for package, module, names in (("tensordict", "nn", "CudaGraphModule"), ("torchrl", "data", "ReplayBuffer")):
+        (folder / "site" / package).mkdir(parents=True)
+        (folder / "site" / package / "__init__.py").write_text("", encoding="utf-8")
+        (folder / "site" / package / f"{module}.py").write_text(f"{names} = None", encoding="utf-8")
+        described = folder / "site" / f"{package}-0.5.dist-info"
+        described.mkdir()
+        (described / "METADATA").write_text(f"Name: {package}\nVersion: 0.5\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(folder / "site"))
+    return folder
+
+
+def lean_config(*overrides: str) -> Any:
+    return configure(
+        "td3/halfcheetah", "td3", list(overrides), env_id="HalfCheetah-v5", seed=4, total_timesteps=9, device="cpu"
+    )
+
+
+def test_script_of_leanrl_is_given_the_settings_of_a_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = leanrl.arguments(lean_config("algo_kwargs.policy_delay=3", "algo_kwargs.tau=0.25"), settle=2)
+    said = leanrl.run(lean_checkout(tmp_path, monkeypatch), given)
+    assert said["speed"] == 80.0  # the last it said
+    assert said["seconds"] > 0.0
+    assert said["versions"]["tensordict"] == "0.5"
+    (line,) = lines(tmp_path)
+    for part in ("env_id='HalfCheetah-v5'", "seed=4", "total_timesteps=9", "learning_rate=0.0003", "gamma=0.99",
+                 "buffer_size=1000000", "tau=0.25", "policy_frequency=3", "learning_starts=25000", "cuda=False",
+                 "cudagraphs=False", "measure_burnin=2"):  # fmt: skip
+        assert part in line
+
+
+def test_leanrl_is_not_set_beside_another_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match="hidden_sizes"):
+        leanrl.arguments(lean_config("algo_kwargs.hidden_sizes=[400, 300]"), settle=2)
+    with pytest.raises(SystemExit, match=r"is .* a checkout of LeanRL"):
+        leanrl.run(tmp_path, {})
+    folder = lean_checkout(tmp_path, monkeypatch)
+    with pytest.raises(RuntimeError, match="unexpected keyword"):
+        leanrl.run(folder, {"planet": 1})
+    monkeypatch.setattr(sys, "argv", ["training", "--leanrl", str(folder)])
+    with pytest.raises(SystemExit):
+        training.arguments()
+
+
+def test_steps_beside_leanrl_are_told_from_those_beside_stable_baselines() -> None:
+    pair = measured(
+        kind="compare", algo="td3", env="E", config="td3/e", overrides=[], steady=[9.0], whole=[8.0],
+        peer_steady=[3.0], peer_whole=[2.0], peer_device="cpu", ratio=3.0, ratio_spread=[3.0, 3.0],
+    )  # fmt: skip
+    lean = pair | {"peer": "LeanRL", "peer_versions": {"checkout": "abc"}, "how": "its script"}
+    (text,) = training.sections({"a": pair, "b": lean}).values()
+    assert "| 9 (8) | Stable-Baselines3 on cpu | 3 (2) | 3.00 (3.00 to 3.00) |" in text
+    assert "| 9 (8) | LeanRL on cpu | 3 (2) | 3.00 (3.00 to 3.00) |" in text
+    assert "LeanRL (checkout abc): its script.\n" in text
