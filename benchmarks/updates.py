@@ -20,6 +20,7 @@ where `--json` is given; the documentation is left alone.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -176,6 +177,24 @@ def sections(entries: dict[str, Entry]) -> Sections:
     return found | depth.sections(entries)
 
 
+def measure_all(
+    chosen: list[cases.Case], options: argparse.Namespace, device: torch.device, add: Callable[[str, Entry], Entry]
+) -> list[str]:
+    """A row of every case, kept by `add` under its name and printed; which peers could not be run."""
+    measured: list[Entry] = []
+    for case in chosen:
+        name = case.name + (f"/{options.batch}" if options.batch != 256 else "")
+        name += "/" + "x".join(map(str, case.hidden)) if options.hidden else ""
+        entry = add(name, measure(case, options, device))
+        measured.append(entry)
+        said = [f"{p['peer']} {number(p['peer_rate'])}, ratio {p['ratio']:.2f}" for p in beside(entry)]
+        print("; ".join([f"{case.name}: {number(entry['rate'])}", *said]), flush=True)
+    print()
+    for row in rate_rows(measured):
+        print(" | ".join(row))
+    return [line for entry in measured for line in entry.get("left_out", [])]
+
+
 def main() -> None:
     options = arguments()
     device = choose_device(options.device)
@@ -189,6 +208,12 @@ def main() -> None:
     where = stamp["machine"] if device.type == "cuda" else f"{stamp['machine']}/{stamp['threads']} threads"
     place = f"{where}/{'tf32' if options.tf32 else 'float32'}/{choose(options.acceleration, device)}"
     print(f"torch {torch.__version__}, {place}")
+
+    def add(name: str, entry: Entry) -> Entry:
+        stamped = stamp | entry
+        results.add({f"{entry['kind']}/{place}/{name}": stamped})
+        return stamped
+
     tasks = {
         "check": (options.check, depth.check),
         "scaling": (options.scaling, depth.scaling),
@@ -197,30 +222,19 @@ def main() -> None:
     }
     if options.against:
         for case in chosen:
-            entry = stamp | measure_against(case, options, device)
+            entry = measure_against(case, options, device)
             print(f"{case.name}: {checkout.said(entry, 'updates/s')}", flush=True)
             if options.json:
-                results.add({f"against/{place}/{case.name}/{entry['other_checkout']}": entry})
+                add(f"{case.name}/{entry['other_checkout']}", entry)
         return
     left_out: list[str] = []
     if any(wanted for wanted, _ in tasks.values()):
         for kind, (wanted, task) in tasks.items():
             if wanted:
                 for name, entry in task(chosen, options, device):
-                    results.add({f"{kind}/{place}/{name}": stamp | {"kind": kind} | entry})
+                    add(name, {"kind": kind} | entry)
     else:
-        measured: list[Entry] = []
-        for case in chosen:
-            entry = stamp | measure(case, options, device)
-            key = f"rate/{place}/{case.name}" + (f"/{options.batch}" if options.batch != 256 else "")
-            results.add({key + ("/" + "x".join(map(str, case.hidden)) if options.hidden else ""): entry})
-            measured.append(entry)
-            said = [f"{p['peer']} {number(p['peer_rate'])}, ratio {p['ratio']:.2f}" for p in beside(entry)]
-            print("; ".join([f"{case.name}: {number(entry['rate'])}", *said]), flush=True)
-        print()
-        for row in rate_rows(measured):
-            print(" | ".join(row))
-        left_out = [line for entry in measured for line in entry.get("left_out", [])]
+        left_out = measure_all(chosen, options, device, add)
     results.render(sections)
     if left_out:
         raise SystemExit("could not be run:\n" + "\n".join(left_out))
