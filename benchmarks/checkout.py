@@ -43,9 +43,7 @@ class Checkout(peers.Spoken):
 
     def __init__(self, root: Path, order: dict[str, Any]) -> None:
         source = (root / "src").resolve()
-        paths = [str(source), str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-        super().__init__([sys.executable, "-m", "benchmarks.checkout"], environment)
+        super().__init__([sys.executable, "-m", "benchmarks.checkout"], peers.with_paths(source, ROOT))
         found = Path(self.ask(order))
         if source not in found.parents:
             raise SystemExit(f"{root} is no checkout of this package: {found} was imported in its place")

@@ -1,22 +1,36 @@
 """Single files of a reference's checkout as modules; imports neither torch nor this package."""
 
 import importlib.util
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest.mock import MagicMock, patch
 
 # What CORL's files import and an update does not need.
 _NOT_NEEDED = ("d4rl", "gym", "pyrallis", "wandb", "tqdm", "tqdm.auto")
 
 
-def load_corl(checkout: Path, name: str) -> ModuleType:
-    """`algorithms/offline/NAME.py`, with stand-ins for what it does not need here."""
+def load_corl(checkout: Path, name: str, stand_ins: Mapping[str, Any] | None = None) -> ModuleType:
+    """`algorithms/offline/NAME.py`, with stand-ins for what it does not need here; `stand_ins` where any will not
+    do."""
     path = checkout / "algorithms" / "offline" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"corl_{name}", path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise SystemExit(f"no {path}: is {checkout} a checkout of CORL?")
     module = importlib.util.module_from_spec(spec)
-    with patch.dict(sys.modules, {name: MagicMock() for name in _NOT_NEEDED} | {spec.name: module}):
+    modules = {name: MagicMock() for name in _NOT_NEEDED} | dict(stand_ins or {})
+    with patch.dict(sys.modules, modules | {spec.name: module}):
         spec.loader.exec_module(module)
     return module
+
+
+def commit_of(checkout: Path) -> str:
+    """The commit of a checkout: what git says, or else the file COMMIT in it, written by who copied it."""
+    if (checkout / ".git").exists():
+        asked = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    said = checkout / "COMMIT"
+    return said.read_text(encoding="utf-8").strip()[:12] if said.is_file() else "unknown"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import multiprocessing
+import os
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -116,6 +117,12 @@ class SB3Policy:
     def mode(self, obs: Tensor) -> Tensor:
         actions: Tensor = self.agent.actor(obs.to(self.agent.device), deterministic=True)
         return actions.cpu()
+
+
+def with_paths(*first: Path) -> dict[str, str]:
+    """The environment of a process that imports from these before anything else."""
+    paths = [*map(str, first), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
 class Spoken:

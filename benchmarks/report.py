@@ -208,6 +208,20 @@ def origins(entries: Iterable[Entry]) -> str:
     return f"Measured {when} on {where}{at}; {listed}."
 
 
+def checkouts_said(peers: Iterable[Entry]) -> list[str]:
+    """A paragraph for each library that was given as a checkout: versions, how it was run, and what is particular
+    to an algorithm. A peer is named `library` or `library:algorithm`."""
+    found: dict[str, list[str]] = {}
+    for peer in peers:
+        library, _, title = peer["peer"].partition(":")
+        versions = ", ".join(f"{name} {version}" for name, version in peer["peer_versions"].items())
+        notes = found.setdefault(f"{library} ({versions}): {peer['how']}.", [])
+        note = f"{title}: {peer['note']}." if peer.get("note") else ""
+        if note and note not in notes:
+            notes.append(note)
+    return [" ".join([line, *notes]) + "\n" for line, notes in found.items()]
+
+
 def main(arguments: Sequence[str]) -> None:
     if arguments and arguments[0] not in ("merge", "render"):
         sys.exit(__doc__)

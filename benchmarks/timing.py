@@ -59,9 +59,11 @@ class Rates:
 def alternate(contenders: dict[str, Runs], *, seconds: float, blocks: int, period: int = 2) -> dict[str, Rates]:
     """A, B, A, B …: `blocks` of each in turn, `seconds` for each contender in all.
 
-    `period` is the number of updates after which a learner repeats itself: a block holds whole periods.
+    `period` is the number of updates after which a learner repeats itself: a block holds whole periods. A contender
+    that can only make so many updates at a time has a `period` of its own.
     """
-    sizes = {name: block_size(c, seconds / blocks, period) for name, c in contenders.items()}
+    periods = {name: getattr(c, "period", None) or period for name, c in contenders.items()}
+    sizes = {name: block_size(c, seconds / blocks, periods[name]) for name, c in contenders.items()}
     return in_turn(contenders, sizes, blocks)
 
 
@@ -72,6 +74,12 @@ def in_turn(contenders: dict[str, Runs], sizes: dict[str, int], blocks: int) -> 
         for name, contender in contenders.items():
             rates[name].append(sizes[name] / seconds_of(contender, sizes[name]))
     return {name: Rates(found) for name, found in rates.items()}
+
+
+def ratios_of(ours: Rates, theirs: Rates) -> dict[str, Any]:
+    """Over pairs of blocks: the median, the smallest and the largest."""
+    ratios = [a / b for a, b in zip(ours.blocks, theirs.blocks)]
+    return {"ratio": statistics.median(ratios), "ratio_spread": [min(ratios), max(ratios)]}
 
 
 class Stopwatch:

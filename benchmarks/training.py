@@ -2,6 +2,8 @@
 
     python -m benchmarks.training [--device D] [--peer-device D] [--steps 4000] [--pairs 3] [--json FILE]
         SAC on HalfCheetah-v5 beside Stable-Baselines3's `learn` with the same settings, in turn.
+    python -m benchmarks.training --algo td3 --leanrl DIR [--leanrl-compile] [--steps 4000] [--pairs 3]
+        TD3 on HalfCheetah-v5 beside LeanRL's, from a checkout of it (see `benchmarks.leanrl`), in turn.
     python -m benchmarks.training --algo redq --env Hopper-v5 [--config redq/hopper] --steps 100000 --minutes 9
         One run: steps per second, the share of time spent in updates, the return reached.
     python -m benchmarks.training --against PATH [--algo A --env E] [--steps 4000] [--blocks 21] [--json FILE]
@@ -22,7 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cases, checkout, report
+from benchmarks import cases, checkout, leanrl, report
+from benchmarks.checkouts import commit_of
 from benchmarks.report import Entry, Results, Sections, table
 from benchmarks.runs import Watch, configure, dataset_settings, sb3_agent
 from benchmarks.timing import Stopwatch, wait
@@ -51,6 +54,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--peer-device", help="where Stable-Baselines3 runs, if not on --device")
+    parser.add_argument("--leanrl", type=Path, metavar="DIR", help="a checkout of LeanRL, beside --algo td3")
+    parser.add_argument("--leanrl-compile", action="store_true", help="with its --compile")
+    parser.add_argument("--leanrl-python", metavar="PATH", help="one with tensordict and torchrl; else this one")
     parser.add_argument("--acceleration", default="auto")
     parser.add_argument("--eval-interval", type=int)
     parser.add_argument("--episodes", type=int, default=30, help="of the final evaluation of a single run")
@@ -58,7 +64,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout of this package")
     parser.add_argument("--blocks", type=int, default=checkout.BLOCKS, help="with --against")
     parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.leanrl and (options.algo != "td3" or options.against):
+        parser.error("--leanrl runs beside --algo td3")
+    return options
 
 
 class Pace(Watch):
@@ -122,12 +131,32 @@ def theirs(config: TrainConfig) -> tuple[float, float]:
         return pace.rate, config.total_timesteps / (time.perf_counter() - started)
 
 
+class LeanRL:
+    """Runs of LeanRL's script; what is kept of them beside the rates."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.entry: Entry = {}
+
+    def __call__(self, config: TrainConfig) -> tuple[float, float]:
+        """Steady and whole steps per second of one run."""
+        given = leanrl.arguments(config, settle=_SETTLE, compile=self.options.leanrl_compile)
+        said = leanrl.run(self.options.leanrl, given, self.options.leanrl_python)
+        self.entry = {
+            "peer": "LeanRL, compiled" if self.options.leanrl_compile else "LeanRL",
+            "peer_versions": {"checkout": commit_of(self.options.leanrl), **said["versions"]},
+            "how": leanrl.HOW,
+        }
+        return said["speed"], config.total_timesteps / said["seconds"]
+
+
 def compare(config: TrainConfig, options: argparse.Namespace) -> Entry:
     """Ours, theirs, ours, theirs …"""
     peer = config.replace(device=options.peer_device or options.device)
+    lean = LeanRL(options)
     rates: dict[str, list[tuple[float, float]]] = {"ours": [], "peer": []}
     for number in range(options.pairs):
-        for name, run, chosen in (("ours", ours, config), ("peer", theirs, peer)):
+        for name, run, chosen in (("ours", ours, config), ("peer", lean if options.leanrl else theirs, peer)):
             rates[name].append(run(chosen.replace(seed=options.seed + number)))
             print(f"{name}: {rates[name][-1][0]:.1f} steps/s steady, {rates[name][-1][1]:.1f} whole", flush=True)
     ratios = [a[0] / b[0] for a, b in zip(rates["ours"], rates["peer"])]
@@ -140,7 +169,7 @@ def compare(config: TrainConfig, options: argparse.Namespace) -> Entry:
         "peer_device": str(choose_device(peer.device)),
         "ratio": statistics.median(ratios),
         "ratio_spread": [min(ratios), max(ratios)],
-    }
+    } | lean.entry
 
 
 def against(config: TrainConfig, options: argparse.Namespace) -> Entry:
@@ -189,6 +218,11 @@ def settings(entry: Entry) -> str:
     return " ".join([f"`{entry['config']}`", *entry["overrides"]])
 
 
+def peer_of(entry: Entry) -> str:
+    """Whose run stood beside ours, and where."""
+    return f"{entry.get('peer', 'Stable-Baselines3')} on {entry['peer_device']}"
+
+
 def sections(entries: dict[str, Entry]) -> Sections:
     pairs = [e for e in entries.values() if e["kind"] == "compare"]
     runs = [e for e in entries.values() if e["kind"] == "single"]
@@ -199,12 +233,12 @@ def sections(entries: dict[str, Entry]) -> Sections:
         for e in pairs:
             low, high = e["ratio_spread"]
             rows.append([f"{e['algo'].upper()} {e['env']}", e["machine"], settings(e),
-                         f"{median(e['steady']):.0f} ({median(e['whole']):.0f})", e["peer_device"],
+                         f"{median(e['steady']):.0f} ({median(e['whole']):.0f})", peer_of(e),
                          f"{median(e['peer_steady']):.0f} ({median(e['peer_whole']):.0f})",
                          f"{e['ratio']:.2f} ({low:.2f} to {high:.2f})"])  # fmt: skip
-        header = ["", "machine", "settings", "steps/s steady (whole run)", "Stable-Baselines3 on", "its steps/s",
+        header = ["", "machine", "settings", "steps/s steady (whole run)", "peer", "its steps/s",
                   "ratio (spread)"]  # fmt: skip
-        parts += [table(header, rows), ""]
+        parts += [table(header, rows), "", *report.checkouts_said(e for e in pairs if "how" in e)]
     if runs:
         rows = [
             [f"{e['algo'].upper()} {e['env']}", e["machine"], settings(e), e["seed"],
@@ -242,7 +276,8 @@ def main() -> None:
     options = arguments()
     results = Results("training", options.json)
     source = options.config or f"{options.algo}/{options.env.rpartition('-')[0].lower()}"
-    alone = not options.against and (options.pairs == 0 or options.algo != "sac" or not cases.installed("sb3"))
+    beside = options.leanrl or (options.algo == "sac" and cases.installed("sb3"))
+    alone = not options.against and (options.pairs == 0 or not beside)
     fields: dict[str, Any] = {"algo_kwargs": {}}
     if not alone:
         # Neither side evaluates; random steps at the start are equally fast on both and are kept few.
@@ -282,7 +317,8 @@ def main() -> None:
         return
     entry = stamp | (single(config, options) if alone else compare(config, options))
     key = f"{entry['kind']}/{stamp['machine']}/{options.algo}/{options.env}"
-    results.add({f"{key}/{options.seed}" if alone else f"{key}/{entry['peer_device']}": entry})
+    peer = "/".join([entry["peer_device"], *([entry["peer"]] if "peer" in entry else [])]) if not alone else ""
+    results.add({f"{key}/{options.seed if alone else peer}": entry})
     for text in sections(results.load()).values():
         print(f"\n{text}")
     results.render(sections)

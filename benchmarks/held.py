@@ -1,0 +1,64 @@
+"""A reference's own training loop, held up between blocks of updates; imports neither torch nor this package.
+
+The programs `corl_peer` and `unifloral_peer` run a script of a checkout on rows, both given. Where the script asks
+for a batch, or evaluates, it is held up until more updates are asked for: standard input has the first order, an
+object in JSON, and then a number of updates per line; each is answered by one line of JSON.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+Order = dict[str, Any]
+
+
+class Ended(Exception):
+    """No more updates are asked for: raised inside the loop, to leave it."""
+
+
+class Turns:
+    """The conversation. `wait` returns when the device has done all it was given."""
+
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # what the script prints is no answer
+        self._orders: Iterator[Any] = map(json.loads, sys.stdin)
+        self.order: Order = next(self._orders)
+        self._left = 0
+        self._reply: Any = None
+        self._wait: Callable[[], Any] = lambda: None
+
+    def begin(self, reply: Order, wait: Callable[[], Any], before: int) -> None:
+        """`reply` answers the order once the loop has made `before` updates: what it compiles is compiled then."""
+        self._reply, self._wait, self._left = reply, wait, before
+
+    def made(self, count: int) -> None:
+        """Called by the loop: `count` updates more; returns when others are wanted."""
+        self._left -= count
+        if self._left > 0:
+            return
+        self._wait()
+        print(json.dumps(self._reply), file=self._answers, flush=True)
+        wanted = next(self._orders, None)
+        if wanted is None:
+            raise Ended
+        self._left = self._reply = wanted
+
+
+class Space:
+    """What the scripts ask of a space: its shape, its bounds, and to be seeded."""
+
+    def __init__(self, size: int) -> None:
+        self.shape = (size,)
+        self.high = [1.0] * size
+
+    def seed(self, _: int) -> None:
+        """Nothing is drawn from it."""
+
+
+def environment(observations: int, actions: int, **more: Any) -> SimpleNamespace:
+    """Spaces and nothing else: no update needs an environment."""
+    return SimpleNamespace(observation_space=Space(observations), action_space=Space(actions), **more)

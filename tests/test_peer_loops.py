@@ -1,0 +1,369 @@
+"""References out of checkouts, timed inside their own loops: with doubles of the checkouts, and of jax."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import cases, leanrl, loops, training, updates
+from benchmarks.checkouts import commit_of
+from benchmarks.runs import configure
+from benchmarks.timing import Rates, alternate, ratios_of
+
+CPU = torch.device("cpu")
+
+# The interface of one of CORL's files; every update is a line in a file.
+CORL_FILE = """
+from dataclasses import dataclass
+import d4rl
+import gym
+import pyrallis
+import wandb
+from tqdm import trange
+
+@dataclass
+class TrainConfig:
+    device: str = "cuda"
+    batch_size: int = 1
+    buffer_size: int = 10
+    num_train_ops: int = 1_000_000
+    eval_frequency: int = 2
+    hidden_dim: int = 1
+
+class ReplayBuffer:
+    def __init__(self, states, actions, size, device):
+        self.said = [states, actions, size, device]
+    def sample(self, batch_size):
+        return [*self.said, batch_size]
+
+def wrap_env(env, state_mean=0.0):
+    return gym.wrappers.TransformObservation(env, state_mean)
+
+@pyrallis.wrap()
+def train(config: TrainConfig):
+    env = gym.make("none")
+    env.seed(0)
+    env.action_space.seed(0)
+    rows = d4rl.qlearning_dataset(env)
+    env = wrap_env(env, state_mean=1.0)
+    assert env.action_space.high[0] == 1.0
+    shapes = [env.observation_space.shape[0], env.action_space.shape[0]]
+    buffer = ReplayBuffer(*shapes, len(rows["rewards"]), config.device)
+    wandb.init(project="p")
+    wandb.run.save()
+    print("what it prints is no answer")
+    for t in trange(config.num_train_ops, ncols=80):
+        batch = buffer.sample(config.batch_size)
+        with open(LOG, "a") as file:
+            print([*batch, config.hidden_dim], file=file)
+        wandb.log({"loss": 0.0}, step=t)
+        assert (t + 1) % config.eval_frequency, "evaluates"
+"""
+
+# The interface of one of Unifloral's scripts; every scan is a line in a file.
+UNIFLORAL_FILE = """
+from dataclasses import dataclass
+import distrax
+import d4rl
+import gym
+import tyro
+import wandb
+
+@dataclass
+class Args:
+    dataset: str = "none"
+    num_updates: int = 4
+    eval_interval: int = 2
+    eval_workers: int = 8
+    batch_size: int = 1
+    num_critic_updates_per_step: int = 2
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    env = gym.vector.make(args.dataset, num_envs=args.eval_workers)
+    rows = d4rl.qlearning_dataset(gym.make(args.dataset))
+    assert len(rows["rewards"]) == len(rows["next_observations"])
+    for _ in range(args.num_updates // args.eval_interval):
+        with open(LOG, "a") as file:
+            print(args.eval_interval, args.batch_size, *env.single_action_space.shape, file=file)
+        assert len(env.reset()) == args.eval_workers
+        assert env.env_fns[0]().spec.max_episode_steps == 0
+        assert d4rl.get_normalized_score(args.dataset, 1.0) == 1.0
+"""
+JAX = """
+class config:
+    update = staticmethod(lambda name, value: None)
+live_arrays = list
+block_until_ready = lambda arrays: None
+"""
+
+# The interface of LeanRL's script; it says what it was told, and a speed every second step.
+LEANRL_FILE = """
+from dataclasses import dataclass
+import tyro
+import wandb
+from tensordict.nn import CudaGraphModule
+from torchrl.data import ReplayBuffer
+
+@dataclass
+class Args:
+    env_id: str = "none"
+    seed: int = 1
+    total_timesteps: int = 1
+    learning_rate: float = 0.0
+    buffer_size: int = 1
+    gamma: float = 0.0
+    tau: float = 0.0
+    batch_size: int = 1
+    policy_noise: float = 0.0
+    exploration_noise: float = 0.0
+    learning_starts: int = 0
+    policy_frequency: int = 1
+    noise_clip: float = 0.0
+    measure_burnin: int = 3
+    cuda: bool = True
+    cudagraphs: bool = False
+    compile: bool = False
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    wandb.init(config=vars(args))
+    with open(LOG, "a") as file:
+        print(args, file=file)
+    print("what it prints is no answer")
+    for step in range(args.measure_burnin, args.total_timesteps):
+        if step % 2 == 0:
+            wandb.log({"speed": 10.0 * step, "loss": 0.0}, step=step)
+"""
+
+
+def case_of(algo: str) -> cases.Case:
+    return next(case for case in cases.CASES if case.algo == algo)
+
+
+def checkout(folder: Path, place: str, text: str) -> Path:
+    """A checkout with one file that writes a log; its path."""
+    path = folder / "algorithms" / place
+    path.parent.mkdir(parents=True)
+    path.write_text(text.replace("LOG", repr(str(folder / "log"))), encoding="utf-8")
+    return folder
+
+
+def lines(folder: Path) -> list[str]:
+    return (folder / "log").read_text(encoding="utf-8").splitlines()
+
+
+def test_loop_of_corl_makes_as_many_updates_as_are_asked_for(tmp_path: Path) -> None:
+    given = loops.libraries(checkout(tmp_path, "offline/awac.py", CORL_FILE), None, None)
+    found, left_out = loops.connect(given, case_of("awac"), CPU, batch=32, tf32=False)
+    assert left_out == []
+    with found["CORL"] as peer:
+        assert not (tmp_path / "log").exists()  # held up before its first update
+        for count, total in ((3, 3), (4, 7)):
+            peer.run(count)
+            assert len(lines(tmp_path)) == total
+    assert len(lines(tmp_path)) == 7  # and it has ended
+    expected = [cases.OBS_DIM, cases.ACTION_DIM, cases.ROWS, "cpu", 32, 256]
+    assert lines(tmp_path)[0] == str(expected)
+    entry = peer.entry(Rates([4.0, 6.0, 9.0]), Rates([2.0, 2.0, 3.0]))
+    assert entry["peer"] == "CORL:AWAC"
+    assert (entry["peer_rate"], entry["ratio"], entry["ratio_spread"]) == (2.0, 3.0, [2.0, 3.0])
+    assert entry["peer_versions"] == {"checkout": "unknown", "torch": torch.__version__}
+
+
+def test_script_of_unifloral_makes_whole_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "jax.py").write_text(JAX, encoding="utf-8")
+    (tmp_path / "site" / "distrax.py").write_text("", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    given = loops.libraries(None, checkout(tmp_path, "td3_bc.py", UNIFLORAL_FILE), sys.executable)
+    found, left_out = loops.connect(given, case_of("td3_bc"), CPU, batch=32, tf32=False)
+    assert left_out == []
+    with found["Unifloral"] as peer:
+        assert peer.period == 50  # 25 steps of two critic updates
+        assert lines(tmp_path) == ["25 32 6"]  # compiled
+        peer.run(100)
+        assert len(lines(tmp_path)) == 3
+        peer.run(50)
+        assert len(lines(tmp_path)) == 4
+
+
+def test_peer_that_cannot_run_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = checkout(tmp_path, "offline/awac.py", "raise ImportError('needs a planet')")
+    found, left_out = loops.connect(loops.libraries(broken, None, None), case_of("awac"), CPU, batch=8, tf32=False)
+    assert found == {}
+    assert len(left_out) == 1
+    assert left_out[0].startswith("CORL AWAC: ")
+    assert "needs a planet" in left_out[0]
+    assert "needs a planet" in capsys.readouterr().out
+
+
+def test_cases_with_other_networks_have_no_such_peer(tmp_path: Path) -> None:
+    given = loops.libraries(checkout(tmp_path, "offline/cql.py", "raise SystemExit"), None, None)
+    narrow = [case for case in cases.CASES if case.name == "CQL, 256×2"]
+    wide = cases.find(["iql"], (512, 512))
+    for case in (*narrow, *wide, case_of("sac")):
+        assert loops.connect(given, case, CPU, batch=8, tf32=False) == ({}, [])
+
+
+def test_checkouts_are_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("c", "u"):
+        (tmp_path / name / "algorithms").mkdir(parents=True)
+    corl, unifloral = str(tmp_path / "c"), str(tmp_path / "u")
+    monkeypatch.setattr(
+        sys, "argv", ["updates", "--corl", corl, "--unifloral", unifloral, "--jax-python", "/a/jax"]
+    )
+    first, second = updates.arguments().libraries
+    assert (first.name, first.checkout, first.python) == ("CORL", tmp_path / "c", sys.executable)
+    assert (second.name, second.checkout, second.python) == ("Unifloral", tmp_path / "u", "/a/jax")
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--no-peers"])
+    assert updates.arguments().libraries == []
+    monkeypatch.setattr(sys, "argv", ["updates", "--corl", str(tmp_path / "nowhere")])
+    with pytest.raises(SystemExit, match="nowhere"):
+        updates.arguments()
+
+
+def test_commit_is_the_checkouts_own(tmp_path: Path) -> None:
+    """Not that of a repository it was copied into."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "-C", str(tmp_path), *author, "commit", "-qm", "m", "--allow-empty"], check=True)
+    inside = tmp_path / "copy"
+    inside.mkdir()
+    assert commit_of(inside) == "unknown"
+    (inside / "COMMIT").write_text("0123456789abcdef\n", encoding="utf-8")
+    assert commit_of(inside) == "0123456789ab"
+    head = subprocess.run(
+        ["git", "-C", str(tmp_path), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    )
+    assert head.stdout.startswith(commit_of(tmp_path))
+
+
+class Counted:
+    """A contender that knows how many updates it was asked for."""
+
+    def __init__(self, period: int | None = None) -> None:
+        self.period = period
+        self.asked: list[int] = []
+
+    def run(self, count: int) -> None:
+        self.asked.append(count)
+
+
+def test_contender_with_a_period_of_its_own_is_asked_for_whole_ones() -> None:
+    ours, scans = Counted(), Counted(50)
+    alternate({"ours": ours, "scans": scans}, seconds=1e-6, blocks=2, period=3)
+    assert all(count % 3 == 0 for count in ours.asked)
+    assert any(count % 50 for count in ours.asked)
+    assert all(count % 50 == 0 for count in scans.asked)
+
+
+def measured(**more: Any) -> dict[str, Any]:
+    """An entry as it is kept, after a turn through JSON."""
+    entry: dict[str, Any] = {
+        "kind": "rate", "case": "IQL", "hidden": [256, 256], "batch": 256, "mode": "eager", "tf32": False,
+        "rate": 100.0, "date": "2026-01-01", "device": "cpu", "machine": "2 CPU cores", "threads": 1,
+        "versions": {"torch": "2"},
+    }  # fmt: skip
+    read: dict[str, Any] = json.loads(json.dumps(entry | more))
+    return read
+
+
+def given_peer(name: str, rate: float, note: str = "") -> dict[str, Any]:
+    return {
+        "peer": name, "peer_rate": rate, "peer_blocks": [rate], "how": "its own loop", "note": note,
+        "peer_versions": {"checkout": "abc", "torch": "2"}, **ratios_of(Rates([100.0]), Rates([rate])),
+    }  # fmt: skip
+
+
+def test_tables_have_a_row_for_every_peer_and_say_how_it_was_run() -> None:
+    installed = {"peer": "d3rlpy:IQL", "peer_rate": 80.0, "ratio": 1.25, "ratio_spread": [1.2, 1.3]}
+    given = [given_peer("CORL:IQL", 50.0, "sizes are fixed"), given_peer("Unifloral:IQL", 200.0)]
+    (text,) = updates.sections({"a": measured(**installed, given_peers=given)}).values()
+    assert (
+        "| IQL | eager, float32, 1 threads | 100 | 10,000 | d3rlpy IQL | 80 | 1.25 (1.20 to 1.30) | 1.5×:" in text
+    )
+    assert "|  |  |  |  | CORL IQL | 50 | 2.00 (2.00 to 2.00) |  |" in text
+    assert "|  |  |  |  | Unifloral IQL | 200 | 0.50 (0.50 to 0.50) |  |" in text
+    assert "CORL (checkout abc, torch 2): its own loop. IQL: sizes are fixed." in text
+    assert "Unifloral (checkout abc, torch 2): its own loop.\n" in text
+
+
+def test_peer_of_a_checkout_stands_in_the_first_row_where_none_is_installed() -> None:
+    (row,) = updates.rate_rows([measured(given_peers=[given_peer("CORL:IQL", 50.0)])])
+    assert row[0] == "IQL"
+    assert row[4:] == ["CORL IQL", "50", "2.00 (2.00 to 2.00)", "–"]  # the goal is of the installed peer
+
+
+def test_entries_from_before_there_were_checkouts_still_render() -> None:
+    assert updates.rate_rows([measured()])[0][4:] == ["–"] * 4
+    (text,) = updates.sections({"a": measured()}).values()
+    assert "checkout" not in text
+
+
+def lean_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with doubles of what its script imports."""
+    (folder / "leanrl").mkdir()
+    script = LEANRL_FILE.replace("LOG", repr(str(folder / "log")))
+    (folder / leanrl.SCRIPT).write_text(script, encoding="utf-8")
+    for package, module, names in (("tensordict", "nn", "CudaGraphModule"), ("torchrl", "data", "ReplayBuffer")):
+        (folder / "site" / package).mkdir(parents=True)
+        (folder / "site" / package / "__init__.py").write_text("", encoding="utf-8")
+        (folder / "site" / package / f"{module}.py").write_text(f"{names} = None", encoding="utf-8")
+        described = folder / "site" / f"{package}-0.5.dist-info"
+        described.mkdir()
+        (described / "METADATA").write_text(f"Name: {package}\nVersion: 0.5\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(folder / "site"))
+    return folder
+
+
+def lean_config(*overrides: str) -> Any:
+    return configure(
+        "td3/halfcheetah", "td3", list(overrides), env_id="HalfCheetah-v5", seed=4, total_timesteps=9, device="cpu"
+    )
+
+
+def test_script_of_leanrl_is_given_the_settings_of_a_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = leanrl.arguments(lean_config("algo_kwargs.policy_delay=3", "algo_kwargs.tau=0.25"), settle=2)
+    said = leanrl.run(lean_checkout(tmp_path, monkeypatch), given)
+    assert said["speed"] == 80.0  # the last it said
+    assert said["seconds"] > 0.0
+    assert said["versions"]["tensordict"] == "0.5"
+    (line,) = lines(tmp_path)
+    for part in ("env_id='HalfCheetah-v5'", "seed=4", "total_timesteps=9", "learning_rate=0.0003", "gamma=0.99",
+                 "buffer_size=1000000", "tau=0.25", "policy_frequency=3", "learning_starts=25000", "cuda=False",
+                 "cudagraphs=False", "measure_burnin=2"):  # fmt: skip
+        assert part in line
+
+
+def test_leanrl_is_not_set_beside_another_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match="hidden_sizes"):
+        leanrl.arguments(lean_config("algo_kwargs.hidden_sizes=[400, 300]"), settle=2)
+    with pytest.raises(SystemExit, match=r"is .* a checkout of LeanRL"):
+        leanrl.run(tmp_path, {})
+    folder = lean_checkout(tmp_path, monkeypatch)
+    with pytest.raises(RuntimeError, match="unexpected keyword"):
+        leanrl.run(folder, {"planet": 1})
+    monkeypatch.setattr(sys, "argv", ["training", "--leanrl", str(folder)])
+    with pytest.raises(SystemExit):
+        training.arguments()
+
+
+def test_steps_beside_leanrl_are_told_from_those_beside_stable_baselines() -> None:
+    pair = measured(
+        kind="compare", algo="td3", env="E", config="td3/e", overrides=[], steady=[9.0], whole=[8.0],
+        peer_steady=[3.0], peer_whole=[2.0], peer_device="cpu", ratio=3.0, ratio_spread=[3.0, 3.0],
+    )  # fmt: skip
+    lean = pair | {"peer": "LeanRL", "peer_versions": {"checkout": "abc"}, "how": "its script"}
+    (text,) = training.sections({"a": pair, "b": lean}).values()
+    assert "| 9 (8) | Stable-Baselines3 on cpu | 3 (2) | 3.00 (3.00 to 3.00) |" in text
+    assert "| 9 (8) | LeanRL on cpu | 3 (2) | 3.00 (3.00 to 3.00) |" in text
+    assert "LeanRL (checkout abc): its script.\n" in text
