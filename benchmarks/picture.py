@@ -15,15 +15,23 @@ from matplotlib.figure import Figure
 
 from benchmarks import report
 from benchmarks.report import Entry, Results, number, table
+from benchmarks.updates import beside
 
 FOLDER = report.ROOT / "docs" / "pictures"
-_PEERS = {"sb3": "Stable-Baselines3", "sb3_contrib": "SB3-Contrib", "d3rlpy": "d3rlpy"}
+_PEERS = {
+    "sb3": "Stable-Baselines3",
+    "sb3_contrib": "SB3-Contrib",
+    "d3rlpy": "d3rlpy",
+    "CORL": "CORL",
+    "Unifloral": "Unifloral (JAX)",
+}
 # Okabe and Ito's: ours, theirs.
 _OURS, _THEIRS = "#0072B2", "#E69F00"
 _INKS = {"light": "#1f2328", "dark": "#e6edf3"}
 _MEMBERS = 32
 # Of each regime one that is used often; the page of speed has all of them.
 _TOLD = ("SAC", "IQL")
+_TOLD_ON_A_GPU = ("SAC", "IQL", "TD3+BC")
 
 
 def beside_peers() -> list[Entry]:
@@ -35,6 +43,13 @@ def beside_peers() -> list[Entry]:
             if name not in found or entry["rate"] > found[name]["rate"]:
                 found[name] = entry
     return sorted(found.values(), key=lambda entry: float(entry["ratio"]))
+
+
+def on_a_gpu() -> list[tuple[Entry, Entry]]:
+    """Measurements on a GPU in float32, each with one of the peers that ran beside it there."""
+    entries = [e for e in Results("updates").load().values() if e["kind"] == "rate" and e["device"] != "cpu"]
+    told = [e for case in _TOLD_ON_A_GPU for e in entries if e["case"] == case and not e["tf32"]]
+    return [(entry, peer) for entry in told for peer in beside(entry)]
 
 
 def together() -> list[tuple[str, Entry, Entry]]:
@@ -56,6 +71,10 @@ def speed() -> str:
         peer, ratio = _PEERS[e["peer"].partition(":")[0]], float(e["ratio"])
         rows.append([f"updates/s of {e['case']}, {e['machine']}", number(e["rate"]),
                      f"{peer}: {number(e['peer_rate'])}", f"{ratio:.2f}×"])  # fmt: skip
+    for e, peer in on_a_gpu():
+        rows.append([f"updates/s of {e['case']}, {e['machine'].partition(',')[0]}", number(e["rate"]),
+                     f"{_PEERS[peer['peer'].partition(':')[0]]}: {number(peer['peer_rate'])}",
+                     f"{float(peer['ratio']):.3g}×"])  # fmt: skip
     for name, single, many in reversed([found for found in together() if found[0] in _TOLD]):
         ratio = many["rate"] / single["rate"]
         rows.append([f"updates/s of {many['members']} seeds of {name} as one, {many['machine'].partition(',')[0]}",

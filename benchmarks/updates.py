@@ -150,8 +150,9 @@ def rate_rows(entries: list[Entry]) -> list[list[str]]:
             f"{1e6 / entry['rate']:,.0f}",
         ]
         first, *more = [peer_cells(peer) for peer in beside(entry)] or [["–"] * 3]
-        rows.append([*ours, *first, verdicts(entry, case) if as_agreed else "–"])
-        rows += [["", "", "", "", *cells, ""] for cells in more]
+        when = " ".join([entry["date"], *([entry["checkout"]] if "checkout" in entry else [])])
+        rows.append([*ours, *first, verdicts(entry, case) if as_agreed else "–", when])
+        rows += [["", "", "", "", *cells, "", ""] for cells in more]
     return rows
 
 
@@ -165,7 +166,17 @@ def sections(entries: dict[str, Entry]) -> Sections:
     """Tables of everything measured so far, one per machine."""
     rates = [e for e in entries.values() if e["kind"] == "rate"]
     parts = ["## Updates per second", "Written by `python -m benchmarks.updates`.", ""]
-    header = ["algorithm", "mode", "updates/s", "µs", "peer", "peer updates/s", "ratio (spread)", "goal"]
+    header = [
+        "algorithm",
+        "mode",
+        "updates/s",
+        "µs",
+        "peer",
+        "peer updates/s",
+        "ratio (spread)",
+        "goal",
+        "measured",
+    ]
     for where in sorted({e["machine"] for e in rates}):
         here = [e for e in rates if e["machine"] == where]
         parts += [
