@@ -20,6 +20,8 @@ class AWAC(ManagedAlgorithm):
     awac_lambda = 1.0: divisor of the advantage in the cloning weights
     max_advantage_weight = 100.0: cap of the cloning weights (`weighting: exp`)
     weighting = 'exp': clipped exponential, or softmax over the batch
+    policy_distribution = 'tanh': a squashed Gaussian, or a plain one around a squashed mean, whose samples are
+        clipped
     hidden_sizes = (256, 256): hidden layers of every network
     critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
     activation = 'relu': nonlinearity after each hidden layer of every network
@@ -105,6 +107,7 @@ class AWAC(ManagedAlgorithm):
         awac_lambda: float = 1.0,
         max_advantage_weight: float = 100.0,
         weighting: Literal["exp", "softmax"] = "exp",
+        policy_distribution: Literal["tanh", "gaussian"] = "tanh",
         hidden_sizes: Sequence[int | float] = (256, 256),
         critic_hidden_sizes: Sequence[int | float] | None = None,
         activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
@@ -171,6 +174,8 @@ class BC(ManagedAlgorithm):
     learning_rate = 0.0003: of Adam
     gamma = 0.99: discount
     stochastic = False: clone by log-likelihood instead of squared error
+    policy_distribution = 'tanh': of `stochastic`: a squashed Gaussian, or a plain one around a squashed mean,
+        whose samples are clipped
     hidden_sizes = (256, 256): hidden layers of every network
     critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
     activation = 'relu': nonlinearity after each hidden layer of every network
@@ -245,7 +250,7 @@ class BC(ManagedAlgorithm):
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
 
-    On discrete actions: without stochastic.
+    On discrete actions: without stochastic, policy_distribution.
     """
 
     def __init__(
@@ -255,6 +260,7 @@ class BC(ManagedAlgorithm):
         learning_rate: float = 0.0003,
         gamma: float = 0.99,
         stochastic: bool = False,
+        policy_distribution: Literal["tanh", "gaussian"] = "tanh",
         hidden_sizes: Sequence[int | float] = (256, 256),
         critic_hidden_sizes: Sequence[int | float] | None = None,
         activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
@@ -495,6 +501,8 @@ class CRR(ManagedAlgorithm):
     max_weight = 20.0: cap of the cloning weights (`weight_type: exp`)
     advantage_type = 'mean': against their mean or their maximum
     weight_type = 'exp': clone where the advantage is positive, or with exponential weights
+    policy_distribution = 'tanh': a squashed Gaussian, or a plain one around a squashed mean, whose samples are
+        clipped
     hidden_sizes = (256, 256): hidden layers of every network
     critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
     activation = 'relu': nonlinearity after each hidden layer of every network
@@ -582,6 +590,7 @@ class CRR(ManagedAlgorithm):
         max_weight: float = 20.0,
         advantage_type: Literal["mean", "max"] = "mean",
         weight_type: Literal["binary", "exp"] = "exp",
+        policy_distribution: Literal["tanh", "gaussian"] = "tanh",
         hidden_sizes: Sequence[int | float] = (256, 256),
         critic_hidden_sizes: Sequence[int | float] | None = None,
         activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
@@ -1083,6 +1092,8 @@ class IQL(ManagedAlgorithm):
     expectile = 0.7: which expectile of Q the value aims at
     beta = 3.0: factor on the advantage in the cloning weights (AWAC's lambda divides)
     max_weight = 100.0: cap of the cloning weights
+    policy_distribution = 'gaussian': a plain Gaussian around a squashed mean, whose samples are clipped, or a
+        squashed one
     hidden_sizes = (256, 256): hidden layers of every network
     critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
     activation = 'relu': nonlinearity after each hidden layer of every network
@@ -1156,7 +1167,7 @@ class IQL(ManagedAlgorithm):
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
 
-    On discrete actions: the same.
+    On discrete actions: without policy_distribution.
     """
 
     def __init__(
@@ -1169,6 +1180,7 @@ class IQL(ManagedAlgorithm):
         expectile: float = 0.7,
         beta: float = 3.0,
         max_weight: float = 100.0,
+        policy_distribution: Literal["tanh", "gaussian"] = "gaussian",
         hidden_sizes: Sequence[int | float] = (256, 256),
         critic_hidden_sizes: Sequence[int | float] | None = None,
         activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
