@@ -80,7 +80,8 @@ class AWAC(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -234,7 +235,8 @@ class BC(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -394,7 +396,8 @@ class CQL(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -561,7 +564,8 @@ class CRR(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -709,7 +713,8 @@ class DDPG(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -845,7 +850,8 @@ class DQN(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -993,7 +999,8 @@ class EDAC(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -1151,7 +1158,8 @@ class IQL(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -1302,7 +1310,8 @@ class REDQ(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -1463,7 +1472,8 @@ class RLPD(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -1619,7 +1629,8 @@ class SAC(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -1754,7 +1765,8 @@ class TD3(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -1900,7 +1912,8 @@ class TD3BC(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -2050,7 +2063,8 @@ class TQC(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -2200,7 +2214,8 @@ class ReBRAC(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its

@@ -21,7 +21,12 @@ def starting_point(config: TrainConfig, own: Checkpoint | None) -> Checkpoint | 
     """The checkpoint a run's networks come from: its own, or the one another run left (`init_from`)."""
     if own is not None or config.init_from is None:
         return own
-    return read_run_checkpoint(find_checkpoint(Path(config.init_from)))
+    return read_run_checkpoint(find_origin(config.init_from, config.seed))
+
+
+def find_origin(init_from: str, seed: int | None) -> Path:
+    """The checkpoint that `init_from` means for a run of that seed, which `{seed}` in it stands for."""
+    return find_checkpoint(Path(init_from.replace("{seed}", str(seed))))
 
 
 def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec) -> None:
