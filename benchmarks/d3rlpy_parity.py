@@ -5,9 +5,10 @@ Run by `benchmarks.parity`:
     python -m benchmarks.d3rlpy_parity ALGO SETTINGS GIVEN ANSWER
 
 SETTINGS are fields of d3rlpy's configuration as JSON, GIVEN and ANSWER files of arrays (`benchmarks.lockstep`); its
-versions are printed as JSON. The policy of CRR and AWAC there is a Gaussian around a squashed mean; d3rlpy's own
-squashed Gaussian takes its place, with a log std in [-5, 2] from a second head. DiscreteCQL copies its target
-whole; here it follows by `tau`, which the settings give beside d3rlpy's own.
+versions are printed as JSON. The policy of CRR and AWAC there is a Gaussian around a squashed mean, but for the
+target of AWAC's critics, which draws from a squashed Gaussian as SAC's. Here it is one of the two throughout, as
+`policy_distribution` says, given beside d3rlpy's own settings, with a log std in [-5, 2] from a second head.
+DiscreteCQL copies its target whole; here it follows by `tau`, given in the same way.
 """
 
 import importlib
@@ -20,7 +21,7 @@ from typing import Any
 import d3rlpy
 import numpy as np
 import torch
-from d3rlpy.models.torch import build_squashed_gaussian_distribution
+from d3rlpy.models.torch import build_gaussian_distribution, build_squashed_gaussian_distribution
 from d3rlpy.torch_utility import TorchMiniBatch, soft_sync
 
 from benchmarks.lockstep import (
@@ -47,7 +48,9 @@ Batch = namedtuple("Batch", ("obs", "actions", "rewards", "next_obs", "dones"))
 
 
 def build(algo: str, settings: dict[str, Any]) -> Any:
-    """d3rlpy's implementation object, with the other policy."""
+    """d3rlpy's implementation object, with one distribution of the policy in all its parts."""
+    distributions = {"tanh": build_squashed_gaussian_distribution, "gaussian": build_gaussian_distribution}
+    distribution = distributions[settings.pop("policy_distribution")]
     package = "d3rlpy.algos.qlearning"
     module: Any = importlib.import_module(f"{package}.{algo.lower()}")
     create = module.create_normal_policy
@@ -56,8 +59,9 @@ def build(algo: str, settings: dict[str, Any]) -> Any:
         return create(*shape, device=device, enable_ddp=enable_ddp, min_logstd=-5.0, max_logstd=2.0)
 
     module.create_normal_policy = create_policy
-    arithmetic: Any = importlib.import_module(f"{package}.torch.{algo.lower()}_impl")
-    arithmetic.build_gaussian_distribution = build_squashed_gaussian_distribution
+    arithmetic, soft = (importlib.import_module(f"{package}.torch.{name}_impl") for name in (algo.lower(), "sac"))
+    vars(arithmetic)["build_gaussian_distribution"] = distribution
+    vars(soft)["build_squashed_gaussian_distribution"] = distribution
     encoder = d3rlpy.models.VectorEncoderFactory(hidden_units=HIDDEN)
     config = getattr(d3rlpy.algos, f"{algo}Config")(
         actor_learning_rate=LEARNING_RATE,

@@ -182,6 +182,7 @@ ORDER, TANH = "update order", "1e-6 in the squashed density"
 ALWAYS = ("gamma", "tau", "learning_rate")
 ENTROPY = ("initial_alpha", "target_entropy")
 NOISE = ("target_policy_noise", "target_noise_clip")
+FAMILY = {"policy_distribution": "policy_distribution"}
 CORL_CQL = Case(
     "CQL",
     "cql",
@@ -195,6 +196,19 @@ CORL_CQL = Case(
     ("learned scale and shift of log std", "cloning phase"),
     (*ALWAYS, *ENTROPY, "actor_learning_rate", "cql_alpha"),
 )
+D3RLPY_AWAC = Case(
+    "AWAC, softmax",
+    "awac",
+    "d3rlpy",
+    ("d3rlpy_python",),
+    "AWAC",
+    lambda: MLPSACModel(OBS, ACTIONS, [HIDDEN] * 2, **OFFLINE_STD),
+    RATES | {"awac_lambda": 0.5, "weighting": "softmax"},
+    partial(play_d3rlpy, "AWAC", {"gamma": "gamma", "tau": "tau", "awac_lambda": "lam"} | FAMILY, {}),
+    normal_noise(2),
+    (ORDER, "policy family", "entropy in the backup (temperature 1)", "sum over the batch in the actor's loss"),
+    (*ALWAYS, "awac_lambda"),
+)
 D3RLPY_CRR = Case(
     "CRR",
     "crr",
@@ -207,7 +221,8 @@ D3RLPY_CRR = Case(
         play_d3rlpy,
         "CRR",
         {key: key for key in ("gamma", "tau", "beta", "max_weight", "n_action_samples")}
-        | {"advantage_type": "advantage_type", "weight_type": "weight_type"},
+        | {"advantage_type": "advantage_type", "weight_type": "weight_type"}
+        | FAMILY,
         {"target_update_type": "soft"},
     ),
     normal_noise(4),
@@ -281,20 +296,20 @@ CASES = (
         (ORDER, "policy family"),
         (*ALWAYS, "awac_lambda", "max_advantage_weight"),
     ),
-    Case(
-        "AWAC, softmax",
-        "awac",
-        "d3rlpy",
-        ("d3rlpy_python",),
-        "AWAC",
-        lambda: MLPSACModel(OBS, ACTIONS, [HIDDEN] * 2, **OFFLINE_STD),
-        RATES | {"awac_lambda": 0.5, "weighting": "softmax"},
-        partial(play_d3rlpy, "AWAC", {"gamma": "gamma", "tau": "tau", "awac_lambda": "lam"}, {}),
-        normal_noise(2),
-        (ORDER, "policy family", "entropy in the backup (temperature 1)", "sum over the batch in the actor's loss"),
-        (*ALWAYS, "awac_lambda"),
+    D3RLPY_AWAC,
+    replace(
+        D3RLPY_AWAC,
+        name="AWAC, softmax, Gaussian",
+        model=lambda: MLPSACModel(OBS, ACTIONS, [HIDDEN] * 2, policy_distribution="gaussian", **OFFLINE_STD),
+        taken_out=(ORDER, "one std for all states", "squashed target", *D3RLPY_AWAC.taken_out[2:]),
     ),
     D3RLPY_CRR,
+    replace(
+        D3RLPY_CRR,
+        name="CRR, Gaussian",
+        model=lambda: MLPSACModel(OBS, ACTIONS, [HIDDEN] * 2, policy_distribution="gaussian", **OFFLINE_STD),
+        taken_out=(ORDER, "bounds of log std"),
+    ),
     replace(
         D3RLPY_CRR,
         name="CRR, max and binary",

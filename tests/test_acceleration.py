@@ -23,7 +23,7 @@ import torch._dynamo  # now, so that what its import changes is not taken for ou
 from torch import Tensor
 
 from benchmarks.depth import TOLERANCE
-from rl_training.algorithms import IQL, SAC, TD3, Learner
+from rl_training.algorithms import CRR, IQL, SAC, TD3, Learner
 from rl_training.algorithms.base import Terms
 from rl_training.algorithms.optim import apply_lists
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -116,6 +116,8 @@ SETTINGS = {
     # Periods that do not divide a block; behaviour cloning that ends inside one.
     "other-periods": Setting(changes={"policy_delay": 3, "target_update_interval": 3, "bc_steps": 7}),
     "every-optimiser": Setting(changes={"alpha": "auto", "lagrange_threshold": 5.0}),
+    "gaussian": Setting(changes={"policy_distribution": "gaussian", "stochastic": True}),
+    "tanh": Setting(changes={"policy_distribution": "tanh", "stochastic": True}),
 }
 HOST_SETTINGS = {
     "pinned": Setting(pinned),
@@ -424,10 +426,14 @@ def parameters(learner: Learner) -> Tensor:
 
 @pytest.mark.slow
 @every_device
-@pytest.mark.parametrize("kind", [TD3, IQL], ids=lambda kind: kind.name)
-def test_compiled_updates_are_as_near_as_is_said(kind: Kind, device: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [(TD3, "rows"), (IQL, "rows"), (CRR, "gaussian")],
+    ids=lambda part: getattr(part, "name", part),
+)
+def test_compiled_updates_are_as_near_as_is_said(kind: Kind, setting: str, device: str) -> None:
     """After one update, relative to how far the parameters have moved."""
-    eager, compiled = (make(kind, device=device, acceleration=mode) for mode in ("eager", "compile"))
+    eager, compiled = (make(kind, SETTINGS[setting], device, mode) for mode in ("eager", "compile"))
     assert compiled.learner.execution.acceleration == "compile", "needs a C compiler"
     start = parameters(eager.learner)
     assert torch.equal(start, parameters(compiled.learner))

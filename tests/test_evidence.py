@@ -177,6 +177,7 @@ def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
 @pytest.mark.parametrize(
     ("name", "configurations", "trials"),
     [
+        ("cloners-distributions", 8, 40),
         ("cql-edac", 2, 10),
         ("cql-edac-50", 2, 6),
         ("dqn-lunarlander", 1, 10),
@@ -198,7 +199,7 @@ def test_the_studies_of_the_repository_are_what_they_say(name: str, configuratio
 
 
 def test_no_study_of_the_repository_is_forgotten() -> None:
-    assert len(list(STUDIES.glob("*.yaml"))) == 8
+    assert len(list(STUDIES.glob("*.yaml"))) == 9
 
 
 def _files(config: TrainConfig) -> list[str]:

@@ -156,8 +156,8 @@ BUDGET_KEYS = "max_updates max_epochs"
 OWN_KEYS = {
     "redq": "alpha num_critics subset_size policy_delay target_entropy backup_entropy tau",
     "edac": "alpha num_critics eta target_entropy backup_entropy tau",
-    "awac": "awac_lambda max_advantage_weight weighting tau",
-    "crr": "beta n_action_samples max_weight advantage_type weight_type tau",
+    "awac": "awac_lambda max_advantage_weight weighting policy_distribution tau",
+    "crr": "beta n_action_samples max_weight advantage_type weight_type policy_distribution tau",
     "rlpd": "alpha num_critics subset_size layer_norm policy_delay tau offline_pretrain_updates"
     " offline_batch_ratio",
     "sac": "alpha target_entropy backup_entropy tau",
@@ -165,11 +165,11 @@ OWN_KEYS = {
     "td3": "policy_delay target_policy_noise target_noise_clip exploration_noise tau",
     "ddpg": "exploration_noise tau",
     "tqc": "num_critics n_quantiles top_quantiles_to_drop_per_net alpha target_entropy tau",
-    "iql": "expectile beta max_weight tau",
+    "iql": "expectile beta max_weight policy_distribution tau",
     "cql": "cql_alpha n_actions lagrange_threshold bc_steps alpha tau",
     "rebrac": "actor_bc_coef critic_bc_coef policy_delay target_policy_noise target_noise_clip layer_norm tau",
     "td3_bc": "bc_alpha policy_delay target_policy_noise target_noise_clip tau",
-    "bc": "stochastic",
+    "bc": "stochastic policy_distribution",
 }
 
 

@@ -4,8 +4,10 @@ Critics as SAC's without entropy: the minimum of both targets at an action of th
 not climb Q, it clones the data with weights that grow with the advantage A = min Q(s, a) - min Q(s, a~), one
 a~ ~ pi. `weighting: exp` takes min(exp(A / lambda), `max_advantage_weight`), as CORL; `softmax` takes
 softmax(A / lambda) over the batch times B, as the authors' code, and needs no cap.
-Departures: the policy is our tanh-Gaussian with a state-dependent log-std in [-5, 2] (the authors squash the mean
-only), data actions clipped to ±(1 - 1e-6); no weight decay; PyTorch's initialisation.
+`policy_distribution: gaussian` is a Gaussian around a squashed mean, as the authors', whose samples are clipped to
+the bounds before a critic sees them; `tanh` is squashed itself, and data actions are clipped to ±(1 - 1e-6).
+Departures: `tanh` is the default; the log-std depends on the state, in [-5, 2] (the authors: one std for all
+states); no weight decay; PyTorch's initialisation.
 Axes: critics `[2, B]`, weights `[B]`.
 """
 
@@ -21,7 +23,7 @@ from rl_training.algorithms.base import Learner, TargetConfig, Terms
 from rl_training.algorithms.losses import clipped_exponential, cloning_terms, critic_terms, td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, squashed_action, squashed_log_prob
+from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, PolicyDistribution
 from rl_training.settings import PositiveFloat
 
 
@@ -34,6 +36,8 @@ class AWACConfig(TargetConfig):
     """cap of the cloning weights (`weighting: exp`)"""
     weighting: Literal["exp", "softmax"] = "exp"
     """clipped exponential, or softmax over the batch"""
+    policy_distribution: PolicyDistribution = "tanh"
+    """a squashed Gaussian, or a plain one around a squashed mean, whose samples are clipped"""
 
 
 def advantage_weights(advantages: Tensor, config: AWACConfig) -> Tensor:
@@ -68,6 +72,7 @@ class AWAC(Learner):
     name = "awac"
     Config = AWACConfig
     Model = MLPSACModel
+    of_model = ("policy_distribution",)
 
     def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
@@ -75,7 +80,7 @@ class AWAC(Learner):
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
+        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS, "policy_distribution": config.policy_distribution}
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a~
@@ -94,11 +99,12 @@ class AWAC(Learner):
 
     def policy(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """log pi(a|s) of the data's actions and min Q(s, a~), each `[B]`."""
-        mean, log_std = self.model.actor(batch.obs)
+        actor = self.model.actor
+        mean, log_std = actor(batch.obs)
         with torch.no_grad():
-            actions = squashed_action(mean, log_std, noise)
+            actions = actor.drawn(mean, log_std, noise)
             q = self.model.critics(batch.obs, actions).amin(0)
-        return squashed_log_prob(mean, log_std, batch.actions), q
+        return actor.log_density(mean, log_std, batch.actions), q
 
     @torch.no_grad()
     def target(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Tensor:

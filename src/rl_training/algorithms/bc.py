@@ -1,8 +1,9 @@
 """BC: behaviour cloning (Pomerleau 1989), the floor every offline algorithm has to beat.
 
 The actor alone is fitted to the data's actions: by mean squared error over batch and action dimensions (CORL and
-the TD3+BC paper), or with `stochastic` by the log-likelihood of a tanh-Gaussian, whose data actions are clipped
-to ±(1 - 1e-6) and whose log-std stays in [-5, 2] so that a deterministic data set cannot drive it to -infinity.
+the TD3+BC paper), or with `stochastic` by log-likelihood: of a tanh-Gaussian, whose data actions are clipped to
+±(1 - 1e-6), or with `policy_distribution: gaussian` of a Gaussian around a squashed mean. Either log-std stays in
+[-5, 2] so that a deterministic data set cannot drive it to -infinity.
 10 %-BC is this learner on the data set's `top_fraction`.
 Departures: none. `gamma` is accepted, as everywhere, and unused.
 Axes: actions `[B, A]`.
@@ -19,6 +20,7 @@ from rl_training.algorithms.base import Learner, LearnerConfig, Terms
 from rl_training.algorithms.losses import action_error
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_bc import MLPBCModel
+from rl_training.models.policies import PolicyDistribution
 
 
 class BCConfig(LearnerConfig):
@@ -26,6 +28,8 @@ class BCConfig(LearnerConfig):
 
     stochastic: bool = False
     """clone by log-likelihood instead of squared error"""
+    policy_distribution: PolicyDistribution = "tanh"
+    """of `stochastic`: a squashed Gaussian, or a plain one around a squashed mean, whose samples are clipped"""
 
 
 def error_terms(policy_actions: Tensor, actions: Tensor) -> Terms:
@@ -51,7 +55,7 @@ class BC(Learner):
     name = "bc"
     Config = BCConfig
     Model = MLPBCModel
-    of_model = ("stochastic",)
+    of_model = ("stochastic", "policy_distribution")
 
     def __init__(self, *, model: MLPBCModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
@@ -59,7 +63,7 @@ class BC(Learner):
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"stochastic": config.stochastic}
+        return {"stochastic": config.stochastic, "policy_distribution": config.policy_distribution}
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         return self.minimize((batch,), {"actor": self.actor_loss})

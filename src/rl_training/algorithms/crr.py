@@ -5,8 +5,9 @@ maximum, `advantage_type: max`) of Q over `n_action_samples` policy actions, Q b
 critics; the weight is 1[A > 0] (`weight_type: binary`) or min(exp(A / beta), `max_weight`) (`exp`). The critics'
 target is the minimum of the target critics at an action of the target policy.
 Departures: two scalar critics with soft targets (the authors: one distributional critic, hard copies every 100
-updates; d3rlpy's reproduction uses soft ones); log-std in [-5, 2], data actions clipped to ±(1 - 1e-6); acting is
-by the policy's mode, without the critic-weighted resampling of the paper.
+updates; d3rlpy's reproduction uses soft ones); log-std in [-5, 2]; acting is by the policy's mode, without the
+critic-weighted resampling of the paper. The policy is squashed, data actions clipped to ±(1 - 1e-6); with
+`policy_distribution: gaussian` only its mean is, as d3rlpy's, and samples are clipped before a critic sees them.
 Axes: critics `[2, B]`, at m actions per state `[2, m, B]`, weights `[B]`.
 """
 
@@ -23,7 +24,7 @@ from rl_training.algorithms.losses import clipped_exponential, cloning_terms, cr
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, squashed_action, squashed_log_prob
+from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, PolicyDistribution
 from rl_training.settings import PositiveFloat, PositiveInt
 
 
@@ -40,6 +41,8 @@ class CRRConfig(TargetConfig):
     """against their mean or their maximum"""
     weight_type: Literal["binary", "exp"] = "exp"
     """clone where the advantage is positive, or with exponential weights"""
+    policy_distribution: PolicyDistribution = "tanh"
+    """a squashed Gaussian, or a plain one around a squashed mean, whose samples are clipped"""
 
 
 def advantage(q_data: Tensor, q_policy: Tensor, advantage_type: str) -> Tensor:
@@ -78,6 +81,7 @@ class CRR(Learner):
     name = "crr"
     Config = CRRConfig
     Model = MLPSACModel
+    of_model = ("policy_distribution",)
 
     def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
@@ -86,7 +90,7 @@ class CRR(Learner):
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
+        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS, "policy_distribution": config.policy_distribution}
 
     def modules(self) -> dict[str, nn.Module]:
         return {"model": self.model, "target_actor": self.target_actor}
@@ -112,11 +116,12 @@ class CRR(Learner):
 
     def policy(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """log pi(a|s) of the data's actions, `[B]`, and the critics' mean at the m actions, `[m, B]`."""
-        mean, log_std = self.model.actor(batch.obs)
+        actor = self.model.actor
+        mean, log_std = actor(batch.obs)
         with torch.no_grad():
-            samples = squashed_action(mean, log_std, noise)  # [m, B, A]
+            samples = actor.drawn(mean, log_std, noise)  # [m, B, A]
             q = self.model.critics.over_actions(batch.obs, samples).mean(0)
-        return squashed_log_prob(mean, log_std, batch.actions), q
+        return actor.log_density(mean, log_std, batch.actions), q
 
     @torch.no_grad()
     def target(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Tensor:

@@ -10,12 +10,14 @@ Axes: critics `[2, B, K]` for K actions, read at the data's as `[2, B]`; values 
 
 from __future__ import annotations
 
-from rl_training.algorithms.iql import IQL
+from rl_training.algorithms.iql import IQL, ImplicitConfig
 from rl_training.models.mlp_iql import MLPDiscreteIQLModel
 
 
 class DiscreteIQL(IQL):
     """Implicit Q-learning on an `MLPDiscreteIQLModel`; its loss from precomputed tensors is `iql_loss`."""
 
+    Config = ImplicitConfig
     Model = MLPDiscreteIQLModel
+    of_model = ()
     discrete = True

@@ -4,8 +4,9 @@ No action outside the data is ever valued: V is the upper `expectile` of min Qba
 the critics regress on r + gamma V(s'), and the actor clones the data with weights
 min(exp(beta (min Qbar - V)), `max_weight`).
 All terms are taken from the parameters before the step, as CORL and rlkit do (the authors use V after its step).
-The actor is an unsquashed Gaussian around a tanh mean, so data actions at ±1 need no clipping (the authors clip
-them to ±(1 - 1e-5)). A learning-rate schedule turns the actor's rate only, as the authors' cosine does.
+The actor is an unsquashed Gaussian around a tanh mean, with one std for all states, so data actions at ±1 need no
+clipping (the authors clip them to ±(1 - 1e-5)); `policy_distribution: tanh` makes it our tanh-Gaussian. A
+learning-rate schedule turns the actor's rate only, as the authors' cosine does.
 Departures: no dropout.
 Axes: critics `[2, B]`, values and weights `[B]`.
 """
@@ -13,7 +14,7 @@ Axes: critics `[2, B]`, values and weights `[B]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -23,11 +24,12 @@ from rl_training.algorithms.base import Learner, TargetConfig, Terms
 from rl_training.algorithms.losses import clipped_exponential, cloning_terms, critic_terms, td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_iql import MLPIQLModel
+from rl_training.models.policies import PolicyDistribution
 from rl_training.settings import NonNegativeFloat, PositiveFloat
 
 
-class IQLConfig(TargetConfig):
-    """The authors' locomotion settings."""
+class ImplicitConfig(TargetConfig):
+    """The authors' locomotion settings, for any actions."""
 
     expectile: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """which expectile of Q the value aims at"""
@@ -35,6 +37,13 @@ class IQLConfig(TargetConfig):
     """factor on the advantage in the cloning weights (AWAC's lambda divides)"""
     max_weight: PositiveFloat = 100.0
     """cap of the cloning weights"""
+
+
+class IQLConfig(ImplicitConfig):
+    """With the policy of continuous actions."""
+
+    policy_distribution: PolicyDistribution = "gaussian"
+    """a plain Gaussian around a squashed mean, whose samples are clipped, or a squashed one"""
 
 
 def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
@@ -80,8 +89,9 @@ class IQL(Learner):
     """Implicit Q-learning on an `MLPIQLModel`."""
 
     name = "iql"
-    Config = IQLConfig
+    Config: ClassVar[type[ImplicitConfig]] = IQLConfig
     Model = MLPIQLModel
+    of_model: ClassVar[tuple[str, ...]] = ("policy_distribution",)
     scheduled = ("actor",)
 
     def __init__(self, *, model: MLPIQLModel, **hyperparameters: Any) -> None:
@@ -91,6 +101,10 @@ class IQL(Learner):
             "value": self.adam(model.value),
             "actor": self.adam(model.actor),
         }
+
+    @classmethod
+    def model_options(cls, config: Any) -> dict[str, Any]:
+        return {name: getattr(config, name) for name in cls.of_model}
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         objectives = {"critics": self.critic_loss, "value": self.value_loss, "actor": self.actor_loss}

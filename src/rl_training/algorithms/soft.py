@@ -13,6 +13,7 @@ from pydantic import PlainValidator
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Learner, TargetConfig
+from rl_training.errors import ConfigError
 from rl_training.settings import PositiveFloat, PositiveInt
 
 
@@ -84,6 +85,8 @@ class SoftActorCritic(Learner):
 
     def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
+        if (family := getattr(model, "policy_distribution", "tanh")) != "tanh":
+            raise ConfigError(f"{self.name} needs a model whose policy_distribution is 'tanh', got {family!r}")
         target_entropy = self.entropy_per_dimension * model.action_dim
         self.temperature = Temperature(self.config, target_entropy=target_entropy).to(self.device)
         self.optimizers = {

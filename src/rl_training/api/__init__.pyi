@@ -20,6 +20,8 @@ class AWAC(ManagedAlgorithm):
     awac_lambda = 1.0: divisor of the advantage in the cloning weights
     max_advantage_weight = 100.0: cap of the cloning weights (`weighting: exp`)
     weighting = 'exp': clipped exponential, or softmax over the batch
+    policy_distribution = 'tanh': a squashed Gaussian, or a plain one around a squashed mean, whose samples are
+        clipped
     hidden_sizes = (256, 256): hidden layers of every network
     critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
     activation = 'relu': nonlinearity after each hidden layer of every network
@@ -78,7 +80,8 @@ class AWAC(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -105,6 +108,7 @@ class AWAC(ManagedAlgorithm):
         awac_lambda: float = 1.0,
         max_advantage_weight: float = 100.0,
         weighting: Literal["exp", "softmax"] = "exp",
+        policy_distribution: Literal["tanh", "gaussian"] = "tanh",
         hidden_sizes: Sequence[int | float] = (256, 256),
         critic_hidden_sizes: Sequence[int | float] | None = None,
         activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
@@ -171,6 +175,8 @@ class BC(ManagedAlgorithm):
     learning_rate = 0.0003: of Adam
     gamma = 0.99: discount
     stochastic = False: clone by log-likelihood instead of squared error
+    policy_distribution = 'tanh': of `stochastic`: a squashed Gaussian, or a plain one around a squashed mean,
+        whose samples are clipped
     hidden_sizes = (256, 256): hidden layers of every network
     critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
     activation = 'relu': nonlinearity after each hidden layer of every network
@@ -229,7 +235,8 @@ class BC(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -245,7 +252,7 @@ class BC(ManagedAlgorithm):
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
 
-    On discrete actions: without stochastic.
+    On discrete actions: without stochastic, policy_distribution.
     """
 
     def __init__(
@@ -255,6 +262,7 @@ class BC(ManagedAlgorithm):
         learning_rate: float = 0.0003,
         gamma: float = 0.99,
         stochastic: bool = False,
+        policy_distribution: Literal["tanh", "gaussian"] = "tanh",
         hidden_sizes: Sequence[int | float] = (256, 256),
         critic_hidden_sizes: Sequence[int | float] | None = None,
         activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
@@ -388,7 +396,8 @@ class CQL(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -495,6 +504,8 @@ class CRR(ManagedAlgorithm):
     max_weight = 20.0: cap of the cloning weights (`weight_type: exp`)
     advantage_type = 'mean': against their mean or their maximum
     weight_type = 'exp': clone where the advantage is positive, or with exponential weights
+    policy_distribution = 'tanh': a squashed Gaussian, or a plain one around a squashed mean, whose samples are
+        clipped
     hidden_sizes = (256, 256): hidden layers of every network
     critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
     activation = 'relu': nonlinearity after each hidden layer of every network
@@ -553,7 +564,8 @@ class CRR(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -582,6 +594,7 @@ class CRR(ManagedAlgorithm):
         max_weight: float = 20.0,
         advantage_type: Literal["mean", "max"] = "mean",
         weight_type: Literal["binary", "exp"] = "exp",
+        policy_distribution: Literal["tanh", "gaussian"] = "tanh",
         hidden_sizes: Sequence[int | float] = (256, 256),
         critic_hidden_sizes: Sequence[int | float] | None = None,
         activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
@@ -700,7 +713,8 @@ class DDPG(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -836,7 +850,8 @@ class DQN(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -984,7 +999,8 @@ class EDAC(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -1083,6 +1099,8 @@ class IQL(ManagedAlgorithm):
     expectile = 0.7: which expectile of Q the value aims at
     beta = 3.0: factor on the advantage in the cloning weights (AWAC's lambda divides)
     max_weight = 100.0: cap of the cloning weights
+    policy_distribution = 'gaussian': a plain Gaussian around a squashed mean, whose samples are clipped, or a
+        squashed one
     hidden_sizes = (256, 256): hidden layers of every network
     critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
     activation = 'relu': nonlinearity after each hidden layer of every network
@@ -1140,7 +1158,8 @@ class IQL(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -1156,7 +1175,7 @@ class IQL(ManagedAlgorithm):
     population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
         at most
 
-    On discrete actions: the same.
+    On discrete actions: without policy_distribution.
     """
 
     def __init__(
@@ -1169,6 +1188,7 @@ class IQL(ManagedAlgorithm):
         expectile: float = 0.7,
         beta: float = 3.0,
         max_weight: float = 100.0,
+        policy_distribution: Literal["tanh", "gaussian"] = "gaussian",
         hidden_sizes: Sequence[int | float] = (256, 256),
         critic_hidden_sizes: Sequence[int | float] | None = None,
         activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
@@ -1290,7 +1310,8 @@ class REDQ(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -1451,7 +1472,8 @@ class RLPD(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -1607,7 +1629,8 @@ class SAC(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -1742,7 +1765,8 @@ class TD3(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -1888,7 +1912,8 @@ class TD3BC(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -2038,7 +2063,8 @@ class TQC(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
@@ -2188,7 +2214,8 @@ class ReBRAC(ManagedAlgorithm):
     wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
         `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
     given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint whose networks the run starts from
+    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
+        seed
     allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
         that module
     environments = 'local': where environments live: `local` is this process; with `processes` each has one of its

@@ -160,7 +160,7 @@ class TrainConfig(Settings):
     given_envs: Annotated[tuple[Literal["env_id", "eval_env"], ...], BeforeValidator(list_as_tuple)] = ()
     """which of these were brought as objects in Python: their names alone do not make them again"""
     init_from: Annotated[PathText, Field(min_length=1)] | None = None
-    """checkpoint whose networks the run starts from"""
+    """checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's seed"""
     allow_import: bool = False
     """permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import that module"""
     environments: Literal["local", "processes", "ray"] = "local"

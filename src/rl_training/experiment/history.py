@@ -20,6 +20,9 @@ from rl_training.experiment.files import SCHEMA
 
 # What a run did whose record lacks a field, where that is not the field's default.
 BEFORE_THERE_WAS_A_CHOICE = {"evaluate_beside": False}
+# Those whose policy was `tanh` before `policy_distribution` was a setting. BC on discrete actions, whose record
+# has no `stochastic`, has none; IQL's default is what it always was.
+_SQUASHED = {"awac", "bc", "crr"}
 
 
 def with_defaults_of(schema: Any, config: TrainConfig) -> TrainConfig:
@@ -32,6 +35,8 @@ def with_defaults_of(schema: Any, config: TrainConfig) -> TrainConfig:
     if config.init_from is not None and "learning_starts" in given:
         # Before `random_steps` was a setting, such a run too acted at random until `learning_starts`.
         given = {"random_steps": given["learning_starts"], **given}
+    if config.algo in _SQUASHED and (config.algo != "bc" or "stochastic" in given):
+        given = {"policy_distribution": "tanh", **given}
     return config if given == config.algo_kwargs else config.replace(algo_kwargs=given)
 
 

@@ -82,12 +82,23 @@ def _gelu(g: _Graph, x: str) -> str:
     return g.node("Mul", half, g.node("Add", erf, g.constant(1.0, np.float32)))
 
 
-def _gaussian(g: _Graph, x: str, low: Any, high: Any) -> str:
+def _halves(g: _Graph, x: str) -> tuple[str, str]:
+    """Mean and log std."""
     from onnx import helper
 
     name = f"split_{len(g.nodes)}"
     mean, log_std = f"{name}_mean", f"{name}_log_std"
     g.nodes.append(helper.make_node("Split", [x], [mean, log_std], name, axis=-1))
+    return mean, log_std
+
+
+def _tanh_mean(g: _Graph, x: str) -> str:
+    mean, log_std = _halves(g, x)
+    return g.node("Concat", g.node("Tanh", mean), log_std, axis=-1)
+
+
+def _gaussian(g: _Graph, x: str, low: Any, high: Any) -> str:
+    mean, log_std = _halves(g, x)
     std = g.node("Exp", _clip(g, log_std, low, high))
     return g.node("Add", mean, g.node("Mul", std, "noise"))
 
@@ -130,6 +141,7 @@ _WRITERS: dict[str, Callable[..., str]] = {
     "leaky_relu": lambda g, x: g.node("LeakyRelu", x, alpha=0.01),
     "gelu": _gelu,
     "silu": lambda g, x: g.node("Mul", x, g.node("Sigmoid", x)),
+    "tanh_mean": _tanh_mean,
     "gaussian": _gaussian,
     "add_noise": lambda g, x, scale: g.node("Add", x, g.node("Mul", g.constant(scale), "noise")),
     "categorical": _categorical,

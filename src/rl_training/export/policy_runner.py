@@ -23,6 +23,11 @@ def _layer_norm(x: Any, weight: Any, bias: Any, epsilon: Any) -> Any:
     return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + epsilon) * weight + bias
 
 
+def _tanh_mean(x: Any) -> Any:
+    mean, log_std = np.split(x, 2, axis=-1)
+    return np.concatenate([np.tanh(mean), log_std], axis=-1)
+
+
 def _gaussian(x: Any, low: Any, high: Any, noise: Any) -> Any:
     mean, log_std = np.split(x, 2, axis=-1)
     return mean + np.exp(np.clip(log_std, low, high)) * noise
@@ -51,6 +56,7 @@ OPERATIONS: dict[str, Any] = {
     "gelu": lambda x: 0.5 * x * (1.0 + _erf(x * math.sqrt(0.5))),
     "silu": lambda x: x / (1.0 + np.exp(-x)),
     "tanh": lambda x: np.tanh(x),
+    "tanh_mean": _tanh_mean,
     "gaussian": _gaussian,
     "add_noise": lambda x, scale, noise: x + scale * noise,
     "categorical": _categorical,

@@ -3,7 +3,7 @@
 from rl_training.models.mlp import MLP, EnsembleLinear, EnsembleMLP, NetworkConfig
 from rl_training.models.mlp_bc import MLPBCModel, MLPDiscreteBCModel
 from rl_training.models.mlp_fqe import MLPFQEModel
-from rl_training.models.mlp_iql import GaussianActor, MLPDiscreteIQLModel, MLPIQLModel
+from rl_training.models.mlp_iql import MLPDiscreteIQLModel, MLPIQLModel
 from rl_training.models.mlp_q import MLPQNetwork
 from rl_training.models.mlp_redq import MLPREDQModel
 from rl_training.models.mlp_sac import MLPSACModel
@@ -13,6 +13,7 @@ from rl_training.models.policies import (
     CategoricalActor,
     ChoiceActor,
     DeterministicActor,
+    GaussianActor,
     Policy,
     TanhGaussianActor,
 )

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 from rl_training.models.critics import ChoiceCritics, Critics
 from rl_training.models.mlp import Activation, Init, frozen_copy
-from rl_training.models.policies import LOG_STD_BOUNDS, ActionSample, Normalizer, Policy, TanhGaussianActor
+from rl_training.models.policies import (
+    LOG_STD_BOUNDS,
+    ActionSample,
+    GaussianActor,
+    Normalizer,
+    Policy,
+    PolicyDistribution,
+    TanhGaussianActor,
+    normal_actor,
+)
 
 
 def batched(tensor: Tensor) -> Tensor:
@@ -99,9 +108,10 @@ class ActorCriticModel(Model):
 
 
 class StochasticActorCritic(ActorCriticModel):
-    """A tanh-Gaussian actor with N critics: the networks of the whole SAC family."""
+    """A Gaussian actor with N critics: the networks of the whole SAC family, whose actors are tanh-Gaussian, and of
+    AWAC and CRR, whose actor may be either."""
 
-    actor: TanhGaussianActor
+    actor: TanhGaussianActor | GaussianActor
 
     def __init__(
         self,
@@ -118,11 +128,18 @@ class StochasticActorCritic(ActorCriticModel):
         layer_norm_epsilon: float = 1e-6,
         activation: Activation = "relu",
         init: Init = "torch",
+        policy_distribution: PolicyDistribution = "tanh",
     ) -> None:
         super().__init__(
             obs_dim,
-            TanhGaussianActor(
-                obs_dim, action_dim, hidden_sizes, log_std_bounds=log_std_bounds, activation=activation, init=init
+            normal_actor(
+                policy_distribution,
+                obs_dim,
+                action_dim,
+                hidden_sizes,
+                log_std_bounds=log_std_bounds,
+                activation=activation,
+                init=init,
             ),
             Critics(
                 num_critics,
@@ -137,6 +154,7 @@ class StochasticActorCritic(ActorCriticModel):
             ),
             normalize_observations=normalize_observations,
         )
+        self.policy_distribution = policy_distribution
 
     def sample_actions(self, obs: Tensor) -> ActionSample:
         """Actions drawn with torch's global generator, and their log-probabilities."""

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rl_training.models.mlp import MLP, Activation, Members
-from rl_training.models.policies import DeterministicActor, Normalizer, Policy, TanhGaussianActor
+from rl_training.models.policies import DeterministicActor, GaussianActor, Normalizer, Policy, TanhGaussianActor
 
 Array = NDArray[Any]
-_ZERO = np.float32(0.0)
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 # In place: a layer's output is nobody else's. An activation that numpy lacks is left to torch.
 _ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, _ZERO, out=x),
@@ -76,6 +76,9 @@ class ArrayPolicy(Policy):
         std = np.maximum(values[:, mean.shape[1] :], low)
         np.exp(np.minimum(std, high, out=std), out=std)
         std *= noise.numpy()
+        if isinstance(self.actor, GaussianActor):
+            std += np.tanh(mean)
+            return torch.from_numpy(np.minimum(np.maximum(std, -_ONE, out=std), _ONE, out=std))
         std += mean
         return torch.from_numpy(np.tanh(std, out=std))
 
@@ -106,5 +109,11 @@ def on_arrays(policy: Policy) -> Policy:
     if not isinstance(net, MLP) or net.activation not in _ACTIVATIONS or len(net.norms):
         return policy
     policy.actor.net = own = ArrayMLP(net)
-    known = type(policy.actor) in (TanhGaussianActor, DeterministicActor)
-    return ArrayPolicy(policy, own) if known else policy
+    return ArrayPolicy(policy, own) if _is_known(policy.actor) else policy
+
+
+def _is_known(actor: nn.Module) -> bool:
+    """Whether `ArrayPolicy` has its operations; a std for all states stands beside the network's outputs."""
+    return type(actor) in (TanhGaussianActor, DeterministicActor) or (
+        type(actor) is GaussianActor and actor.log_std is None
+    )

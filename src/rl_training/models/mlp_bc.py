@@ -13,7 +13,9 @@ from rl_training.models.policies import (
     OFFLINE_LOG_STD_BOUNDS,
     CategoricalActor,
     DeterministicActor,
-    TanhGaussianActor,
+    PolicyDistribution,
+    normal_actor,
+    require_distribution,
 )
 
 
@@ -25,7 +27,7 @@ def _require_no_critics(critic_hidden_sizes: Sequence[int] | None, layer_norm: b
 
 
 class MLPBCModel(Model):
-    """A deterministic actor, or with `stochastic` a tanh-Gaussian one."""
+    """A deterministic actor, or with `stochastic` a Gaussian one."""
 
     def __init__(
         self,
@@ -40,18 +42,22 @@ class MLPBCModel(Model):
         layer_norm: bool = False,
         layer_norm_epsilon: float = 1e-6,
         activation: Activation = "relu",
+        policy_distribution: PolicyDistribution = "tanh",
     ) -> None:
         _require_no_critics(critic_hidden_sizes, layer_norm)
+        require_distribution(policy_distribution)
+        shape = obs_dim, action_dim, hidden_sizes
         actor: nn.Module = (
-            TanhGaussianActor(
-                obs_dim, action_dim, hidden_sizes, log_std_bounds=log_std_bounds, activation=activation
+            normal_actor(
+                policy_distribution, *shape, log_std_bounds=log_std_bounds, init="torch", activation=activation
             )
             if stochastic
-            else DeterministicActor(obs_dim, action_dim, hidden_sizes, activation=activation)
+            else DeterministicActor(*shape, activation=activation)
         )
         super().__init__(obs_dim, actor, normalize_observations=normalize_observations)
         self.action_dim = action_dim
         self.stochastic = stochastic
+        self.policy_distribution = policy_distribution
 
 
 class MLPDiscreteBCModel(Model):

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Unpack
+from typing import ClassVar, Literal, NamedTuple, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_training.errors import ConfigError
 from rl_training.models.mlp import MLP, MLPOptions
 from rl_training.models.steps import Step, as_array
 
+# What is squashed to [-1, 1]: the action with its density, or the mean alone. Every density here is one of actions
+# in [-1, 1], never in the environment's units.
+PolicyDistribution = Literal["tanh", "gaussian"]
 LOG_2PI = math.log(2.0 * math.pi)
 # Bounds of log std: SAC's, and the tighter ones of learners that must give data actions a density.
 LOG_STD_BOUNDS, OFFLINE_LOG_STD_BOUNDS = (-20.0, 2.0), (-5.0, 2.0)
@@ -73,10 +77,40 @@ class Normalizer(nn.Module):
         return found
 
 
-class TanhGaussianActor(nn.Module):
-    """a = tanh(u), u ~ N(mean(s), std(s)^2), with the exact log-determinant of tanh."""
+class NormalActor(nn.Module):
+    """What both families of Gaussian actors share; calling one gives the mean and log std of its Gaussian.
+
+    `drawn` and `log_density` take these two, so that a learner which needs both asks the network once.
+    """
 
     stochastic = True
+    distribution: ClassVar[PolicyDistribution]
+
+    def drawn(self, mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
+        """The actions that `noise` selects; its leading axes are draws per state."""
+        raise NotImplementedError
+
+    def log_density(self, mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
+        """log pi(a|s) of given actions, `[B]`."""
+        raise NotImplementedError
+
+    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
+        mean, log_std = self(obs)
+        return self.drawn(mean, log_std, noise)
+
+    def log_prob(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """log pi(a|s) of given actions, `[B]`; finite for actions at ±1."""
+        mean, log_std = self(obs)
+        return self.log_density(mean, log_std, actions)
+
+
+class TanhGaussianActor(NormalActor):
+    """a = tanh(u), u ~ N(mean(s), std(s)^2), with the exact log-determinant of tanh.
+
+    The density is infinite at ±1: actions beyond ±(1 - 1e-6) count as lying there, which is u = ±7.25.
+    """
+
+    distribution = "tanh"
 
     def __init__(
         self,
@@ -99,19 +133,16 @@ class TanhGaussianActor(nn.Module):
     def mode(self, obs: Tensor) -> Tensor:
         return torch.tanh(self(obs)[0])
 
-    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
-        mean, log_std = self(obs)
+    def drawn(self, mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
         return squashed_action(mean, log_std, noise)
+
+    def log_density(self, mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
+        return squashed_log_prob(mean, log_std, actions)
 
     def sample_with_logprob(self, obs: Tensor, noise: Tensor) -> ActionSample:
         """Reparameterised: gradients flow through the action and its log-probability."""
         mean, log_std = self(obs)
         return squashed_sample(mean, log_std, noise)
-
-    def log_prob(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """log pi(a|s) of given actions, `[B]`; those beyond ±(1 - 1e-6) count as lying there."""
-        mean, log_std = self(obs)
-        return squashed_log_prob(mean, log_std, actions)
 
     def steps(self, sampled: bool) -> list[Step]:
         """The mode needs the columns of the mean alone."""
@@ -145,6 +176,92 @@ def squashed_log_prob(mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
 def log_tanh_slope(pre_tanh: Tensor) -> Tensor:
     """log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)): exact for every u."""
     return 2.0 * (math.log(2.0) - pre_tanh - F.softplus(-2.0 * pre_tanh))
+
+
+class GaussianActor(NormalActor):
+    """a ~ N(tanh(net(s)), std^2): the mean is squashed, the density is a plain Gaussian's, what acts is clipped.
+
+    So the log-density is finite at ±1, and data actions need no clipping. One std per action dimension is learned
+    for all states; with `state_std` the network tells one in each, beside the mean, as that of a tanh-Gaussian.
+    """
+
+    distribution = "gaussian"
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        state_std: bool = False,
+        log_std_bounds: tuple[float, float] = OFFLINE_LOG_STD_BOUNDS,
+        **options: Unpack[MLPOptions],
+    ) -> None:
+        super().__init__()
+        outputs = 2 * action_dim if state_std else action_dim
+        self.net = MLP(obs_dim, hidden_sizes, outputs, **MLPOptions(init="orthogonal") | options)
+        self.log_std = None if state_std else nn.Parameter(torch.zeros(action_dim))
+        self.log_std_bounds = log_std_bounds
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean `[B, A]` and log standard deviation, `[A]` or with `state_std` `[B, A]`, of the Gaussian."""
+        if self.log_std is not None:
+            return torch.tanh(self.net(obs)), self.log_std.clamp(*self.log_std_bounds)
+        mean, log_std = self.net(obs).chunk(2, dim=-1)
+        return torch.tanh(mean), log_std.clamp(*self.log_std_bounds)
+
+    def mode(self, obs: Tensor) -> Tensor:
+        mean: Tensor = self(obs)[0]
+        return mean
+
+    def drawn(self, mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
+        return (mean + log_std.exp() * noise).clamp(-1.0, 1.0)
+
+    def log_density(self, mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
+        z = (actions - mean) * torch.exp(-log_std)
+        return (-0.5 * (z * z + LOG_2PI) - log_std).sum(-1)
+
+    def sample_with_logprob(self, obs: Tensor, noise: Tensor) -> ActionSample:
+        """The density is that of the action as it is clipped."""
+        mean, log_std = self(obs)
+        actions = self.drawn(mean, log_std, noise)
+        return ActionSample(actions, self.log_density(mean, log_std, actions))
+
+    def steps(self, sampled: bool) -> list[Step]:
+        if not sampled:
+            outputs = None if self.log_std is not None else self.net.head.weight.shape[-1] // 2
+            return [*self.net.steps(outputs=outputs), Step("tanh")]
+        low, high = (as_array(torch.tensor(bound)) for bound in (-1.0, 1.0))
+        clip = Step("clip", {"low": low, "high": high})
+        if self.log_std is not None:
+            std = as_array(self.log_std.clamp(*self.log_std_bounds).exp())
+            return [*self.net.steps(), Step("tanh"), Step("add_noise", {"scale": std}), clip]
+        low, high = (as_array(torch.tensor(bound)) for bound in self.log_std_bounds)
+        return [*self.net.steps(), Step("tanh_mean"), Step("gaussian", {"low": low, "high": high}), clip]
+
+
+def normal_actor(
+    distribution: PolicyDistribution,
+    obs_dim: int,
+    action_dim: int,
+    hidden_sizes: Sequence[int],
+    *,
+    log_std_bounds: tuple[float, float],
+    **options: Unpack[MLPOptions],
+) -> TanhGaussianActor | GaussianActor:
+    """The actor of that distribution; both have the same network, which tells mean and log std in every state."""
+    require_distribution(distribution)
+    if distribution == "tanh":
+        return TanhGaussianActor(obs_dim, action_dim, hidden_sizes, log_std_bounds=log_std_bounds, **options)
+    return GaussianActor(
+        obs_dim, action_dim, hidden_sizes, state_std=True, log_std_bounds=log_std_bounds, **options
+    )
+
+
+def require_distribution(given: str) -> None:
+    """Refuse what is no `PolicyDistribution`; a section has done so before."""
+    if given not in (known := get_args(PolicyDistribution)):
+        raise ConfigError(f"policy_distribution must be {' or '.join(map(repr, known))}, got {given!r}")
 
 
 class DeterministicActor(nn.Module):

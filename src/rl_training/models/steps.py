@@ -5,6 +5,7 @@ An actor tells its own with `steps(sampled)`. Each operation takes what the one 
     normalize   (x - shift) * scale              affine      x @ weight + bias
     clip        to [low, high]                   layer_norm  over the features, then * weight + bias
     relu leaky_relu elu gelu silu tanh           argmax      the index of the largest, [B]
+    tanh_mean   of [mean | log std]: tanh of the mean
     gaussian    of [mean | log std], the latter clipped to [low, high]: mean + std * noise
     add_noise   x + scale * noise
     categorical of logits: the action in whose share of the unit interval the normal quantile of `noise [B, 1]` lies

@@ -25,6 +25,7 @@ from rl_training.algorithms.execution import Execution, Kind
 from rl_training.algorithms.optim import Adam, Follow, Group
 from rl_training.algorithms.outline import Variant, outline
 from rl_training.data.transitions import RowLayout
+from rl_training.errors import ConfigError
 
 Tensors = dict[str, Tensor]
 
@@ -102,6 +103,20 @@ class _OptimizerStack:
         return Group(self.parameters, gradients, *state, *self.settings)
 
 
+def _require_alike(everyone: Sequence[Tensors]) -> None:
+    """Refuse networks of several kinds, which members of one structure have where `init_from` gave them."""
+    shapes = [{key: tensor.shape for key, tensor in own.items()} for own in everyone]
+    for other in shapes[1:]:
+        for key in {**shapes[0], **other}:
+            if shapes[0].get(key) != other.get(key):
+                name = key.removeprefix("parts.")
+                raise ConfigError(
+                    f"init_from: the members' networks differ (first in {name}) and cannot be trained as one; "
+                    "set population: off",
+                    key="init_from",
+                )
+
+
 class Stack:
     """S learners of one shape; constructing it moves their tensors into the stack."""
 
@@ -111,6 +126,7 @@ class Stack:
         self.networks = _Networks(learners[0])
         first = self.networks.tensors()
         everyone = [_Networks(learner).tensors() for learner in learners]
+        _require_alike(everyone)
         self.tensors: Tensors = {key: torch.stack([own[key].detach() for own in everyone]) for key in first}
         for i, own in enumerate(everyone):
             for key, tensor in own.items():

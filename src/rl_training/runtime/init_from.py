@@ -11,7 +11,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.state import read_run_checkpoint, spaces_from
+from rl_training.runtime.state import config_of, read_run_checkpoint, spaces_from
 from rl_training.spaces import SpaceSpec
 
 _log = logging.getLogger(__name__)
@@ -21,7 +21,12 @@ def starting_point(config: TrainConfig, own: Checkpoint | None) -> Checkpoint | 
     """The checkpoint a run's networks come from: its own, or the one another run left (`init_from`)."""
     if own is not None or config.init_from is None:
         return own
-    return read_run_checkpoint(find_checkpoint(Path(config.init_from)))
+    return read_run_checkpoint(find_origin(config.init_from, config.seed))
+
+
+def find_origin(init_from: str, seed: int | None) -> Path:
+    """The checkpoint that `init_from` means for a run of that seed, which `{seed}` in it stands for."""
+    return find_checkpoint(Path(init_from.replace("{seed}", str(seed))))
 
 
 def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec) -> None:
@@ -45,6 +50,7 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
                 f"(first difference: {name}); use the same hidden_sizes, kind of actor and normalize_observations",
                 key="init_from",
             )
+    _tell_other_distribution(learner, checkpoint)
     strange = {_network(name) for name in misfits} & {_network(name) for name in own}
     if strange and any(_network(name) in strange for name in given):
         _log.warning("init_from: starting anew, because they do not fit: %s", ", ".join(sorted(strange)))
@@ -58,6 +64,15 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
         if places[target] in strange:
             taken |= {f"{places[target]}.{key}": taken[f"{places[source]}.{key}"] for key in source.state_dict()}
     learner.load_networks(taken)
+
+
+def _tell_other_distribution(learner: Learner, checkpoint: Checkpoint) -> None:
+    """Say that a network which fits means another policy: its mode is the same, its spread is not."""
+    now, config = getattr(learner.model.actor, "distribution", None), config_of(checkpoint)
+    before = config.algo_kwargs.get("policy_distribution", "gaussian" if config.algo == "iql" else "tanh")
+    if now is not None and now != before:
+        words = "init_from: the policy of %s is %r and this run's %r: its mode is the same, its spread is not"
+        _log.warning(words, checkpoint.path, before, now)
 
 
 def _network(name: str) -> str:

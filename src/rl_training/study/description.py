@@ -17,7 +17,7 @@ import copy
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -34,6 +34,7 @@ from rl_training.experiment.config import (
 )
 from rl_training.experiment.registry import get_algorithm_spec, setting_names
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
+from rl_training.runtime.init_from import find_origin
 from rl_training.runtime.online import OnlineConfig, require_updates
 from rl_training.runtime.run import Job
 from rl_training.settings import PathText, PositiveFloat, PositiveInt, Settings, describe, list_as_tuple, seed_list
@@ -279,11 +280,12 @@ def _expand(index: int, task: Task, file: StudyFile, here: Here) -> tuple[TrainC
     if not seeds:
         raise ConfigError(f"{task.config} has `seed: null`; give the study's `seeds`", key="seeds")
     wanted = [
-        Wanted(index, changes, checked(here.put(point), described(changes) or task.config), seeds)
+        Wanted(index, changes, checked(here.put(point), described(changes) or task.config, seeds[0]), seeds)
         for point, changes in _points(values, places, file)
     ]
+    require_origins((one.config for one in wanted), seeds)
     try:
-        return checked(here.put(values), task.config), wanted
+        return checked(here.put(values), task.config, seeds[0]), wanted
     except ConfigError:  # it is complete only with what varies, which nobody compares
         return wanted[0].config, wanted
 
@@ -326,14 +328,22 @@ def put_settings(
     return done
 
 
-def checked(values: Mapping[str, Any], label: str) -> TrainConfig:
-    """The configuration with every default spelt out, checked as a run would check it."""
+def checked(values: Mapping[str, Any], label: str, seed: int) -> TrainConfig:
+    """The configuration with every default spelt out, checked as a run of that seed would check it."""
     try:
         config = TrainConfig(**values)
         spec = get_algorithm_spec(config.algo)
-        job = Job.of(spec.sections, config, None, None)
+        one = config if config.init_from is None else config.replace(seed=seed, seeds=None)
+        job = Job.of(spec.sections, one, None, None)
         if spec.regime == "online":
             require_updates(job, job.resolved[OnlineConfig].earned(config.total_timesteps))
     except ConfigError as error:
         raise ConfigError(f"{label}: {error}" if label else str(error), key=error.key) from None
     return config.replace(algo_kwargs=job.resolved.to_dict())
+
+
+def require_origins(configs: Iterable[TrainConfig], seeds: Iterable[int]) -> None:
+    """Refuse trials that start from a run which is not there, before the first of them starts."""
+    for init_from in {config.init_from for config in configs} - {None}:
+        for seed in seeds:
+            find_origin(str(init_from), seed)

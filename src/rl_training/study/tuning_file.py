@@ -39,6 +39,7 @@ from rl_training.study.description import (
     found_beside,
     plain_name,
     put_settings,
+    require_origins,
     text_of,
 )
 from rl_training.study.plan import described
@@ -116,7 +117,7 @@ class TuningDescription:
         """The base with the settings of a point; `ConfigError` where they contradict each other."""
         values = copy.deepcopy(dict(self.values))
         put_settings(point, "space", values, {})
-        return checked(values, described(point))
+        return checked(values, described(point), self.file.seeds[0])
 
     def base_point(self) -> dict[str, Any] | None:
         """Where the base lies in the space; None where it lies outside."""
@@ -158,7 +159,8 @@ def _described(
     values = load_config(source, owners=setting_names).config.to_dict()
     places: dict[str, str] = {}
     put_settings(file.common, "set", values, places)
-    base = checked(values, source)
+    base = checked(values, source, file.seeds[0])
+    require_origins([base], (*file.seeds, *file.fresh_seeds))
     space = put_settings(file.space, "space", copy.deepcopy(values), places)
     for key, setting in zip(sorted(file.space, key=lambda key: key != "algo"), list(space)):
         try:
