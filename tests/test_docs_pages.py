@@ -95,6 +95,10 @@ def quick(words: list[str]) -> list[str]:
     return [*words, *more]
 
 
+def runs_in(folder: Path) -> int:
+    return len(list(folder.glob("*/*/run.json")))
+
+
 def walk(page: str, text: str, folder: Path) -> None:
     """Go through the blocks of a page, in the current folder."""
     scope: dict[str, Any] = {"__name__": page.replace("/", "_")}
@@ -102,7 +106,11 @@ def walk(page: str, text: str, folder: Path) -> None:
         if block.file:
             Path(block.file).write_text(short(block.text), encoding="utf-8")
         if block.language == "python":
+            before = runs_in(folder)
             exec(compile(short(block.text), f"{page}.md ({number})", "exec", dont_inherit=True), scope)
+            if "stable_baselines3" not in block.text:
+                made, wanted = runs_in(folder) - before, block.text.count(".learn(")
+                assert made > wanted if "seeds=" in block.text else made == wanted, f"{page}.md ({number})"
         elif block.language == "bash":
             for words in Block("", "bash", short(block.text)).commands():
                 arguments = [newest(word) for word in quick(words)[1:]]
@@ -186,7 +194,7 @@ def test_every_page_is_run_somewhere() -> None:
         page = path.relative_to(DOCS).with_suffix("").as_posix()
         folder = page.partition("/")[0]
         if "```python" in path.read_text(encoding="utf-8") and folder not in ("plans", "algorithms"):
-            assert page in GUIDES or path in test_readme.GUIDES or f'"{page}.md"' in others, page
+            assert page in GUIDES or path in test_readme.PAGES or f'"{page}.md"' in others, page
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
