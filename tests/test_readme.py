@@ -32,7 +32,7 @@ BLOCKS = {page: MARKED.findall(text) for page, text in TEXTS.items()}
 PROGRAMS = [(page, name) for page, blocks in BLOCKS.items() for name in dict.fromkeys(name for name, _ in blocks)]
 CONFIGS = [
     text
-    for page in [*PAGES, *GUIDES]
+    for page in [ROOT / "README.md", *PAGES, *GUIDES]
     for text in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
     if "algo:" in text  # else a study's
 ]
