@@ -168,15 +168,16 @@ def sections(told: dict[str, dict[str, Any]]) -> report.Sections:
         length = f"{card['updates']:,} updates"
         length = length if spec.regime == "offline" else f"{card['steps']:,} steps, {length}"
         returned, size = f"{score['mean']:.1f} ± {score['std']:.1f}", f"{card['bytes'] / 1e3:.0f}"
-        page = f"[{spec.title}](algorithms/{name}.md)"
+        page = f"[{spec.title.partition(';')[0]}](algorithms/{name}.md)"
         rows.append([page, f"`gallery/{name}`", card["env"], returned, length, size])
     header = ["algorithm", "name", "task", "return", "trained for", "kB"]
     total = sum(card["bytes"] for card in told.values()) / 1e3
     played = {f"{card['score']['episodes']} episodes of seed {card['score']['seed']}" for card in told.values()}
+    threads = " / ".join(sorted({f"OMP_NUM_THREADS={card['threads']}" for card in told.values()}))
     origin = report.origins([card | {"checkout": card["commit"]} for card in told.values()])
     note = (
         f"Return: mean ± standard deviation over {' / '.join(sorted(played))}. All of them together are "
-        f"{total:.0f} kB. {origin}"
+        f"{total:.0f} kB. {origin} Trained with {threads}."
     )
     return {
         ("gallery", "gallery"): f"{table(header, rows)}\n\n{note}",

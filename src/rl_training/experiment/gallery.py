@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from rl_training.errors import CheckpointError, nearest
+from rl_training.errors import CheckpointError
 
 GALLERY = Path(str(resources.files("rl_training"))) / "assets" / "gallery"
 _PREFIX = "gallery"
@@ -26,6 +26,6 @@ def published(path: Path) -> Path | None:
         return None
     names = published_policies()
     if (name := path.as_posix().lower()) not in names:
-        hint = nearest(name, names) or f"; published are {', '.join(names)}"
-        raise CheckpointError(f"{path}: no such checkpoint and no published policy{hint}")
+        known = ", ".join(name.removeprefix(f"{_PREFIX}/") for name in names)
+        raise CheckpointError(f"{path}: no such checkpoint and no published policy; those are {known}")
     return GALLERY / name.removeprefix(f"{_PREFIX}/")
