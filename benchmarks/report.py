@@ -33,6 +33,7 @@ DOCUMENTS = {
     "results": (ROOT / "docs" / "results.md", "# What was learned\n\nMeasured by `benchmarks/`; not typed in.\n"),
     "performance": (ROOT / "docs" / "performance.md", "# Speed\n\nMeasured by `benchmarks/`; not typed in.\n"),
     "export": (ROOT / "docs" / "export.md", "# Policies that leave\n"),
+    "gallery": (ROOT / "docs" / "gallery.md", "# Trained policies\n"),
     "readme": (ROOT / "README.md", "# rl_training\n"),
 }
 PROGRAMS = (

@@ -14,7 +14,7 @@ from tools.docs_site import ALIASES  # noqa: E402
 project = "rl_training"
 release = version = rl_training.__version__
 language = "en"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.viewcode", "tools.docs_site"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "tools.docs_site"]
 exclude_patterns = ["algorithms/_template.md"]
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
@@ -49,6 +49,7 @@ nitpick_ignore = [
 ]
 
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = f"rl_training {release}"
 html_static_path = ["_static", "pictures"]
 html_css_files = ["site.css"]

@@ -7,6 +7,7 @@ cannot be run here says why in front of it, `<!-- not run: needs SLURM -->`; its
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 
 import rl_training
 from rl_training.cli import main
-from rl_training.experiment.config import load_config, packaged_configs
+from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.experiment.vocabulary import TERMS
 from rl_training.runtime.online import OnlineConfig
@@ -95,6 +96,10 @@ def quick(words: list[str]) -> list[str]:
     return [*words, *more]
 
 
+def runs_in(folder: Path) -> int:
+    return len(list(folder.glob("*/*/run.json")))
+
+
 def walk(page: str, text: str, folder: Path) -> None:
     """Go through the blocks of a page, in the current folder."""
     scope: dict[str, Any] = {"__name__": page.replace("/", "_")}
@@ -102,7 +107,11 @@ def walk(page: str, text: str, folder: Path) -> None:
         if block.file:
             Path(block.file).write_text(short(block.text), encoding="utf-8")
         if block.language == "python":
+            before = runs_in(folder)
             exec(compile(short(block.text), f"{page}.md ({number})", "exec", dont_inherit=True), scope)
+            if "stable_baselines3" not in block.text:
+                made, wanted = runs_in(folder) - before, block.text.count(".learn(")
+                assert made > wanted if "seeds=" in block.text else made == wanted, f"{page}.md ({number})"
         elif block.language == "bash":
             for words in Block("", "bash", short(block.text)).commands():
                 arguments = [newest(word) for word in quick(words)[1:]]
@@ -155,6 +164,21 @@ def test_commands_that_are_not_run_exist(words: list[str]) -> None:
     assert answer.exit_code == 0, answer.output
 
 
+@pytest.mark.parametrize("library", ["sb3", "d3rlpy", "corl"])
+def test_another_library_stands_beside_settings_that_there_are(library: str) -> None:
+    """Programs are Python on both sides, and what an argument is called here is the name of a setting."""
+    text = (DOCS / "guides" / f"from-{library}.md").read_text(encoding="utf-8")
+    programs = [block.text for block in blocks(text) if block.language == "python"]
+    assert any("from rl_training import" in ast.unparse(ast.parse(program)) for program in programs)
+    known = {*TrainConfig.model_fields, *ALGORITHMS, "env", "learn", "progress_bar", "resume"}
+    known |= {key for name in ALGORITHMS for key in get_algorithm_spec(name).sections.owners()}
+    here = [row.split("|")[2] for row in text.splitlines() if row.startswith("| ")]
+    told = [code for cell in here for code in re.findall(r"`([^`]+)`", cell)]
+    names = [found[1] for code in told if (found := re.match(r"([a-z_]+)(?:$|=|: )", code))]
+    assert len(names) > 20
+    assert [name for name in names if name not in known] == []
+
+
 def test_the_navigation_has_every_page_once() -> None:
     """Through the toctrees from the start page; what is nowhere in them nobody finds."""
     found: list[str] = []
@@ -186,7 +210,7 @@ def test_every_page_is_run_somewhere() -> None:
         page = path.relative_to(DOCS).with_suffix("").as_posix()
         folder = page.partition("/")[0]
         if "```python" in path.read_text(encoding="utf-8") and folder not in ("plans", "algorithms"):
-            assert page in GUIDES or path in test_readme.GUIDES or f'"{page}.md"' in others, page
+            assert page in GUIDES or path in test_readme.PAGES or f'"{page}.md"' in others, page
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -254,3 +278,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     page = (tmp_path / "site" / "algorithms" / "sac.html").read_text(encoding="utf-8")
     assert "target_entropy" in page
     assert "haarnoja2018soft" in page
+    assert page.count("<math ") > 10
+    for path in (tmp_path / "site").rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|link|img|source)\b[^>]*(?:https?:)?//[^>]*>", path.read_text(encoding="utf-8")
+        )
+        assert loaded == [], f"{path} needs the network"

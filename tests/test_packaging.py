@@ -32,6 +32,8 @@ ASSETS = {
     "rl_training/__init__.pyi",
     "rl_training/api/__init__.pyi",
     "rl_training/assets/configs/redq/pendulum.yaml",
+    "rl_training/assets/gallery/sac/step_000030000/manifest.json",
+    "rl_training/assets/gallery/sac/step_000030000/networks.safetensors",
     "rl_training/assets/history/defaults-0.1.json",
     "rl_training/assets/report/coverage.json",
     "rl_training/assets/report/page.css",

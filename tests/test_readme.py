@@ -1,4 +1,7 @@
-"""Every program and every command in the README and the guides works, with budgets a hundred times smaller."""
+"""Every program and every command in the README and two pages works, with budgets a hundred times smaller.
+
+The guides are run by tests/test_docs_pages.py.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,19 @@ from rl_training.experiment.strict_yaml import parse_yaml
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 # The other pages of docs/ have tests of their own.
-GUIDES = [*sorted(DOCS.glob("guide-*.md")), DOCS / "command-line.md", DOCS / "adding-an-algorithm.md"]
-TEXTS = {page.name: page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *GUIDES]}
+PAGES = [DOCS / "command-line.md", DOCS / "adding-an-algorithm.md"]
+GUIDES = sorted(DOCS.glob("guides/*.md"))
+TEXTS = {page.name: page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *PAGES]}
 README = TEXTS["README.md"]
 MARKED = re.compile(r"^<!-- run: (\w+) -->\n```python\n(.*?)^```$", re.M | re.S)
 BLOCKS = {page: MARKED.findall(text) for page, text in TEXTS.items()}
 PROGRAMS = [(page, name) for page, blocks in BLOCKS.items() for name in dict.fromkeys(name for name, _ in blocks)]
-CONFIGS = [text for page in TEXTS.values() for text in re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S)]
+CONFIGS = [
+    text
+    for page in [ROOT / "README.md", *PAGES, *GUIDES]
+    for text in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+    if "algo:" in text  # else a study's
+]
 COMMANDS = [
     line.partition("  #")[0].strip()
     for text in TEXTS.values()
@@ -55,7 +64,7 @@ def test_the_readme_is_short_and_shows_programs() -> None:
 
 
 def test_the_readme_leads_to_every_guide() -> None:
-    assert [page.name for page in GUIDES if f"](docs/{page.name})" not in README] == []
+    assert [page for page in [*PAGES, *GUIDES] if f"]({page.relative_to(ROOT).as_posix()})" not in README] == []
 
 
 def test_the_speed_in_the_readme_is_what_was_measured() -> None:

@@ -2,7 +2,8 @@
 
 Algorithm pages are completed from the code (`tools/describe_algorithm.py`). Links that leave docs/ lead to pages of
 the site: the README, the changelog and the examples have one each. Docstrings are Markdown-like text, and a managed
-class has a keyword for each setting, of which the reference shows none: its page has the table.
+class has a keyword for each setting, of which the reference shows none: its page has the table. Formulas become
+MathML while the site is built: a reader's browser needs neither a script nor the network for them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ LOG = getLogger(__name__)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 # A picture in HTML, which Sphinx does not look into; docs/pictures is copied to the site's static files.
 PICTURE = re.compile(r'\b(src|srcset)="(?:docs/)?pictures/')
+# What TeX sets otherwise than MathML: the index of an accented letter would stand below it, and log would touch its
+# neighbours.
+ACCENTED = re.compile(r"(\\(?:bar|tilde|hat) ?(?:\\[a-z]+|\w))(?=[_^])")
+LOG_OF = re.compile(r"\\log\s+")
 # Types that the reference shows by name.
 ALIASES: dict[str, tuple[Any, ...]] = {
     "ArrayLike": (ArrayLike,),
@@ -117,13 +122,25 @@ def is_managed(thing: Any) -> bool:
     return isinstance(thing, type) and isinstance(getattr(thing, "algo", None), str)
 
 
-def check_formulas(app: Sphinx, tree: nodes.document) -> None:
-    """Every formula is understood while the site is built; MathJax would show an error to the reader alone."""
-    for formula in tree.findall(lambda node: isinstance(node, nodes.math | nodes.math_block)):
-        try:
-            latex2mathml.tex2mathml(formula.astext())
-        except Exception as error:
-            LOG.warning("formula %r: %s", formula.astext(), error, location=formula)
+def draw_inline(writer: Any, formula: nodes.math) -> None:
+    draw(writer, formula, "span")
+
+
+def draw_block(writer: Any, formula: nodes.math_block) -> None:
+    draw(writer, formula, "div")
+
+
+def draw(writer: Any, formula: nodes.Element, tag: str) -> None:
+    """A formula as MathML; one that cannot be read is shown as it was written, and said."""
+    text = formula.astext()
+    try:
+        spaced = LOG_OF.sub(r"\\,\\log\\,", ACCENTED.sub(r"{\1{}}", text))
+        drawn = latex2mathml.tex2mathml(spaced, as_block=tag == "div")
+    except Exception as error:
+        LOG.warning("formula %r: %s", text, error, location=formula)
+        drawn = writer.encode(text)
+    writer.body.append(f"{writer.starttag(formula, tag, '', CLASS='math')}{drawn}</{tag}>")
+    raise nodes.SkipNode
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -131,5 +148,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("include-read", read_included)
     app.connect("autodoc-process-signature", shorten_signature)
     app.connect("autodoc-process-docstring", shorten_docstring)
-    app.connect("doctree-read", check_formulas)
+    app.add_html_math_renderer("mathml", (draw_inline, None), (draw_block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -92,7 +92,9 @@ class ManagedAlgorithm:
         if self.checkpoint_path is None:
             return f"{head}: not trained"
         unit = "updates" if spec.regime == "offline" else "steps"
-        return f"{head}: trained {self._steps:,} {unit}, {self.checkpoint_path.parent.parent}"
+        place = self.checkpoint_path.parent
+        home = place.parent if place.name in ("checkpoints", "best") else place  # a published policy has no run
+        return f"{head}: trained {self._steps:,} {unit}, {home}"
 
     def __init__(self, env: Environment | TrainConfig | None = None, **settings: Any) -> None:
         self._given = Given()

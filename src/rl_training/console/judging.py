@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_training.console.output import flags, note, show_json, show_table, warn
+from rl_training.judging import defaults
 
 if TYPE_CHECKING:
     from rl_training.judging.ope import Judgement, PolicyEstimate
@@ -32,14 +33,29 @@ class By(StrEnum):
     evaluation = "return"
 
 
+def _fraction(text: str) -> Any:
+    return typer.Option("--validation-fraction", min=0.0, max=0.99, help=text)
+
+
+# The options that both commands have; `judging.defaults` says what they are where they are not given.
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Bootstraps = Annotated[
-    int | None, typer.Option(min=1, help="Resamples of the episodes, 5 unless given; 1: the data as they are.")
+    int,
+    typer.Option(
+        min=1,
+        help=f"Resamples of the episodes, {defaults.BOOTSTRAPS:,} unless given; 1: the data as they are.",
+        show_default=False,
+    ),
 ]
-Updates = Annotated[int | None, typer.Option(min=10, metavar="N", help="Updates of FQE, 10,000 unless given.")]
-ValidationFraction = Annotated[
-    float,
-    typer.Option(min=0.0, max=0.99, help="Judge only by the episodes that training with this fraction held out."),
+Updates = Annotated[
+    int,
+    typer.Option(
+        min=10, metavar="N", help=f"Updates of FQE, {defaults.UPDATES:,} unless given.", show_default=False
+    ),
+]
+Fraction = Annotated[float, _fraction("Judge only by the episodes that training with this fraction held out.")]
+OwnFraction = Annotated[
+    float | None, _fraction("Judge by the episodes held out in training; by default the trials' own fraction.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of networks, minibatches and resamples.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
@@ -57,12 +73,12 @@ def ope(
         Method,
         typer.Option(help="fqe; for discrete actions with logged probabilities also wis (importance) or dr."),
     ] = Method.fqe,
-    bootstraps: Bootstraps = None,
-    updates: Updates = None,
-    validation_fraction: ValidationFraction = 0.0,
+    bootstraps: Bootstraps = defaults.BOOTSTRAPS,
+    updates: Updates = defaults.UPDATES,
+    validation_fraction: Fraction = defaults.VALIDATION_FRACTION,
     stochastic: Stochastic = False,
-    seed: Seed = 0,
-    device: Device = "auto",
+    seed: Seed = defaults.SEED,
+    device: Device = defaults.DEVICE,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
@@ -74,13 +90,14 @@ def ope(
             runs,
             dataset,
             method=method.value,
+            bootstraps=bootstraps,
+            updates=updates,
             validation_fraction=validation_fraction,
             stochastic=stochastic,
             seed=seed,
             device=device,
             watch=watch,
             warn=warn,
-            **_given(bootstraps=bootstraps, updates=updates),
             **_settings(settings),
         )
     if as_json:
@@ -96,19 +113,12 @@ def select(
         str | None, typer.Option(metavar="FILE", help="Logged data; by default what the trials learned from.")
     ] = None,
     task: Annotated[str | None, typer.Option(help="Of a study of several tasks, one as its file names it.")] = None,
-    bootstraps: Bootstraps = None,
-    updates: Updates = None,
-    validation_fraction: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=0.99,
-            help="Judge by the episodes held out in training; by default the trials' own fraction.",
-        ),
-    ] = None,
+    bootstraps: Bootstraps = defaults.BOOTSTRAPS,
+    updates: Updates = defaults.UPDATES,
+    validation_fraction: OwnFraction = None,
     stochastic: Stochastic = False,
-    seed: Seed = 0,
-    device: Device = "auto",
+    seed: Seed = defaults.SEED,
+    device: Device = defaults.DEVICE,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
@@ -120,13 +130,14 @@ def select(
         if by is By.fqe:
             options = {
                 "dataset": dataset,
+                "bootstraps": bootstraps,
+                "updates": updates,
                 "validation_fraction": validation_fraction,
                 "stochastic": stochastic,
                 "seed": seed,
                 "device": device,
                 "watch": watch,
                 "warn": warn,
-                **_given(bootstraps=bootstraps, updates=updates),
                 **_settings(settings),
             }
         elif dataset is not None:
@@ -136,11 +147,6 @@ def select(
         show_json(found.to_dict())
     else:
         _show_selection(found)
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """Those that are not left to their defaults."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _settings(texts: list[str] | None) -> dict[str, Any]:

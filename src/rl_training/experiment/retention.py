@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rl_training.errors import CheckpointError
 from rl_training.experiment import files
+from rl_training.experiment.gallery import published
 from rl_training.experiment.manifest import MANIFEST, verify_checkpoint
 
 # `.old` marks a folder that a new one of the same step is about to replace; it counts until it is gone.
@@ -42,9 +43,10 @@ def latest_valid(parent: Path) -> tuple[Path, list[str]]:
 def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Path:
     """The checkpoint meant by a checkpoint folder, a run folder, or a folder of checkpoints such as `best`.
 
-    A checkpoint named directly is returned unverified; of several, the newest valid one, and `warn` is told
-    of each that was passed over.
+    Where there is no folder `gallery/<name>`, it is the published policy of that name. A checkpoint named directly
+    is returned unverified; of several, the newest valid one, and `warn` is told of each that was passed over.
     """
+    path = published(path) or path
     if not path.is_dir():
         what = "a file, not a checkpoint folder written by this package" if path.exists() else "no such checkpoint"
         raise CheckpointError(f"{path}: {what}")

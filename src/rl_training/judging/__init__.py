@@ -2,6 +2,7 @@
 
     rl_training.ope(["runs/a", "runs/b"], dataset="logs.npz")
 
+defaults     what the function and the commands do where nothing is said
 policies     the candidates, and whether they fit the data
 fitting      K policies × B bootstraps of FQE as one population
 importance   weighted importance sampling and doubly robust estimates, for logs with probabilities

@@ -22,6 +22,7 @@ from rl_training.algorithms.fqe import FQE, FQEConfig
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, Resample
 from rl_training.errors import DivergedError
+from rl_training.judging import defaults
 from rl_training.memory import available_memory, human_bytes, room_on_gpu
 from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Policy
@@ -46,9 +47,9 @@ Watch = Callable[[float], None]
 class Plan:
     """How FQE is run; the defaults are those of every command."""
 
-    updates: int = 10_000
+    updates: int = defaults.UPDATES
     batch_size: int = BATCH_SIZE
-    seed: int = 0
+    seed: int = defaults.SEED
     sampled: bool = False
     acceleration: Acceleration = "auto"
     config: FQEConfig = field(default_factory=FQEConfig)

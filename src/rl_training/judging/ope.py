@@ -19,6 +19,7 @@ from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, Resample, hold_out, resamples
 from rl_training.data.probabilities import checked_probabilities, read_probabilities, require_discrete
 from rl_training.errors import ConfigError, nearest
+from rl_training.judging import defaults
 from rl_training.judging.fitting import BATCH_SIZE, Fit, Plan, Watch, fit
 from rl_training.judging.importance import (
     Logs,
@@ -116,14 +117,14 @@ def ope(
     dataset: Data,
     *,
     method: Method = "fqe",
-    bootstraps: int = 5,
-    updates: int = Plan.updates,
+    bootstraps: int = defaults.BOOTSTRAPS,
+    updates: int = defaults.UPDATES,
     batch_size: int = BATCH_SIZE,
-    validation_fraction: float = 0.0,
+    validation_fraction: float = defaults.VALIDATION_FRACTION,
     stochastic: bool = False,
     action_probs: ArrayLike | None = None,
-    seed: int = 0,
-    device: str = "auto",
+    seed: int = defaults.SEED,
+    device: str = defaults.DEVICE,
     acceleration: Acceleration = "auto",
     network: NetworkConfig | None = None,
     watch: Watch = lambda done: None,

@@ -11,7 +11,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.state import config_of, read_run_checkpoint, spaces_from
+from rl_training.runtime.state import acts, config_of, read_run_checkpoint, spaces_from
 from rl_training.spaces import SpaceSpec
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
     # Layers the other network has beyond these make it another network, though all of these fit.
     misfits += sorted(name for name in given.keys() - own.keys() if ".net." in name)
     for name in misfits:
-        if name.startswith(("model.actor.", "model.normalizer.")):
+        if acts(name):
             raise ConfigError(
                 f"init_from: the {checkpoint.records['config']['algo']} policy of {checkpoint.path} does not fit "
                 f"(first difference: {name}); use the same hidden_sizes, kind of actor and normalize_observations",

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from rl_training.runtime.session import Session
 
 _LONGEST_REASON = 300
+# Records without which a checkpoint is no run's.
+_OF_EVERY_RUN = ("trainer", "config", "spaces", "dataset")
 
 
 @dataclass
@@ -295,6 +297,26 @@ def restore_collector(collector: Collector, checkpoint: Checkpoint) -> list[str]
         )
 
 
+# The policy alone: what `load_policy` needs of the networks, and all that a published checkpoint has of them.
+
+
+def acts(name: str) -> bool:
+    """Whether a tensor of the networks belongs to the policy, by its name."""
+    return name.startswith(("model.actor.", "model.normalizer."))
+
+
+def is_policy_alone(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint holds no network but those that act."""
+    return all(acts(name) for name in checkpoint.tensors["networks"])
+
+
+def policy_alone(checkpoint: Checkpoint) -> Saved:
+    """What is left of a checkpoint without critics, targets, optimisers, random numbers and replay rows."""
+    networks = {name: tensor for name, tensor in checkpoint.tensors["networks"].items() if acts(name)}
+    records = {name: checkpoint.records[name] for name in _OF_EVERY_RUN}
+    return Saved(tensors={"networks": networks}, records=records)
+
+
 # config.json, spaces.json, dataset.json: what the run is.
 
 
@@ -354,7 +376,7 @@ def moments_of(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
 def read_run_checkpoint(path: Path) -> Checkpoint:
     """A verified checkpoint that holds what every run of this package saves."""
     checkpoint = read_checkpoint(path)
-    for name in ("trainer", "config", "spaces", "dataset"):
+    for name in _OF_EVERY_RUN:
         if not isinstance(checkpoint.records.get(name), dict):
             raise CheckpointError(f"{path}: not the checkpoint of a run: {name}.json is missing or no mapping")
     if "networks" not in checkpoint.tensors:

@@ -41,6 +41,7 @@ from rl_training.runtime.state import (
     clips_observations,
     config_of,
     has_normalizer,
+    is_policy_alone,
     read_run_checkpoint,
     spaces_from,
     understood,
@@ -129,26 +130,31 @@ class LoadedValues:
 
 def load_values(checkpoint: Checkpoint) -> LoadedValues:
     """Rebuild the value functions of a checkpoint; raises `ConfigError` where there are none."""
-    model, spaces, config = _load_model(checkpoint)
+    model, spaces, config = _build_model(checkpoint)
     if not model.has_values:
         raise ConfigError(f"{config.algo} learns no value function; predict_value needs an algorithm with critics")
+    if is_policy_alone(checkpoint):
+        raise ConfigError(
+            f"{checkpoint.path}: holds a policy without its critics; predict_value needs those of a run"
+        )
+    _load_networks(model, checkpoint)
     return LoadedValues(model.requires_grad_(False).eval(), spaces)
 
 
 def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
     """Rebuild the policy of a checkpoint; its folder is all that is needed."""
-    model, spaces, config = _load_model(checkpoint)
+    model, spaces, config = _build_model(checkpoint)
+    _load_networks(model.policy if is_policy_alone(checkpoint) else model, checkpoint)
     policy = copy.deepcopy(model.policy).requires_grad_(False)
     return LoadedPolicy(policy.eval(), spaces, config)
 
 
-def _load_model(checkpoint: Checkpoint) -> tuple[Model, SpaceSpec, TrainConfig]:
-    """All networks of a checkpoint, whatever the learner, and what they were made for."""
+def _build_model(checkpoint: Checkpoint) -> tuple[Model, SpaceSpec, TrainConfig]:
+    """The networks of a checkpoint's learner as they were before it learned, and what they were made for."""
     config, spaces = config_of(checkpoint), spaces_from(checkpoint)
     kinds = get_algorithm_spec(config.algo).sections
     with understood(checkpoint):
         sections, resolved = kinds.resolve_for(spaces, str(checkpoint.path), config.algo_kwargs)
-    names = checkpoint.tensors["networks"]
     with torch.random.fork_rng(devices=[]), understood(checkpoint, "networks"):
         model = sections.learner.build_model(
             spaces,
@@ -158,9 +164,14 @@ def _load_model(checkpoint: Checkpoint) -> tuple[Model, SpaceSpec, TrainConfig]:
         )
         if clips_observations(checkpoint):
             model.normalizer.clip()
-    with understood(checkpoint, "networks"):
-        model.load_state_dict({k.removeprefix("model."): v for k, v in names.items() if k.startswith("model.")})
     return model, spaces, config
+
+
+def _load_networks(part: Model | Policy, checkpoint: Checkpoint) -> None:
+    """Every network of a model, or of a policy alone: none may be missing, none be left over."""
+    names = checkpoint.tensors["networks"]
+    with understood(checkpoint, "networks"):
+        part.load_state_dict({k.removeprefix("model."): v for k, v in names.items() if k.startswith("model.")})
 
 
 def open_checkpoint(path: str | Path, warn: Callable[[str], None] = warnings.warn) -> Checkpoint:

@@ -1,0 +1,31 @@
+"""The published policies that come with the package: one per algorithm, checkpoints without critics."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from rl_training.errors import CheckpointError
+
+GALLERY = Path(str(resources.files("rl_training"))) / "assets" / "gallery"
+_PREFIX = "gallery"
+
+
+def published_policies() -> list[str]:
+    """Their names, as `gallery/<algo>`."""
+    found = GALLERY.iterdir() if GALLERY.is_dir() else ()
+    return sorted(f"{_PREFIX}/{folder.name}" for folder in found if folder.is_dir())
+
+
+def published(path: Path) -> Path | None:
+    """The folder of the published policy that `path` names; None where it is a path like any other.
+
+    A file or folder of that name comes first, as it does for configurations.
+    """
+    if path.is_absolute() or len(path.parts) != 2 or path.parts[0] != _PREFIX or path.exists():
+        return None
+    names = published_policies()
+    if (name := path.as_posix().lower()) not in names:
+        known = ", ".join(name.removeprefix(f"{_PREFIX}/") for name in names)
+        raise CheckpointError(f"{path}: no such checkpoint and no published policy; those are {known}")
+    return GALLERY / name.removeprefix(f"{_PREFIX}/")
