@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -25,12 +26,13 @@ from rl_training.errors import ConfigError, DivergedError, EnvironmentFailure
 from rl_training.experiment.checkpointing import latest_valid, list_checkpoints, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricsLog
+from rl_training.experiment.registry import resolve
 from rl_training.population.members import members_of, train_population
 from rl_training.population.members import resume as resume_all
 from rl_training.runtime import state
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluating import players_for
-from rl_training.runtime.run import Launch
+from rl_training.runtime.run import Launch, _players
 from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import evaluate_checkpoint
 from tests.reliability.faulty_worlds import FAULTY
@@ -431,6 +433,16 @@ def test_episodes_that_are_cut_are_reported(tmp_path: Path, capfd: pytest.Captur
 
 class Own(gym.Env[Any, Any]):
     """Known by a name that another process does not find."""
+
+
+@pytest.mark.parametrize("stopping", [None, {"patience": 2}])
+def test_on_its_own_it_does_not_move_where_a_run_stops(stopping: Any, tmp_path: Path) -> None:
+    """Else a run would stop elsewhere on a GPU than on a CPU."""
+    config = beside("bc", tmp_path, {"early_stopping": stopping}, evaluate_beside="auto")
+    regime = SimpleNamespace(collector=None, learner=SimpleNamespace(device=torch.device("cuda")))
+    job = SimpleNamespace(config=config, resolved=resolve(config))
+    found = _players(job, regime, Evaluator(config, spaces_of(config)))  # type: ignore[arg-type]
+    assert (found is None) is (stopping is not None)
 
 
 def evaluator_of(folder: Path, given: Given | None = None, **fields: Any) -> Evaluator:

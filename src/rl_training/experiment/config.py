@@ -139,7 +139,7 @@ class TrainConfig(Settings):
     """bound of an evaluation episode; null: the environment's own limit, or 10,000 where it has none"""
     evaluate_beside: Literal["auto"] | bool = "auto"
     """evaluate while training goes on, in a process beside it; results then count, and stop the run, at the next
-    evaluation or the end. `auto`: where that pays, offline on a GPU"""
+    evaluation or the end. `auto`: where that pays and stops nothing, offline on a GPU without `early_stopping`"""
     log_interval: PositiveInt = 1_000
     """ticks of the clock between rows of `metrics.csv` and TensorBoard"""
     checkpoint_interval: PositiveInt = 10_000

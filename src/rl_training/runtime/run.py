@@ -428,9 +428,10 @@ def _evaluator(job: Job, regime: Regime) -> Evaluator | None:
 
 def _players(job: Job, regime: Regime, evaluator: Evaluator | None) -> Players | None:
     """What evaluates beside the run; None where it evaluates at once."""
-    pays = regime.collector is None and regime.learner.device.type == "cuda"
-    often = job.resolved[ControlConfig].eval_interval is not None
-    return players_for(job.config, evaluator, pays=pays, often=often)
+    control = job.resolved[ControlConfig]
+    # Where a run stops early must not depend on the device that it happens to have.
+    pays = regime.collector is None and regime.learner.device.type == "cuda" and control.early_stopping is None
+    return players_for(job.config, evaluator, pays=pays, often=control.eval_interval is not None)
 
 
 def _open_log(folder: RunDirectory, job: Job, progress: Progress, loggers: Sequence[Logger]) -> MetricsLog:
