@@ -70,7 +70,8 @@ class AWAC(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -225,7 +226,8 @@ class BC(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -386,7 +388,8 @@ class CQL(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -554,7 +557,8 @@ class CRR(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -703,7 +707,8 @@ class DDPG(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -840,7 +845,8 @@ class DQN(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -989,7 +995,8 @@ class EDAC(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1148,7 +1155,8 @@ class IQL(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1300,7 +1308,8 @@ class REDQ(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1462,7 +1471,8 @@ class RLPD(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1619,7 +1629,8 @@ class SAC(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1755,7 +1766,8 @@ class TD3(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1902,7 +1914,8 @@ class TD3BC(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -2053,7 +2066,8 @@ class TQC(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -2204,7 +2218,8 @@ class ReBRAC(ManagedAlgorithm):
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
     evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays, offline on a GPU
+        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
+        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
