@@ -47,7 +47,7 @@ def settings(algo: str) -> dict[str, Any]:
     return owned(algo, FAST) | ({"beta": 10.0} if algo == "iql" else {})  # IQL multiplies by beta, CRR divides
 
 
-@pytest.mark.parametrize("algo", mostly_slow([name for name in ONLINE if name != "dqn"], "sac", "td3"))
+@pytest.mark.parametrize("algo", mostly_slow([name for name in ONLINE if name != "dqn"], "sac"))
 def test_online_algorithms_learn_the_identity(algo: str, tmp_path: Path) -> None:
     """Random answers cost 1.4 on average, the best constant 0.33, the identity nothing."""
     result = train(tiny(algo, tmp_path, env_id=IDENTITY, kwargs=settings(algo), total_timesteps=900, **UNWATCHED))

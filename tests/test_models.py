@@ -26,6 +26,7 @@ from rl_training.models import (
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import log_tanh_slope
 from tests.helpers import constant_outputs, member, sequential
+from tests.runs import mostly_slow
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "layer_norm"])
@@ -80,7 +81,7 @@ def test_named_members_can_be_asked_in_any_order(ensemble: EnsembleMLP) -> None:
     torch.testing.assert_close(ensemble(x, members=torch.tensor([3, 1])), ensemble(x)[[3, 1]])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", mostly_slow([torch.float32, torch.float64], torch.float32))
 def test_few_outputs_as_a_compiled_sum_are_the_product(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only a GPU is given when compiled, forced here and traced without a compiler."""
     network = EnsembleMLP(3, 5, (7,), 6).to(dtype)

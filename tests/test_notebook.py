@@ -37,6 +37,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.slow
 def test_it_runs(tmp_path: Path) -> None:
     shorter = notebook()
     for cell in shorter.cells:

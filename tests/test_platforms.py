@@ -121,6 +121,7 @@ refused(lambda: Study({"name": "s", "base": "sac/pendulum", "seeds": [0, 1]}).ru
     assert f"a study {system}; train its configurations one by one" in study
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported(tmp_path: Path) -> None:
     """What is refused there is refused when it is asked for, not by a command that only shares a file with it."""
     program = """

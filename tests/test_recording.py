@@ -373,6 +373,7 @@ def test_mujoco_without_anything_to_draw_with_is_one_line(tmp_path: Path, headle
     assert only(tmp_path) == ["runs"]
 
 
+@pytest.mark.slow
 def test_mujoco_is_drawn_with_what_is_here(tmp_path: Path) -> None:
     """In a process of its own: what a process draws with cannot be changed."""
     run = SAC("Hopper-v5", output_dir=tmp_path / "runs", **TINY).learn(12, progress_bar=False).run_dir

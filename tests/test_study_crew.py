@@ -75,6 +75,7 @@ def test_a_signal_to_the_sweep_stops_its_workers_who_save(tmp_path: Path) -> Non
     assert Study(folder).run().counts["done"] == 2
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_a_sweep_that_is_killed(tmp_path: Path) -> None:
     sweep, folder = sweeping(tmp_path)
     wait_for(lambda: len(owners(folder)) == 2)

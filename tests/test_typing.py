@@ -87,6 +87,7 @@ def test_the_classes_take_and_refuse_the_same(line: str) -> None:
         exec(line, scope)
 
 
+@pytest.mark.slow
 def test_a_type_checker_knows_the_settings(tmp_path: Path) -> None:
     """mypy on a user's program; torch and its kin are not followed, which changes nothing here but the time."""
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -159,6 +159,7 @@ def test_rows_covered_by_checkpoints_each_once_through_kills(tmp_path: Path) -> 
     assert "wandb" not in last.stdout + last.stderr
 
 
+@pytest.mark.slow
 def test_without_a_key_there_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

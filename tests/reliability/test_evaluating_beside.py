@@ -46,6 +46,7 @@ from tests.runs import (
     fingerprint,
     interrupted,
     logged,
+    mostly_slow,
     resume,
     run_record,
     tiny,
@@ -116,7 +117,7 @@ def nothing_is_left(
     wait_for(lambda: own_processes() == [] and nursery.count() == 0, 20.0)
 
 
-@pytest.mark.parametrize("algo", LOOPS)
+@pytest.mark.parametrize("algo", mostly_slow(LOOPS, "rlpd"))
 def test_it_is_the_run_that_evaluates_at_once(algo: str, tmp_path: Path) -> None:
     """Rows, columns, results, the last checkpoint and the best policy: the same to the bit."""
     one = train(beside(algo, tmp_path / "a", eval_episodes=3, evaluate_beside=False))
@@ -600,6 +601,7 @@ def policy_of(config: TrainConfig) -> tuple[Any, torch.Tensor]:
     return learner.model.policy, ActingPolicy(learner).taken()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("started_anew")
 def test_another_process_acts_as_this_one(tmp_path: Path) -> None:
     """As beside a GPU too, where the policy that acts is a copy on numpy arrays."""
