@@ -16,6 +16,7 @@ from tests.runs import (
     differences,
     interrupted,
     logged,
+    mostly_slow,
     resume,
     run_record,
     tiny,
@@ -155,7 +156,7 @@ def test_a_run_stopped_by_a_callback_goes_on_to_the_same_end(algo: str, tmp_path
     assert differences(longer, resumed) == []
 
 
-@pytest.mark.parametrize("algo", LOOPS)
+@pytest.mark.parametrize("algo", mostly_slow(LOOPS, "rlpd"))
 def test_a_run_stopped_by_a_callback_goes_on_to_its_own_budget(algo: str, tmp_path: Path) -> None:
     """A stop is not an end: README's TimeLimit leaves "a checkpoint to go on from"."""
     config = tiny(algo, tmp_path)

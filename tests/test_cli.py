@@ -787,7 +787,7 @@ ENVIRONMENT = {
 COMMAND = [sys.executable, "-m", "rl_training"]
 
 
-@pytest.mark.parametrize("called", mostly_slow(["module", "path", "name"], "path"))
+@pytest.mark.parametrize("called", mostly_slow(["module", "path", "name"]))
 def test_the_next_commands_name_the_program_as_it_was_called(tiny: Path, called: str) -> None:
     folder = tiny.parent / "bin"
     folder.mkdir()

@@ -17,6 +17,7 @@ import pytest
 from rl_training.environments.pool import EnvPool
 from rl_training.errors import EnvironmentFailure
 from rl_training.experiment.config import TrainConfig
+from tests.runs import mostly_slow
 
 SOURCE = Path(__file__).parents[1] / "src"
 ENVIRONMENT = {
@@ -160,7 +161,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("kind", FUNCTIONS)
+@pytest.mark.parametrize("kind", mostly_slow(FUNCTIONS, "class"))
 def test_an_environment_of_the_main_script(kind: str, tmp_path: Path) -> None:
     head = ASK + MAIN + FUNCTIONS[kind]
     (tmp_path / "guarded.py").write_text(

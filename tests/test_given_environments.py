@@ -209,6 +209,7 @@ def test_a_loaded_one_is_evaluated_in_what_is_given(tmp_path: Path) -> None:
         SAC.load(result.run_dir, env=Identity).evaluate()
 
 
+@pytest.mark.slow
 def test_in_processes_only_what_is_importable(tmp_path: Path) -> None:
     here = SAC(Point, **tiny(tmp_path)).learn(30, progress_bar=False)
     there = SAC(Point, **tiny(tmp_path, env_processes=True)).learn(30, progress_bar=False)

@@ -158,7 +158,7 @@ class Watch(Callback):
 
 
 @pytest.mark.parametrize("num_envs", mostly_slow([1, 2], 2))
-@pytest.mark.parametrize("algo", ONLINE)
+@pytest.mark.parametrize("algo", mostly_slow(ONLINE, "dqn", "sac"))
 def test_every_online_algorithm_has_it(algo: str, num_envs: int, tmp_path: Path) -> None:
     """From the first, random step on; evaluating counts nothing; a checkpoint's policy normalises by itself."""
     watch = Watch()
@@ -258,7 +258,7 @@ def same_map(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bo
     return bool(names) and all(name in one and name in other and one[name].equal(other[name]) for name in names)
 
 
-@pytest.mark.parametrize("algo", ["sac", "awac", "rlpd"])
+@pytest.mark.parametrize("algo", mostly_slow(["sac", "awac", "rlpd"], "rlpd"))
 def test_where_it_is_off_or_data_are_learned_from_the_map_taken_over_is_fixed(algo: str, tmp_path: Path) -> None:
     before = train(tiny("sac", tmp_path, kwargs=ON, total_timesteps=40))
     kwargs = {} if algo == "sac" else ON

@@ -328,7 +328,7 @@ def test_members_equal_their_single_runs_to_the_bit(algo: str, tmp_path: Path) -
     assert different(together(config), apart(config)) == [[], []]
 
 
-@every_cloner
+@pytest.mark.parametrize("algo", mostly_slow(CLONERS, "crr"))
 def test_it_resumes_exactly_and_is_in_the_checkpoint(algo: str, tmp_path: Path) -> None:
     settings = other(algo)
     result = assert_exact(eventful(algo, tmp_path, kwargs=settings), 40)

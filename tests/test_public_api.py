@@ -23,7 +23,7 @@ from rl_training.runtime.collector import collect_random
 from rl_training.runtime.online import OnlineConfig
 from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import evaluate_checkpoint, load_policy, open_checkpoint, predict_checkpoint
-from tests.runs import ALL, OFFLINE, TINY, differences, owned, tiny, train
+from tests.runs import ALL, OFFLINE, TINY, differences, mostly_slow, owned, tiny, train
 from tests.test_offline_runtime import identity_data
 from tests.worlds import Identity
 
@@ -42,7 +42,7 @@ def settings(algo: str, folder: Path) -> dict[str, Any]:
     return owned(algo, TINY) | fields
 
 
-@pytest.mark.parametrize("algo", ALL)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "sac", "iql", "rlpd"))
 def test_learn_evaluate_predict_load_resume(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env_id = "CartPole-v1" if algo == "dqn" else "Pendulum-v1"
     model = MANAGED[algo](env_id, **settings(algo, tmp_path))

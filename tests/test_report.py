@@ -376,6 +376,7 @@ def test_methods_that_share_no_task(tmp_path: Path) -> None:
     assert all(axes.lines for figure in found.figures.values() for axes in figure.axes)
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path, with_pdf: None) -> None:
     folder = two_methods(tmp_path / "runs")
     pages = [report.read(folder).save(tmp_path / name / "report.html").read_bytes() for name in ("a", "b")]

@@ -129,6 +129,7 @@ def test_names_are_there_when_they_are_used() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_an_algorithm_imports_its_own_trainer_alone() -> None:
     program = (
         "import sys; from rl_training.experiment.registry import get_algorithm_spec; get_algorithm_spec('sac');"

@@ -107,6 +107,7 @@ def test_status_and_packing_know_the_folder(done: tuple[Tuning, TuningResult], t
     assert record_in(tmp_path / "back") == record_in(folder)
 
 
+@pytest.mark.slow
 def test_more_trials_run_those_alone(done: tuple[Tuning, TuningResult], tmp_path: Path) -> None:
     tuning, result = done
     shutil.copytree(tuning.folder, tmp_path / "tiny")
@@ -189,6 +190,7 @@ def test_failed_trials_are_shown_and_never_best(tmp_path: Path, instant: list[tu
     assert len(instant) == 30 * 2 + 4 * 2
 
 
+@pytest.mark.slow
 def test_failed_points_are_told_as_the_worst(tmp_path: Path, instant: list[tuple[float, int]]) -> None:
     """The sampler leaves where everything diverges: half of the space, but few of the later trials."""
     space = {"learning_rate": {"low": 1e-4, "high": 10.0, "log": True}}

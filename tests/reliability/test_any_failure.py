@@ -129,7 +129,7 @@ def test_the_command_says_so_and_does_not_exit_with_0(tmp_path: Path) -> None:
     assert "error: environment 0 failed" in child.text()
 
 
-@pytest.mark.parametrize("algo", REGIMES)
+@pytest.mark.parametrize("algo", mostly_slow(REGIMES, "rlpd"))
 def test_a_terminal_that_is_closed(algo: str, tmp_path: Path) -> None:
     tick = random.Random(algo).randint(1, 40)
     config = tiny(algo, tmp_path, checkpoint_interval=1_000)

@@ -16,8 +16,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.session import Session
 from tests.reliability.processes import Child
-from tests.reliability.selection import EACH
-from tests.runs import fingerprint, mostly_slow, resume, run_record, tiny, train
+from tests.runs import ALL, fingerprint, mostly_slow, resume, run_record, tiny, train
 
 
 class FullBetween(Callback):
@@ -46,7 +45,7 @@ def run_in(folder: Path) -> Path:
     return run
 
 
-@pytest.mark.parametrize("algo", mostly_slow(EACH, "rlpd"))
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "rlpd"))
 def test_training_goes_on_and_tries_again(algo: str, tmp_path: Path) -> None:
     pretraining = 30 if algo == "rlpd" else 0
     config = config_of(algo, tmp_path / "runs")

@@ -177,7 +177,7 @@ class KillWhenJudged(KillAt):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("algo", REGIMES)
+@pytest.mark.parametrize("algo", mostly_slow(REGIMES, "rlpd"))
 def test_a_kill_between_the_last_evaluation_and_its_checkpoint(algo: str, tmp_path: Path) -> None:
     """It goes on to the same end; with a larger budget, to that of a run that was never evaluated there."""
     config = tiny(algo, tmp_path / "runs", kwargs={"learning_rate_schedule": "constant"})

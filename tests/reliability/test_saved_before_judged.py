@@ -19,7 +19,7 @@ from rl_training.runtime.workflows import evaluate_checkpoint
 from tests.reliability.faulty_worlds import FAULTY
 from tests.reliability.processes import Child, wait_for
 from tests.reliability.selection import REGIMES
-from tests.runs import differences, resume, run_record, tiny, train, trainer_state
+from tests.runs import differences, mostly_slow, resume, run_record, tiny, train, trainer_state
 
 
 def endless(algo: str, folder: Path, **fields: Any) -> TrainConfig:
@@ -102,7 +102,7 @@ class SignalWhileEvaluating(Callback):
         session._evaluator.run = run  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("algo", REGIMES)
+@pytest.mark.parametrize("algo", mostly_slow(REGIMES, "rlpd"))
 def test_an_evaluation_that_a_signal_ended_is_made_when_the_run_goes_on(algo: str, tmp_path: Path) -> None:
     """In the middle of training: the resumed run has the same evaluations, log and patience as one left alone."""
     kwargs = {"eval_interval": 10, "early_stopping": {"patience": 50}}
