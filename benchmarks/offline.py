@@ -3,9 +3,6 @@
     python -m benchmarks.offline --data DIR [--files pendulum-replay hopper-medium+hopper-expert] [--algo …]
                                  [--updates 20000] [--seeds 0 1 2] [--workers W] [--device cuda]
                                  [--peer-python PATH]     d3rlpy's CRR, AWAC and IQL on the same rows
-    python -m benchmarks.offline --data DIR --time-edac   what evaluation and records add to the learner's own time,
-                                                          evaluated at once and beside training; with --algo and
-                                                          --files, those of another algorithm on another file
 
 A file is `DIR/<name>.npz`; names joined with `+` are mixed in proportion to their rows. Settings come from the
 packaged config `<algo>/<name>` (a mixture of medium and expert is `…-medium-expert`) or from `--config`.
@@ -15,24 +12,18 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from benchmarks import report
 from benchmarks.learning import comparison, finals, verdict
 from benchmarks.report import Entry, Results, Sections, table
-from benchmarks.runs import Job, Watch, algorithm_changes, configure, data_returns, dataset_settings, perform_all
-from benchmarks.timing import Stopwatch
+from benchmarks.runs import Job, algorithm_changes, configure, data_returns, dataset_settings, perform_all
 from rl_training.data.scores import NOT_COMPARABLE, normalized_score
 from rl_training.environments.making import spaces_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.building import choose_device
-from rl_training.runtime.run import Launch
 
 ENVIRONMENTS = {"pendulum": "Pendulum-v1", "hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5"}
 # Return to reach, and the updates within which.
@@ -57,7 +48,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="stop runs and judge them after this time")
     parser.add_argument("--peer-python", help="a Python with d3rlpy installed")
     parser.add_argument("--peers-only", action="store_true")
-    parser.add_argument("--time-edac", action="store_true")
     parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
     return parser.parse_args()
 
@@ -80,12 +70,9 @@ def config_name(algo: str, name: str) -> str:
     return f"{algo}/{name.replace(f'+{task}', '')}"
 
 
-def configured(
-    options: argparse.Namespace, algo: str, name: str, seed: int, **fields: Any
-) -> tuple[TrainConfig, str]:
+def configured(options: argparse.Namespace, algo: str, name: str, seed: int) -> tuple[TrainConfig, str]:
     """The config of one run and where its settings come from."""
     source = options.config.format(algo=algo) if options.config else config_name(algo, name)
-    extra = dataset_settings(paths(options.data, name)) | fields.pop("algo_kwargs", {})
     config = configure(
         source,
         algo,
@@ -96,8 +83,8 @@ def configured(
         device=options.device,
         acceleration=options.acceleration,
         checkpoint_interval=10**9,
-        algo_kwargs=extra,
-        **{"eval_episodes": 0} | fields,
+        eval_episodes=0,
+        algo_kwargs=dataset_settings(paths(options.data, name)),
     )
     return config, source
 
@@ -129,45 +116,6 @@ def jobs(options: argparse.Namespace) -> Iterable[Job]:
                         },
                         peer_python=options.peer_python,
                     )
-
-
-def time_run(options: argparse.Namespace, beside: bool) -> Entry:
-    """EDAC-10 on halfcheetah-medium, evaluated ten times on the way: all of it over the updates alone.
-
-    Both clocks start after the first block of updates, in which a GPU's graphs are recorded and compiled.
-    """
-    [algo], [name] = (options.algo, options.files) if options.algo else (["edac"], ["halfcheetah-medium"])
-    shape = {"num_critics": 10} if algo == "edac" else {}
-    config, source = configured(
-        options,
-        algo,
-        name,
-        options.seeds[0],
-        eval_episodes=10,
-        evaluate_beside=beside,
-        algo_kwargs={"eval_interval": max(1, options.updates // 10), **shape},
-    )
-    device = str(choose_device(config.device))
-    watch, stopwatch = Watch(None), Stopwatch()
-    with tempfile.TemporaryDirectory() as folder, stopwatch.around(Updater, "run", "updates", skip=1):
-        result = get_algorithm_spec(algo).train(
-            config.replace(output_dir=folder), callbacks=[watch], launch=Launch(quiet=True)
-        )
-        whole = time.perf_counter() - stopwatch.since["updates"]
-    learner = stopwatch.seconds["updates"]
-    how = "beside" if beside else "at once"
-    print(f"evaluated {how}: {whole:.1f} s in all, {learner:.1f} s of updates: ratio {whole / learner:.3f}")
-    return report.stamp(device) | {
-        "kind": "time-edac",
-        "run": f"{'EDAC-10' if algo == 'edac' else algo.upper()} on {name}",
-        "evaluated": how,
-        "config": source,
-        "updates": int(result.metrics["update_count"]),
-        "evaluations": len(watch.curve),
-        "seconds": whole,
-        "learner_seconds": learner,
-        "ratio": whole / learner,
-    }
 
 
 def contender(entry: Entry) -> str:
@@ -225,31 +173,14 @@ def sections(entries: dict[str, Entry]) -> Sections:
         )
         body = "\n\n".join(texts)
         found["results", "offline"] = f"## Offline algorithms\n\n{note}\n\n{body}\n\n{report.origins(runs)}"
-    timed = [e for e in entries.values() if e["kind"] == "time-edac"]
-    if timed:
-        rows = [[e["machine"], e["run"], f"{e['updates']:,}", f"{e['evaluations']} {e['evaluated']}",
-                 f"{e['seconds']:.1f}", f"{e['learner_seconds']:.1f}", f"{e['ratio']:.3f}"]
-                for e in timed]  # fmt: skip
-        header = ["machine", "run", "updates", "evaluations", "seconds in all", "seconds of updates", "ratio"]
-        found["performance", "time-edac"] = (
-            "## A whole offline run\n\nWritten by `python -m benchmarks.offline --time-edac`. Both clocks start "
-            "after the first block; `evaluate_beside` says whether training waits for evaluations.\n\n"
-            f"{table(header, rows)}\n\n"
-            f"{report.origins(timed)}"
-        )
     return found
 
 
 def main() -> None:
     options = arguments()
     results = Results("offline", options.json)
-    if options.time_edac:
-        for beside in (False, True):
-            entry = time_run(options, beside)
-            results.add({f"time-edac/{entry['machine']}/{entry['run']}/{entry['evaluated']}": entry})
-    else:
-        for job, entry in perform_all(list(jobs(options)), options.workers, options.threads):
-            results.add({job.key: entry})
+    for job, entry in perform_all(list(jobs(options)), options.workers, options.threads):
+        results.add({job.key: entry})
     for text in sections(results.load()).values():
         print(f"\n{text}")
     results.render(sections)
