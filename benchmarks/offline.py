@@ -3,6 +3,7 @@
     python -m benchmarks.offline --data DIR [--files pendulum-replay hopper-medium+hopper-expert] [--algo …]
                                  [--updates 20000] [--seeds 0 1 2] [--workers W] [--device cuda]
                                  [--peer-python PATH]     d3rlpy's CRR, AWAC and IQL on the same rows
+                                 [--corl DIR]             CORL's TD3+BC and IQL on the same rows, out of a checkout
 
 A file is `DIR/<name>.npz`; names joined with `+` are mixed in proportion to their rows. Settings come from the
 packaged config `<algo>/<name>` (a mixture of medium and expert is `…-medium-expert`) or from `--config`.
@@ -15,9 +16,11 @@ import statistics
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from benchmarks import report
 from benchmarks.learning import comparison, finals, verdict
+from benchmarks.loops import libraries, published_settings
 from benchmarks.report import Entry, Results, Sections, table
 from benchmarks.runs import Job, algorithm_changes, configure, data_returns, dataset_settings, perform_all
 from rl_training.data.scores import NOT_COMPARABLE, normalized_score
@@ -28,7 +31,8 @@ from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_s
 ENVIRONMENTS = {"pendulum": "Pendulum-v1", "hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5"}
 # Return to reach, and the updates within which.
 THRESHOLDS = {"pendulum-replay": (-200.0, 20_000)}
-PEER_ALGORITHMS = ("crr", "awac", "iql")
+PEER_ALGORITHMS = {"corl": ("td3_bc", "iql"), "d3rlpy": ("crr", "awac", "iql")}
+PEER_NAMES = {"corl": "CORL", "d3rlpy": "d3rlpy"}
 
 
 def arguments() -> argparse.Namespace:
@@ -47,9 +51,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=30)
     parser.add_argument("--minutes", type=float, help="stop runs and judge them after this time")
     parser.add_argument("--peer-python", help="a Python with d3rlpy installed")
+    parser.add_argument("--corl", type=Path, metavar="DIR", help="a checkout of CORL")
     parser.add_argument("--peers-only", action="store_true")
     parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
-    return parser.parse_args()
+    options = parser.parse_args()
+    libraries(options.corl, None, None)  # a folder that is none is said before anything runs
+    return options
 
 
 def paths(data: Path, name: str) -> list[Path]:
@@ -89,6 +96,51 @@ def configured(options: argparse.Namespace, algo: str, name: str, seed: int) -> 
     return config, source
 
 
+def contenders(options: argparse.Namespace, algo: str) -> list[str]:
+    """The libraries that are asked for and have the algorithm."""
+    given = {"corl": options.corl, "d3rlpy": options.peer_python}
+    peers = [library for library, algorithms in PEER_ALGORITHMS.items() if given[library] and algo in algorithms]
+    return peers + ([] if options.peers_only else ["rl_training"])
+
+
+def peer_settings(options: argparse.Namespace, library: str, algo: str, name: str) -> tuple[dict[str, Any], str]:
+    """What a peer is told beyond what every library is, and what that is called: CORL has settings of its own for a
+    data set."""
+    if library == "corl":
+        task, _, quality = config_name(algo, name).partition("/")[2].partition("-")
+        published = published_settings(options.corl, algo, task, quality)
+        if published is not None:
+            return published, f"CORL's {quality} settings"
+    return {}, f"{PEER_NAMES[library]}'s defaults"
+
+
+def job_of(options: argparse.Namespace, library: str, algo: str, name: str, seed: int, own: list[float]) -> Job:
+    """One run; `own` are the returns of the data's episodes."""
+    config, source = configured(options, algo, name, seed)
+    told: dict[str, Any] = {}
+    if library != "rl_training":
+        told, source = peer_settings(options, library, algo, name)
+    changed = "".join(f" {change}" for change in algorithm_changes(options.set))
+    return Job(
+        key=f"{name}/{options.updates}/{library} {algo}{changed}/{seed}",
+        config=config.to_dict(),
+        library=library,
+        episodes=options.episodes,
+        deadline=time.time() + 60 * options.minutes if options.minutes else None,
+        labels={
+            "kind": "offline",
+            "file": name,
+            "config": source,
+            "overrides": options.set,
+            "data_return": statistics.fmean(own),
+            "data_episodes": len(own),
+        },
+        peer_python=options.peer_python,
+        peer_settings=told,
+        peer_checkout=options.corl,
+    )
+
+
 def jobs(options: argparse.Namespace) -> Iterable[Job]:
     algorithms = options.algo or [s.name for s in list_algorithm_specs() if s.regime == "offline"]
     for name in options.files:
@@ -96,32 +148,15 @@ def jobs(options: argparse.Namespace) -> Iterable[Job]:
         own = data_returns(paths(options.data, name), spaces)
         for seed in options.seeds:
             for algo in algorithms:
-                libraries = ["d3rlpy"] if options.peer_python and algo in PEER_ALGORITHMS else []
-                for library in libraries + ([] if options.peers_only else ["rl_training"]):
-                    config, source = configured(options, algo, name, seed)
-                    changed = "".join(f" {change}" for change in algorithm_changes(options.set))
-                    yield Job(
-                        key=f"{name}/{options.updates}/{library} {algo}{changed}/{seed}",
-                        config=config.to_dict(),
-                        library=library,
-                        episodes=options.episodes,
-                        deadline=time.time() + 60 * options.minutes if options.minutes else None,
-                        labels={
-                            "kind": "offline",
-                            "file": name,
-                            "config": source if library == "rl_training" else "d3rlpy's defaults",
-                            "overrides": options.set,
-                            "data_return": statistics.fmean(own),
-                            "data_episodes": len(own),
-                        },
-                        peer_python=options.peer_python,
-                    )
+                for library in contenders(options, algo):
+                    yield job_of(options, library, algo, name, seed, own)
 
 
 def contender(entry: Entry) -> str:
     name = get_algorithm_spec(entry["algo"]).learner.__name__.replace("TD3BC", "TD3+BC")
     name = ", ".join([name, *algorithm_changes(entry["overrides"])])
-    return f"d3rlpy {name}" if entry["library"] == "d3rlpy" else name
+    library = PEER_NAMES.get(entry["library"])
+    return f"{library} {name}" if library else name
 
 
 def file_text(name: str, entries: list[Entry]) -> str:
@@ -153,9 +188,10 @@ def file_text(name: str, entries: list[Entry]) -> str:
     header = ["", "settings", "updates", "seeds", "returns", "mean ± std", "normalised", ""]
     parts = [f"### {name} ({env}), {entries[0]['total_timesteps']:,} updates\n", table(header, rows)]
     for label, runs in runs_of.items():
-        peer = runs_of.get(f"d3rlpy {label}")
-        if peer:
-            parts.append(f"\n{label} beside d3rlpy: {comparison(finals(runs), finals(peer))}")
+        for library in PEER_NAMES.values():
+            peer = runs_of.get(f"{library} {label}")
+            if peer:
+                parts.append(f"\n{label} beside {library}: {comparison(finals(runs), finals(peer))}")
     if normalized_score(env, 0.0) is not None:
         parts.append(f"\nScores are {NOT_COMPARABLE}.")
     return "\n".join(parts)
@@ -171,8 +207,9 @@ def sections(entries: dict[str, Entry]) -> Sections:
             f"Written by `python -m benchmarks.offline`; last checkpoint, {runs[0]['episodes']} episodes on the "
             "same seeds for every run."
         )
-        body = "\n\n".join(texts)
-        found["results", "offline"] = f"## Offline algorithms\n\n{note}\n\n{body}\n\n{report.origins(runs)}"
+        said = report.checkouts_said(e for e in runs if "how" in e)
+        parts = ["## Offline algorithms", note, *texts, *(line.strip() for line in said), report.origins(runs)]
+        found["results", "offline"] = "\n\n".join(parts)
     return found
 
 
