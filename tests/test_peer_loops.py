@@ -511,11 +511,11 @@ def test_tables_have_a_row_for_every_peer_and_say_how_it_was_run() -> None:
 def test_peer_of_a_checkout_stands_in_the_first_row_where_none_is_installed() -> None:
     (row,) = updates.rate_rows([measured(given_peers=[given_peer("CORL:IQL", 50.0)])])
     assert row[0] == "IQL"
-    assert row[4:] == ["CORL IQL", "50", "2.00 (2.00 to 2.00)", "–"]  # the goal is of the installed peer
+    assert row[4:] == ["CORL IQL", "50", "2.00 (2.00 to 2.00)", "–", "2026-01-01"]  # the goal is of the installed
 
 
 def test_entries_from_before_there_were_checkouts_still_render() -> None:
-    assert updates.rate_rows([measured()])[0][4:] == ["–"] * 4
+    assert updates.rate_rows([measured()])[0][4:] == [*["–"] * 4, "2026-01-01"]
     (text,) = updates.sections({"a": measured()}).values()
     assert "checkout" not in text
 
