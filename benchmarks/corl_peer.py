@@ -1,10 +1,10 @@
-"""CORL's offline algorithms, timed inside their own loops; run by `benchmarks.loops`, speaks as `benchmarks.held`
-says.
+"""CORL's offline algorithms inside their own loops; run by `benchmarks.loops`, speaks as `benchmarks.held` says.
 
     {"checkout", "file", "settings", "data", "batch", "device", "threads"}
 
 `train(config)` of the file runs as it stands on CORL's own replay buffer: sampling, the update, and the call that
-would log it. It is never let come to its evaluation.
+would log it. It is never let come to its evaluation; instead the actors of the files in `TRAINERS` act on
+observations that are given, normalised as CORL would in its environment.
 """
 
 from pathlib import Path
@@ -15,11 +15,13 @@ import numpy as np
 import torch
 
 from benchmarks.checkouts import load_corl
-from benchmarks.held import Ended, Order, Turns, environment
+from benchmarks.held import Ended, Order, Rows, Turns, environment
 
 _NEVER = 10**9
 # How each file names what keeps it from evaluating.
 _WITHOUT_EVALUATION = {"eval_freq": _NEVER, "eval_frequency": _NEVER, "num_updates_on_epoch": _NEVER}
+# What each file calls the class that holds its actor.
+TRAINERS = {"td3_bc": "TD3_BC", "iql": "ImplicitQLearning"}
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -39,7 +41,7 @@ def stand_ins(rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def configuration(module: Any, order: Order, rows: int) -> Any:
-    """The file's own, with the device, the number of rows and what the case sets."""
+    """The file's own, with the device, the number of rows and what is asked for."""
     wanted = {
         "device": order["device"],
         "batch_size": order["batch"],
@@ -63,7 +65,43 @@ def hold(module: Any, turns: Turns) -> None:
             return super().sample(batch_size)
 
     module.ReplayBuffer = Held
-    module.wrap_env = lambda env, **_: env
+
+
+class Player:
+    """The actor of the trainer that the file makes, and what it takes from observations and divides them by."""
+
+    def __init__(self, module: Any, file: str) -> None:
+        self.trainer: Any = None
+        self.mean: Any = 0.0
+        self.std: Any = 1.0
+        module.wrap_env = self._keep_moments
+        if file in TRAINERS:
+            self._keep_trainer(module, TRAINERS[file])
+
+    def _keep_moments(self, env: Any, state_mean: Any = 0.0, state_std: Any = 1.0, **_: Any) -> Any:
+        self.mean, self.std = state_mean, state_std
+        return env
+
+    def _keep_trainer(self, module: Any, name: str) -> None:
+        player = self
+
+        class Kept(getattr(module, name)):  # type: ignore[misc]
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                player.trainer = self
+
+        setattr(module, name, Kept)
+
+    def act(self, observations: Rows) -> Rows:
+        """As the file evaluates: one state at a time, the actor not in training."""
+        if self.trainer is None:
+            raise SystemExit(f"only the actors of {', '.join(TRAINERS)} act here")
+        actor, device = self.trainer.actor, self.trainer.device
+        actor.eval()
+        states = (np.asarray(observations, dtype=np.float32) - self.mean) / self.std
+        actions = [actor.act(state, device).tolist() for state in states]
+        actor.train()
+        return actions
 
 
 def main() -> None:
@@ -74,11 +112,13 @@ def main() -> None:
         rows = {name: data[name] for name in data.files}
     module = load_corl(Path(order["checkout"]), order["file"], stand_ins(rows))
     hold(module, turns)
+    player = Player(module, order["file"])
     wait = nothing if order["device"] == "cpu" else torch.cuda.synchronize
     # Its first batch is asked for before there is an update.
-    turns.begin({"versions": {"torch": torch.__version__}, "period": None}, wait, before=1)
+    turns.begin({"versions": {"torch": torch.__version__}, "period": None}, wait, before=1, act=player.act)
     try:
         module.train(configuration(module, order, len(rows["rewards"])))
+        turns.made(1)  # after its last update it asks for no other batch
     except Ended:
         return
 

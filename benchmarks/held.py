@@ -2,7 +2,8 @@
 
 The programs `corl_peer` and `unifloral_peer` run a script of a checkout on rows, both given. Where the script asks
 for a batch, or evaluates, it is held up until more updates are asked for: standard input has the first order, an
-object in JSON, and then a number of updates per line; each is answered by one line of JSON.
+object in JSON, and then per line a number of updates, or `{"act": [[…], …]}`, observations that the policy as it is
+then is to act on; each is answered by one line of JSON.
 """
 
 import json
@@ -13,10 +14,15 @@ from types import SimpleNamespace
 from typing import Any
 
 Order = dict[str, Any]
+Rows = list[list[float]]
 
 
 class Ended(Exception):
     """No more updates are asked for: raised inside the loop, to leave it."""
+
+
+def no_policy(_: Rows) -> Rows:
+    raise SystemExit("this program does not act")
 
 
 class Turns:
@@ -30,10 +36,14 @@ class Turns:
         self._left = 0
         self._reply: Any = None
         self._wait: Callable[[], Any] = lambda: None
+        self._act: Callable[[Rows], Rows] = no_policy
 
-    def begin(self, reply: Order, wait: Callable[[], Any], before: int) -> None:
-        """`reply` answers the order once the loop has made `before` updates: what it compiles is compiled then."""
-        self._reply, self._wait, self._left = reply, wait, before
+    def begin(
+        self, reply: Order, wait: Callable[[], Any], before: int, act: Callable[[Rows], Rows] = no_policy
+    ) -> None:
+        """`reply` answers the order once the loop has made `before` updates: what it compiles is compiled then.
+        `act` has an action for every observation, and draws no random number."""
+        self._reply, self._wait, self._left, self._act = reply, wait, before, act
 
     def made(self, count: int) -> None:
         """Called by the loop: `count` updates more; returns when others are wanted."""
@@ -41,11 +51,16 @@ class Turns:
         if self._left > 0:
             return
         self._wait()
-        print(json.dumps(self._reply), file=self._answers, flush=True)
-        wanted = next(self._orders, None)
-        if wanted is None:
-            raise Ended
-        self._left = self._reply = wanted
+        self._say(self._reply)
+        for wanted in self._orders:
+            if isinstance(wanted, int):
+                self._left = self._reply = wanted
+                return
+            self._say(self._act(wanted["act"]))
+        raise Ended
+
+    def _say(self, answer: Any) -> None:
+        print(json.dumps(answer), file=self._answers, flush=True)
 
 
 class Space:

@@ -1,8 +1,9 @@
-"""References out of checkouts that are given, timed inside their own training loops, each in a process of its own.
+"""References out of checkouts that are given, run inside their own training loops, each in a process of its own.
 
 CORL (github.com/tinkoff-ai/CORL) is torch, Unifloral (github.com/EmptyJackson/unifloral) JAX. Nothing of theirs is
 kept here: `corl_peer` and `unifloral_peer` run their scripts as they stand and hold them up between blocks. A case
-has such a peer where the script's networks are the case's.
+has such a peer where the script's networks are the case's. What CORL has learned is judged by this package's
+evaluator.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.cases import THREE, TWO, Case, random_rows
 from benchmarks.checkouts import commit_of
 from benchmarks.peers import Spoken, with_paths
 from benchmarks.report import ROOT
 from benchmarks.timing import Rates, ratios_of
+from rl_training.data.transitions import TransitionBatch
+from rl_training.experiment.strict_yaml import parse_yaml
 
 # How a library was run, said under the tables.
 CORL = "`train` of its files as it stands, on its replay buffer on the device, without evaluation and logging"
@@ -29,6 +33,11 @@ UNIFLORAL = (
     "its scripts as they stand, without evaluation, whole scans of updates (2,500 steps on a GPU, as they "
     "are set to; 25 on a CPU); JAX multiplies in float32 where the row says so, else as it does by default"
 )
+# What a published file says about one run, where it is kept and what it is called.
+_OF_THE_RUN = {
+    "batch_size", "buffer_size", "checkpoints_path", "device", "eval_freq", "group", "load_model", "max_timesteps",
+    "n_episodes", "name", "project", "seed",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,15 +119,22 @@ def libraries(corl: Path | None, unifloral: Path | None, jax_python: str | None)
     return given
 
 
-class LoopUpdates(Spoken):
-    """Updates inside the loop of a script, on the case's random rows."""
+class Script(Spoken):
+    """A script of a checkout on rows, held up between blocks of updates."""
 
     def __init__(
-        self, library: Library, loop: Loop, case: Case, device: torch.device, *, batch: int, tf32: bool
+        self,
+        library: Library,
+        loop: Loop,
+        columns: TransitionBatch,
+        device: torch.device,
+        *,
+        batch: int,
+        settings: dict[str, Any],
+        tf32: bool = False,
     ) -> None:
         super().__init__([library.python, "-m", f"benchmarks.{library.program}"], with_paths(ROOT))
         self.library, self.loop = library, loop
-        columns = case.layout.unpack(random_rows(case.layout))
         with tempfile.TemporaryDirectory() as folder:
             data = Path(folder) / "rows.npz"
             np.savez(
@@ -133,7 +149,7 @@ class LoopUpdates(Spoken):
                 {
                     "checkout": str(library.checkout.resolve()),
                     "file": loop.file,
-                    "settings": loop.settings(case),
+                    "settings": settings,
                     "data": str(data),
                     "batch": batch,
                     "device": str(device),
@@ -141,22 +157,69 @@ class LoopUpdates(Spoken):
                     "tf32": tf32,
                 }
             )
-        self.versions: dict[str, str] = answer["versions"]
+        self.versions: dict[str, str] = {"checkout": commit_of(library.checkout), **answer["versions"]}
         self.period: int | None = answer["period"]
 
     def run(self, count: int) -> None:
         self.ask(count)
 
+    def about(self) -> dict[str, Any]:
+        """Which it is and how it was run."""
+        return {
+            "peer": f"{self.library.name}:{self.loop.title}",
+            "peer_versions": self.versions,
+            "how": self.library.how,
+            "note": self.loop.note,
+        }
+
+
+class LoopUpdates(Script):
+    """Updates inside the loop of a script, on the case's random rows."""
+
+    def __init__(
+        self, library: Library, loop: Loop, case: Case, device: torch.device, *, batch: int, tf32: bool
+    ) -> None:
+        columns = case.layout.unpack(random_rows(case.layout))
+        super().__init__(library, loop, columns, device, batch=batch, settings=loop.settings(case), tf32=tf32)
+
     def entry(self, ours: Rates, theirs: Rates) -> dict[str, Any]:
         """What is kept of it, beside our rates of the same blocks."""
         return {
-            "peer": f"{self.library.name}:{self.loop.title}",
+            **self.about(),
             "peer_rate": theirs.median,
             "peer_blocks": theirs.blocks,
-            "peer_versions": {"checkout": commit_of(self.library.checkout), **self.versions},
-            "how": self.library.how,
-            "note": self.loop.note,
         } | ratios_of(ours, theirs)
+
+
+class CorlLearner(Script):
+    """One of CORL's algorithms on rows with actions in [-1, 1], as D4RL's are; also a policy for this package's
+    evaluator. `settings` are of its `TrainConfig`."""
+
+    def __init__(
+        self,
+        checkout: Path,
+        algo: str,
+        columns: TransitionBatch,
+        device: torch.device,
+        *,
+        batch: int,
+        settings: dict[str, Any],
+    ) -> None:
+        (library,) = libraries(checkout, None, None)
+        super().__init__(library, LOOPS["CORL"][algo], columns, device, batch=batch, settings=settings)
+
+    def mode(self, obs: Tensor) -> Tensor:
+        return torch.tensor(self.ask({"act": obs.tolist()}), dtype=torch.float32)
+
+
+def published_settings(checkout: Path, algo: str, task: str, quality: str) -> dict[str, Any] | None:
+    """What CORL published for a D4RL data set (`hopper`, `medium-expert`), less where and how long it runs; None
+    where the checkout has nothing for it."""
+    path = checkout / "configs" / "offline" / algo / task / f"{quality.replace('-', '_')}_v2.yaml"
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = parse_yaml(path.read_text(encoding="utf-8"), str(path)).value
+    return {name: value for name, value in found.items() if name not in _OF_THE_RUN}
 
 
 def connect(

@@ -3,9 +3,7 @@
     python -m benchmarks.offline --data DIR [--files pendulum-replay hopper-medium+hopper-expert] [--algo …]
                                  [--updates 20000] [--seeds 0 1 2] [--workers W] [--device cuda]
                                  [--peer-python PATH]     d3rlpy's CRR, AWAC and IQL on the same rows
-    python -m benchmarks.offline --data DIR --time-edac   what evaluation and records add to the learner's own time,
-                                                          evaluated at once and beside training; with --algo and
-                                                          --files, those of another algorithm on another file
+                                 [--corl DIR]             CORL's TD3+BC and IQL on the same rows, out of a checkout
 
 A file is `DIR/<name>.npz`; names joined with `+` are mixed in proportion to their rows. Settings come from the
 packaged config `<algo>/<name>` (a mixture of medium and expert is `…-medium-expert`) or from `--config`.
@@ -15,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,21 +20,19 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.learning import comparison, finals, verdict
+from benchmarks.loops import libraries, published_settings
 from benchmarks.report import Entry, Results, Sections, table
-from benchmarks.runs import Job, Watch, algorithm_changes, configure, data_returns, dataset_settings, perform_all
-from benchmarks.timing import Stopwatch
+from benchmarks.runs import Job, algorithm_changes, configure, data_returns, dataset_settings, perform_all
 from rl_training.data.scores import NOT_COMPARABLE, normalized_score
 from rl_training.environments.making import spaces_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.building import choose_device
-from rl_training.runtime.run import Launch
 
 ENVIRONMENTS = {"pendulum": "Pendulum-v1", "hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5"}
 # Return to reach, and the updates within which.
 THRESHOLDS = {"pendulum-replay": (-200.0, 20_000)}
-PEER_ALGORITHMS = ("crr", "awac", "iql")
+PEER_ALGORITHMS = {"corl": ("td3_bc", "iql"), "d3rlpy": ("crr", "awac", "iql")}
+PEER_NAMES = {"corl": "CORL", "d3rlpy": "d3rlpy"}
 
 
 def arguments() -> argparse.Namespace:
@@ -56,10 +51,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=30)
     parser.add_argument("--minutes", type=float, help="stop runs and judge them after this time")
     parser.add_argument("--peer-python", help="a Python with d3rlpy installed")
+    parser.add_argument("--corl", type=Path, metavar="DIR", help="a checkout of CORL")
     parser.add_argument("--peers-only", action="store_true")
-    parser.add_argument("--time-edac", action="store_true")
     parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
-    return parser.parse_args()
+    options = parser.parse_args()
+    libraries(options.corl, None, None)  # a folder that is none is said before anything runs
+    return options
 
 
 def paths(data: Path, name: str) -> list[Path]:
@@ -80,12 +77,9 @@ def config_name(algo: str, name: str) -> str:
     return f"{algo}/{name.replace(f'+{task}', '')}"
 
 
-def configured(
-    options: argparse.Namespace, algo: str, name: str, seed: int, **fields: Any
-) -> tuple[TrainConfig, str]:
+def configured(options: argparse.Namespace, algo: str, name: str, seed: int) -> tuple[TrainConfig, str]:
     """The config of one run and where its settings come from."""
     source = options.config.format(algo=algo) if options.config else config_name(algo, name)
-    extra = dataset_settings(paths(options.data, name)) | fields.pop("algo_kwargs", {})
     config = configure(
         source,
         algo,
@@ -96,10 +90,55 @@ def configured(
         device=options.device,
         acceleration=options.acceleration,
         checkpoint_interval=10**9,
-        algo_kwargs=extra,
-        **{"eval_episodes": 0} | fields,
+        eval_episodes=0,
+        algo_kwargs=dataset_settings(paths(options.data, name)),
     )
     return config, source
+
+
+def contenders(options: argparse.Namespace, algo: str) -> list[str]:
+    """The libraries that are asked for and have the algorithm."""
+    given = {"corl": options.corl, "d3rlpy": options.peer_python}
+    peers = [library for library, algorithms in PEER_ALGORITHMS.items() if given[library] and algo in algorithms]
+    return peers + ([] if options.peers_only else ["rl_training"])
+
+
+def peer_settings(options: argparse.Namespace, library: str, algo: str, name: str) -> tuple[dict[str, Any], str]:
+    """What a peer is told beyond what every library is, and what that is called: CORL has settings of its own for a
+    data set."""
+    if library == "corl":
+        task, _, quality = config_name(algo, name).partition("/")[2].partition("-")
+        published = published_settings(options.corl, algo, task, quality)
+        if published is not None:
+            return published, f"CORL's {quality} settings"
+    return {}, f"{PEER_NAMES[library]}'s defaults"
+
+
+def job_of(options: argparse.Namespace, library: str, algo: str, name: str, seed: int, own: list[float]) -> Job:
+    """One run; `own` are the returns of the data's episodes."""
+    config, source = configured(options, algo, name, seed)
+    told: dict[str, Any] = {}
+    if library != "rl_training":
+        told, source = peer_settings(options, library, algo, name)
+    changed = "".join(f" {change}" for change in algorithm_changes(options.set))
+    return Job(
+        key=f"{name}/{options.updates}/{library} {algo}{changed}/{seed}",
+        config=config.to_dict(),
+        library=library,
+        episodes=options.episodes,
+        deadline=time.time() + 60 * options.minutes if options.minutes else None,
+        labels={
+            "kind": "offline",
+            "file": name,
+            "config": source,
+            "overrides": options.set,
+            "data_return": statistics.fmean(own),
+            "data_episodes": len(own),
+        },
+        peer_python=options.peer_python,
+        peer_settings=told,
+        peer_checkout=options.corl,
+    )
 
 
 def jobs(options: argparse.Namespace) -> Iterable[Job]:
@@ -109,71 +148,15 @@ def jobs(options: argparse.Namespace) -> Iterable[Job]:
         own = data_returns(paths(options.data, name), spaces)
         for seed in options.seeds:
             for algo in algorithms:
-                libraries = ["d3rlpy"] if options.peer_python and algo in PEER_ALGORITHMS else []
-                for library in libraries + ([] if options.peers_only else ["rl_training"]):
-                    config, source = configured(options, algo, name, seed)
-                    changed = "".join(f" {change}" for change in algorithm_changes(options.set))
-                    yield Job(
-                        key=f"{name}/{options.updates}/{library} {algo}{changed}/{seed}",
-                        config=config.to_dict(),
-                        library=library,
-                        episodes=options.episodes,
-                        deadline=time.time() + 60 * options.minutes if options.minutes else None,
-                        labels={
-                            "kind": "offline",
-                            "file": name,
-                            "config": source if library == "rl_training" else "d3rlpy's defaults",
-                            "overrides": options.set,
-                            "data_return": statistics.fmean(own),
-                            "data_episodes": len(own),
-                        },
-                        peer_python=options.peer_python,
-                    )
-
-
-def time_run(options: argparse.Namespace, beside: bool) -> Entry:
-    """EDAC-10 on halfcheetah-medium, evaluated ten times on the way: all of it over the updates alone.
-
-    Both clocks start after the first block of updates, in which a GPU's graphs are recorded and compiled.
-    """
-    [algo], [name] = (options.algo, options.files) if options.algo else (["edac"], ["halfcheetah-medium"])
-    shape = {"num_critics": 10} if algo == "edac" else {}
-    config, source = configured(
-        options,
-        algo,
-        name,
-        options.seeds[0],
-        eval_episodes=10,
-        evaluate_beside=beside,
-        algo_kwargs={"eval_interval": max(1, options.updates // 10), **shape},
-    )
-    device = str(choose_device(config.device))
-    watch, stopwatch = Watch(None), Stopwatch()
-    with tempfile.TemporaryDirectory() as folder, stopwatch.around(Updater, "run", "updates", skip=1):
-        result = get_algorithm_spec(algo).train(
-            config.replace(output_dir=folder), callbacks=[watch], launch=Launch(quiet=True)
-        )
-        whole = time.perf_counter() - stopwatch.since["updates"]
-    learner = stopwatch.seconds["updates"]
-    how = "beside" if beside else "at once"
-    print(f"evaluated {how}: {whole:.1f} s in all, {learner:.1f} s of updates: ratio {whole / learner:.3f}")
-    return report.stamp(device) | {
-        "kind": "time-edac",
-        "run": f"{'EDAC-10' if algo == 'edac' else algo.upper()} on {name}",
-        "evaluated": how,
-        "config": source,
-        "updates": int(result.metrics["update_count"]),
-        "evaluations": len(watch.curve),
-        "seconds": whole,
-        "learner_seconds": learner,
-        "ratio": whole / learner,
-    }
+                for library in contenders(options, algo):
+                    yield job_of(options, library, algo, name, seed, own)
 
 
 def contender(entry: Entry) -> str:
     name = get_algorithm_spec(entry["algo"]).learner.__name__.replace("TD3BC", "TD3+BC")
     name = ", ".join([name, *algorithm_changes(entry["overrides"])])
-    return f"d3rlpy {name}" if entry["library"] == "d3rlpy" else name
+    library = PEER_NAMES.get(entry["library"])
+    return f"{library} {name}" if library else name
 
 
 def file_text(name: str, entries: list[Entry]) -> str:
@@ -205,9 +188,10 @@ def file_text(name: str, entries: list[Entry]) -> str:
     header = ["", "settings", "updates", "seeds", "returns", "mean ± std", "normalised", ""]
     parts = [f"### {name} ({env}), {entries[0]['total_timesteps']:,} updates\n", table(header, rows)]
     for label, runs in runs_of.items():
-        peer = runs_of.get(f"d3rlpy {label}")
-        if peer:
-            parts.append(f"\n{label} beside d3rlpy: {comparison(finals(runs), finals(peer))}")
+        for library in PEER_NAMES.values():
+            peer = runs_of.get(f"{library} {label}")
+            if peer:
+                parts.append(f"\n{label} beside {library}: {comparison(finals(runs), finals(peer))}")
     if normalized_score(env, 0.0) is not None:
         parts.append(f"\nScores are {NOT_COMPARABLE}.")
     return "\n".join(parts)
@@ -223,33 +207,17 @@ def sections(entries: dict[str, Entry]) -> Sections:
             f"Written by `python -m benchmarks.offline`; last checkpoint, {runs[0]['episodes']} episodes on the "
             "same seeds for every run."
         )
-        body = "\n\n".join(texts)
-        found["results", "offline"] = f"## Offline algorithms\n\n{note}\n\n{body}\n\n{report.origins(runs)}"
-    timed = [e for e in entries.values() if e["kind"] == "time-edac"]
-    if timed:
-        rows = [[e["machine"], e["run"], f"{e['updates']:,}", f"{e['evaluations']} {e['evaluated']}",
-                 f"{e['seconds']:.1f}", f"{e['learner_seconds']:.1f}", f"{e['ratio']:.3f}"]
-                for e in timed]  # fmt: skip
-        header = ["machine", "run", "updates", "evaluations", "seconds in all", "seconds of updates", "ratio"]
-        found["performance", "time-edac"] = (
-            "## A whole offline run\n\nWritten by `python -m benchmarks.offline --time-edac`. Both clocks start "
-            "after the first block; `evaluate_beside` says whether training waits for evaluations.\n\n"
-            f"{table(header, rows)}\n\n"
-            f"{report.origins(timed)}"
-        )
+        said = report.checkouts_said(e for e in runs if "how" in e)
+        parts = ["## Offline algorithms", note, *texts, *(line.strip() for line in said), report.origins(runs)]
+        found["results", "offline"] = "\n\n".join(parts)
     return found
 
 
 def main() -> None:
     options = arguments()
     results = Results("offline", options.json)
-    if options.time_edac:
-        for beside in (False, True):
-            entry = time_run(options, beside)
-            results.add({f"time-edac/{entry['machine']}/{entry['run']}/{entry['evaluated']}": entry})
-    else:
-        for job, entry in perform_all(list(jobs(options)), options.workers, options.threads):
-            results.add({job.key: entry})
+    for job, entry in perform_all(list(jobs(options)), options.workers, options.threads):
+        results.add({job.key: entry})
     for text in sections(results.load()).values():
         print(f"\n{text}")
     results.render(sections)

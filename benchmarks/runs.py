@@ -50,6 +50,7 @@ class Job:
     labels: dict[str, Any] = field(default_factory=dict)
     peer_python: str | None = None
     peer_settings: dict[str, Any] = field(default_factory=dict)
+    peer_checkout: Path | None = None
 
 
 class Named(Protocol):
@@ -185,21 +186,49 @@ def train_d3rlpy(job: Job) -> Entry:
             settings=job.peer_settings,
             discrete=spaces.num_actions,
         ) as peer:
-            done = 0
-            while done < config.total_timesteps and (job.deadline is None or time.time() < job.deadline):
-                count = min(500, config.total_timesteps - done)
-                peer.update(count, fresh=True)
-                done += count
-            seconds = time.perf_counter() - started
-            evaluator = Evaluator(config, spaces)
-            policy: Any = peer
-            final = evaluator.run(policy, job.episodes)
-            evaluator.close()
-            found = peer.versions
-    return {"steps": done, "updates": done, "seconds": seconds, "curve": [], "final": final, "peer_versions": found}
+            learned = _learn(job, config, peer, lambda count: peer.update(count, fresh=True), started)
+            return learned | {"peer_versions": peer.versions}
 
 
-_TRAIN = {"rl_training": train_ours, "sb3": train_sb3, "d3rlpy": train_d3rlpy}
+def _learn(job: Job, config: TrainConfig, peer: Any, update: Callable[[int], Any], started: float) -> Entry:
+    """A peer in a process of its own makes its updates and is judged; `started` is when it was."""
+    done = 0
+    while done < config.total_timesteps and (job.deadline is None or time.time() < job.deadline):
+        count = min(500, config.total_timesteps - done)
+        update(count)
+        done += count
+    seconds = time.perf_counter() - started
+    evaluator = Evaluator(config, spaces_of(config))
+    final = evaluator.run(peer, job.episodes)
+    evaluator.close()
+    return {"steps": done, "updates": done, "seconds": seconds, "curve": [], "final": final}
+
+
+def train_corl(job: Job) -> Entry:
+    """CORL on the same rows, judged by our evaluator on the same episodes.
+
+    Rewards are as in the file: CORL scales them, and normalises observations, where its own settings say so.
+    """
+    from benchmarks.loops import CorlLearner
+
+    config = TrainConfig(**job.config)
+    settings, spaces = resolve(config), spaces_of(config)
+    own_rewards = {"reward_scale": 1.0, "reward_shift": 0.0, "reward_range_scaling": False}
+    dataset = load_dataset(settings[DatasetConfig].model_copy(update=own_rewards), spaces=spaces)
+    assert job.peer_checkout is not None
+    started = time.perf_counter()
+    with CorlLearner(
+        job.peer_checkout,
+        config.algo,
+        dataset.layout.unpack(torch.from_numpy(np.asarray(dataset.rows))),
+        choose_device(config.device),
+        batch=settings[OptimizationConfig].batch_size,
+        settings={**job.peer_settings, "seed": config.seed or 0, "max_timesteps": config.total_timesteps},
+    ) as peer:
+        return _learn(job, config, peer, peer.run, started) | peer.about()
+
+
+_TRAIN = {"rl_training": train_ours, "sb3": train_sb3, "d3rlpy": train_d3rlpy, "corl": train_corl}
 
 
 def perform(job: Job) -> Entry:

@@ -1,20 +1,26 @@
-"""References out of checkouts, timed inside their own loops: with doubles of the checkouts, and of jax."""
+"""References out of checkouts, inside their own loops: with doubles of the checkouts, and of jax."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks import cases, leanrl, loops, training, updates
+from benchmarks import cases, leanrl, loops, offline, training, updates
 from benchmarks.checkouts import commit_of
-from benchmarks.runs import configure
+from benchmarks.runs import Job, configure, perform
 from benchmarks.timing import Rates, alternate, ratios_of
+from rl_training.data.transitions import TransitionBatch
+from rl_training.environments.making import spaces_of
+from rl_training.environments.playing import Evaluator
+from rl_training.experiment.config import TrainConfig
 
 CPU = torch.device("cpu")
 
@@ -64,6 +70,66 @@ def train(config: TrainConfig):
             print([*batch, config.hidden_dim], file=file)
         wandb.log({"loss": 0.0}, step=t)
         assert (t + 1) % config.eval_frequency, "evaluates"
+"""
+
+# The interface of CORL's TD3+BC; its actor adds a tenth of the updates it had to the first state.
+CORL_LEARNER = """
+from dataclasses import asdict, dataclass
+import d4rl
+import gym
+import numpy as np
+import pyrallis
+import wandb
+
+@dataclass
+class TrainConfig:
+    device: str = "cuda"
+    env: str = "none"
+    seed: int = 0
+    batch_size: int = 1
+    buffer_size: int = 10
+    max_timesteps: int = 1_000_000
+    eval_freq: int = 2
+    alpha: float = 2.5
+
+class ReplayBuffer:
+    def sample(self, batch_size):
+        return batch_size
+
+def wrap_env(env, state_mean=0.0, state_std=1.0):
+    return gym.wrappers.TransformObservation(env, state_mean)
+
+class Actor:
+    updates, training = 0, True
+    def eval(self):
+        self.training = False
+    def train(self):
+        self.training = True
+    def act(self, state, device):
+        assert not self.training
+        assert (state.shape, device) == ((3,), "cpu")
+        return np.clip(state[:1] + self.updates / 10, -1.0, 1.0)
+
+class TD3_BC:
+    def __init__(self, actor, device):
+        self.actor, self.device = actor, device
+    def train(self, batch):
+        assert self.actor.training
+        self.actor.updates += 1
+
+@pyrallis.wrap()
+def train(config: TrainConfig):
+    env = gym.make(config.env)
+    rows = d4rl.qlearning_dataset(env)
+    env = wrap_env(env, state_mean=rows["observations"].mean(0), state_std=2.0)
+    buffer = ReplayBuffer()
+    trainer = TD3_BC(actor=Actor(), device=config.device)
+    wandb.init(config=asdict(config))
+    for t in range(config.max_timesteps):
+        trainer.train(buffer.sample(config.batch_size))
+        with open(LOG, "a") as file:
+            print(asdict(config), [float(reward) for reward in rows["rewards"][:2]], file=file)
+        assert (t + 1) % config.eval_freq, "evaluates"
 """
 
 # The interface of one of Unifloral's scripts; every scan is a line in a file.
@@ -175,6 +241,153 @@ def test_loop_of_corl_makes_as_many_updates_as_are_asked_for(tmp_path: Path) -> 
     assert entry["peer"] == "CORL:AWAC"
     assert (entry["peer_rate"], entry["ratio"], entry["ratio_spread"]) == (2.0, 3.0, [2.0, 3.0])
     assert entry["peer_versions"] == {"checkout": "unknown", "torch": torch.__version__}
+
+
+def learner(folder: Path, updates: int, algo: str = "td3_bc") -> loops.CorlLearner:
+    """CORL's double on four rows whose observations are 1, 2 and 3."""
+    columns = TransitionBatch(
+        obs=torch.tensor([[1.0, 2.0, 3.0]] * 4),
+        actions=torch.zeros(4, 1),
+        rewards=torch.zeros(4),
+        next_obs=torch.zeros(4, 3),
+        dones=torch.zeros(4),
+    )
+    return loops.CorlLearner(folder, algo, columns, CPU, batch=8, settings={"max_timesteps": updates})
+
+
+def test_actor_of_corl_acts_as_it_is_between_updates(tmp_path: Path) -> None:
+    states = torch.tensor([[1.0, 2.0, 3.0], [1.5, 2.0, 3.0]])  # the mean is taken away, the deviation is 2
+    with learner(checkout(tmp_path, "offline/td3_bc.py", CORL_LEARNER), updates=6) as peer:
+        torch.testing.assert_close(peer.mode(states), torch.tensor([[0.0], [0.25]]))
+        peer.run(2)
+        torch.testing.assert_close(peer.mode(states), torch.tensor([[0.2], [0.45]]))
+        torch.testing.assert_close(peer.mode(states[1:]), torch.tensor([[0.45]]))
+        assert len(lines(tmp_path)) == 2  # acting is no update
+        peer.run(4)  # all that its loop makes: it has ended, and acts still
+        torch.testing.assert_close(peer.mode(states), torch.tensor([[0.6], [0.85]]))
+        assert len(lines(tmp_path)) == 6
+        with pytest.raises(RuntimeError, match="ended with 0"):
+            peer.run(1)
+
+
+def test_file_of_corl_whose_actor_is_not_known_does_not_act(tmp_path: Path) -> None:
+    given = loops.libraries(checkout(tmp_path, "offline/awac.py", CORL_FILE), None, None)
+    found, _ = loops.connect(given, case_of("awac"), CPU, batch=8, tf32=False)
+    with found["CORL"] as peer, pytest.raises(RuntimeError, match="only the actors of td3_bc, iql act here"):
+        peer.ask({"act": [[0.0] * cases.OBS_DIM]})
+
+
+def pendulum_file(folder: Path) -> Path:
+    """Rows of Pendulum-v1 as `pendulum-replay.npz`; the folder."""
+    draw, count = np.random.default_rng(0), 40
+    states = draw.uniform(-1.0, 1.0, (2, 21, 3)).astype(np.float32)  # two episodes
+    last = np.arange(count) % 20 == 19
+    np.savez(
+        folder / "pendulum-replay.npz", observations=states[:, :-1].reshape(-1, 3),
+        next_observations=states[:, 1:].reshape(-1, 3),
+        actions=draw.uniform(-2.0, 2.0, (count, 1)), rewards=-1.0 - np.arange(count),
+        terminals=np.zeros(count), timeouts=last,
+    )  # fmt: skip
+    return folder
+
+
+def offline_jobs(monkeypatch: pytest.MonkeyPatch, folder: Path, *more: str) -> list[Job]:
+    given = ["--data", str(folder), "--corl", str(folder), "--device", "cpu", "--updates", "7", "--episodes", "2"]
+    monkeypatch.setattr(sys, "argv", ["offline", *given, *more])
+    return list(offline.jobs(offline.arguments()))
+
+
+def publish(folder: Path, algo: str, task: str, file: str, text: str) -> None:
+    path = folder / "configs" / "offline" / algo / task / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def test_corl_learns_from_the_rows_and_is_judged_on_the_episodes_of_every_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout(pendulum_file(tmp_path), "offline/td3_bc.py", CORL_LEARNER)
+    publish(tmp_path, "td3_bc", "pendulum", "replay_v2.yaml", "alpha: 4e-1\nenv: p-v2\nseed: 9\nmax_timesteps: 9\n")
+    scaled = "algo_kwargs.reward_scale=3"
+    (job,) = offline_jobs(
+        monkeypatch, tmp_path, "--algo", "td3_bc", "--seeds", "5", "--peers-only", "--set", scaled
+    )
+    assert job.key == "pendulum-replay/7/corl td3_bc reward_scale=3/5"
+    entry = perform(job)
+    assert len(lines(tmp_path)) == entry["updates"] == 7
+    told = {
+        "device": "cpu", "env": "p-v2", "seed": 5, "batch_size": 256, "buffer_size": 40, "max_timesteps": 7,
+        "eval_freq": 10**9, "alpha": 0.4,
+    }  # fmt: skip
+    assert lines(tmp_path)[0] == f"{told} [-1.0, -2.0]"  # rewards of the file
+    assert (entry["library"], entry["config"]) == ("corl", "CORL's replay settings")
+    assert (entry["peer"], entry["peer_versions"]["checkout"]) == ("CORL:TD3+BC", "unknown")
+
+    class Double:
+        """What the double of the actor does after seven updates."""
+
+        def mode(self, obs: torch.Tensor) -> torch.Tensor:
+            with np.load(tmp_path / "pendulum-replay.npz") as data:
+                mean = torch.from_numpy(data["observations"].mean(0))
+            return ((obs - mean) / 2.0)[:, :1].add(0.7).clamp(-1.0, 1.0)
+
+    config = TrainConfig(**job.config)
+    evaluator = Evaluator(config, spaces_of(config))
+    policy: Any = Double()
+    assert entry["final"] == pytest.approx(evaluator.run(policy, 2), rel=1e-4)
+    evaluator.close()
+
+
+def test_libraries_are_asked_for_what_they_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (pendulum_file(tmp_path) / "algorithms").mkdir()
+    every = ["--peer-python", "/a/python", "--algo", "bc", "crr", "iql", "td3_bc", "--seeds", "0"]
+    jobs = offline_jobs(monkeypatch, tmp_path, *every)
+    said = {job.key.split("/")[2]: job.labels["config"] for job in jobs}
+    assert said == {
+        "rl_training bc": "bc/pendulum-replay",
+        "d3rlpy crr": "d3rlpy's defaults",
+        "rl_training crr": "crr/pendulum-replay",
+        "corl iql": "CORL's defaults",  # the checkout has nothing for this file
+        "d3rlpy iql": "d3rlpy's defaults",
+        "rl_training iql": "iql/pendulum-replay",
+        "corl td3_bc": "CORL's defaults",
+        "rl_training td3_bc": "td3_bc/pendulum-replay",
+    }
+    assert all(job.peer_settings == {} for job in jobs)
+    with pytest.raises(SystemExit, match="nowhere"):
+        offline_jobs(monkeypatch, tmp_path, "--corl", str(tmp_path / "nowhere"))
+
+
+def test_settings_of_corl_for_a_mixture_are_those_of_its_data_set(tmp_path: Path) -> None:
+    publish(
+        tmp_path, "iql", "hopper", "medium_expert_v2.yaml", "beta: 6.0\nqf_lr: 3e-4\nbatch_size: 9\nname: IQL\n"
+    )
+    options = argparse.Namespace(corl=tmp_path)
+    found = offline.peer_settings(options, "corl", "iql", "hopper-medium+hopper-expert")
+    assert found == ({"beta": 6.0, "qf_lr": 3e-4}, "CORL's medium-expert settings")
+    found = offline.peer_settings(options, "corl", "td3_bc", "hopper-medium+hopper-expert")
+    assert found == ({}, "CORL's defaults")
+
+
+def learned(library: str, seed: int, value: float, **more: Any) -> dict[str, Any]:
+    return measured(
+        kind="offline", library=library, algo="iql", env="Hopper-v5", seed=seed, total_timesteps=9, episodes=2,
+        file="hopper-medium", config=f"{library}'s", overrides=[], data_return=1000.0, data_episodes=3, updates=9,
+        final={"eval_return_mean": value}, **more,
+    )  # fmt: skip
+
+
+def test_returns_stand_beside_those_of_every_peer() -> None:
+    about = {"peer": "CORL:IQL", "peer_versions": {"checkout": "abc"}, "how": "its own loop", "note": "sizes fixed"}
+    runs = [learned("corl", 0, 900.0, **about), learned("corl", 1, 920.0, **about)]
+    runs += [learned("rl_training", 0, 1010.0), learned("rl_training", 1, 990.0), learned("d3rlpy", 0, 1200.0)]
+    (text,) = offline.sections({str(i): run for i, run in enumerate(runs)}).values()
+    assert "| CORL IQL | `corl's` | 9 | 0 1 | 900, 920 | 910 ± 14 |" in text
+    assert "| d3rlpy IQL | `d3rlpy's` | 9 | 0 | 1200 | 1200 |" in text
+    assert "| IQL | `rl_training's` | 9 | 0 1 | 1010, 990 | 1000 ± 14 |" in text
+    assert "IQL beside CORL: Difference of the means +90, standard error 14: not worse" in text
+    assert "IQL beside d3rlpy: Difference of the means -200; one seed" in text
+    assert "\n\nCORL (checkout abc): its own loop. IQL: sizes fixed.\n\n" in text
 
 
 def test_script_of_unifloral_makes_whole_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,13 +511,7 @@ def test_tables_have_a_row_for_every_peer_and_say_how_it_was_run() -> None:
 def test_peer_of_a_checkout_stands_in_the_first_row_where_none_is_installed() -> None:
     (row,) = updates.rate_rows([measured(given_peers=[given_peer("CORL:IQL", 50.0)])])
     assert row[0] == "IQL"
-    assert row[4:] == [
-        "CORL IQL",
-        "50",
-        "2.00 (2.00 to 2.00)",
-        "–",
-        "2026-01-01",
-    ]  # the goal is of the installed peer
+    assert row[4:] == ["CORL IQL", "50", "2.00 (2.00 to 2.00)", "–", "2026-01-01"]  # the goal is of the installed
 
 
 def test_entries_from_before_there_were_checkouts_still_render() -> None:
