@@ -29,7 +29,7 @@ IMPORTS = """from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Literal
 
-from rl_training.api.algorithms import Environment as Environment
+from rl_training.api.managed import Environment as Environment
 """
 # What a class takes beyond the type its configuration keeps.
 WRITTEN = {"eval_env": "Environment | None", "alpha": 'float | Literal["auto"]'}
@@ -106,7 +106,7 @@ def again(home: str, name: str) -> str:
 
 def render_api() -> str:
     """The stub of `rl_training.api`: every managed class, spelt out."""
-    home = "rl_training.api.algorithms"
+    home = "rl_training.api.managed"
     others = "".join(again(home, name) for name in sorted(api.__all__) if not is_managed(name))
     imports = f"{IMPORTS}{others}from rl_training.experiment.config import TrainConfig\n"
     classes = [describe(name, getattr(api, name)) for name in api.__all__ if is_managed(name)]

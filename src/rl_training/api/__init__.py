@@ -24,9 +24,9 @@ __all__ = [
 def __getattr__(name):
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rl_training.api import algorithms
+    from rl_training.api import algorithms, managed
 
-    globals()[name] = value = getattr(algorithms, name)
+    globals()[name] = value = getattr(algorithms if hasattr(algorithms, name) else managed, name)
     return value
 
 

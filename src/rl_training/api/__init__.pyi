@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Literal
 
-from rl_training.api.algorithms import Environment as Environment
-from rl_training.api.algorithms import ManagedAlgorithm as ManagedAlgorithm
-from rl_training.api.algorithms import load as load
+from rl_training.api.managed import Environment as Environment
+from rl_training.api.managed import ManagedAlgorithm as ManagedAlgorithm
+from rl_training.api.managed import load as load
 from rl_training.experiment.config import TrainConfig
 
 class AWAC(ManagedAlgorithm):
