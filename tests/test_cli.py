@@ -751,6 +751,20 @@ def test_the_doctor_refuses_a_folder_that_cannot_be_written(tmp_path: Path) -> N
     assert "broken: output folder" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("load", "threads", "noted"), [(0.3, 2, False), (3.0, 2, True), (3.0, 1, False), (0.9, 4, True)]
+)
+def test_the_doctor_tells_of_cores_that_are_shared(
+    load: float, threads: int, noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(doctor.torch, "get_num_threads", lambda: threads)
+    notes = [finding for finding in doctor.device() if finding.subject == "busy"]
+    assert bool(notes) == noted
+    assert all(finding.state == "note" and "OMP_NUM_THREADS=1" in finding.text for finding in notes)
+
+
 def test_the_doctor_sees_a_half_upgraded_mujoco(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"mujoco": "4.0.0", "mujoco-core": "3.3.7"}
     monkeypatch.setattr(doctor, "_version", versions.get)
@@ -844,6 +858,16 @@ def test_the_options_in_front_say_where_they_stand() -> None:
     result = run("train", "--algo", "sac", "--quiet")
     assert result.exit_code == 2
     assert result.stderr == "error: --quiet stands before the command: rl-training --quiet …\n"
+
+
+def test_a_setting_given_as_an_option_is_told_how_settings_are_given() -> None:
+    fails(run("train", "--algo", "sac", "--learning-rate", "1"), 2, "--learning-rate", "with --set NAME=VALUE")
+    assert "--set" not in run("algos", "--learning-rate", "1").stderr
+
+
+def test_a_file_given_as_environment_is_told_how_a_class_is_named() -> None:
+    result = run("train", "--algo", "sac", "--env", "my/hill.py", "--steps", "9")
+    fails(result, 2, "unknown environment 'my/hill.py'", "hill:CLASS", "--allow-import")
 
 
 def test_the_algorithms_tell_the_plain_rlpd_from_the_papers() -> None:

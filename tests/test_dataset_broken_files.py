@@ -574,6 +574,16 @@ def test_an_id_cannot_leave_the_folder_of_data_sets(minari_root, dataset_id):
         read_columns(dataset_id, "minari")
 
 
+def test_a_file_of_another_kind_is_not_taken_for_an_id(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.csv").write_text("observations,actions\n")
+    with pytest.raises(DatasetError, match=r"^log\.csv: neither \.npz, \.hdf5 nor \.h5") as caught:
+        read_columns("log.csv")
+    assert "from_arrays" in str(caught.value)
+    with pytest.raises(DatasetError, match="is not a Minari id"):
+        read_columns("absent.csv")
+
+
 def test_an_environment_named_in_the_metadata_is_never_made(minari_root):
     spec = json.dumps({"id": "x-v0", "entry_point": "os:mkdir", "kwargs": {"path": "executed"}})
     save_minari(minari_root, MINARI_ID, episodes(), {"env_spec": spec, "requirements": ["evil"]})

@@ -85,12 +85,21 @@ def versions() -> Iterator[Finding]:
             yield Finding("ok", package, version)
 
 
+def _busy(load: float) -> Iterator[Finding]:
+    """Torch's threads spin while they wait for each other, so a shared core makes updates many times slower."""
+    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
+    if threads > 1 and load + threads > cores + 1:
+        text = f"a load of {load:.1f} on {cores} cores: beside others OMP_NUM_THREADS=1 is likely to train faster"
+        yield Finding("note", "busy", text)
+
+
 def device() -> Iterator[Finding]:
     """The processor, and the GPUs torch can use."""
     capability = torch.backends.cpu.get_cpu_capability()
     yield Finding(
         "ok", "cpu", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads, {capability}"
     )
+    yield from _busy(os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0)
     if not torch.cuda.is_available():
         build = f"CUDA {torch.version.cuda}, no device found" if torch.version.cuda else "this torch is a CPU build"
         yield Finding("ok", "cuda", f"none: device auto is the CPU ({build})")

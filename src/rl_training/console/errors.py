@@ -64,10 +64,20 @@ def _describe(error: Exception) -> tuple[int, str]:
         command = context.command_path if context is not None else "rl-training"
         if (option := getattr(error, "option_name", None)) in ("--quiet", "--debug"):
             return _USAGE, f"error: {option} stands before the command: rl-training {option} …"
-        return _USAGE, f"error: {one_line(error.format_message()).rstrip('.')}; see {command} --help"
+        said = one_line(error.format_message()).rstrip(".")
+        return _USAGE, f"error: {said}{_settings_hint(error)}; see {command} --help"
     if isinstance(error, MemoryError):
         return _USAGE, f"error: out of memory: {one_line(error) or 'an allocation failed'}; use smaller settings"
     return 1, f"error: unexpected {type(error).__name__}: {one_line(error)}; --debug shows where"
+
+
+def _settings_hint(error: Exception) -> str:
+    """Who writes `--learning-rate 1e-3` meant `--set learning_rate=1e-3`."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ != "NoSuchOption" or context is None:
+        return ""
+    takes_settings = any("--set" in parameter.opts for parameter in context.command.params)
+    return "; a setting is given with --set NAME=VALUE" if takes_settings else ""
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -62,7 +63,9 @@ def _bare(config: EnvSettings, given: Given | None) -> gym.Env[Any, Any]:
                 f"env_id: {env_id}: Atari is not supported, its observations are images", key="env_id"
             ) from None
         hint = nearest(env_id, gym.registry) or "; see gymnasium.registry for the known ones"
-        if ":" in env_id:
+        if env_id.endswith(".py"):
+            hint = f"; a class in a file is {Path(env_id).stem}:CLASS, with --allow-import, from the file's folder"
+        elif ":" in env_id:
             hint = "; its module neither registers such an id nor has a gymnasium.Env of that name"
         raise ConfigError(f"env_id: unknown environment {env_id!r}{hint}", key="env_id") from None
     except Exception as error:

@@ -35,6 +35,11 @@ _FIELDS = ("observations", "actions", "rewards", "terminations", "truncations")
 def minari_folder(dataset_id: str) -> Path:
     """Where a data set lives: below `MINARI_DATASETS_PATH`, by default `~/.minari/datasets`."""
     if not _ID.fullmatch(dataset_id):
+        if Path(dataset_id).is_file():
+            raise DatasetError(
+                f"{dataset_id}: neither .npz, .hdf5 nor .h5, which are the files that are read; a table of another "
+                "kind is given as arrays, see TransitionDataset.from_arrays"
+            )
         raise DatasetError(
             f"dataset_id {dataset_id!r} is not a Minari id; expected 'namespace/name-v0', for example "
             "'D4RL/pen/human-v2'"
