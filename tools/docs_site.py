@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from sphinx.util.logging import getLogger
 from sphinx.util.typing import stringify_annotation
 
-from rl_training.api import algorithms
+from rl_training.api import managed
 from tools import describe_algorithm
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ LOG_OF = re.compile(r"\\log\s+")
 ALIASES: dict[str, tuple[Any, ...]] = {
     "ArrayLike": (ArrayLike,),
     "NDArray": tuple(NDArray[kind] for kind in (Any, np.float32, np.float64, np.int64)),
-    "Data": (algorithms.Data,),
-    "Environment": (algorithms.Environment,),
-    "Loggers": (algorithms.Loggers,),
-    "Watchers": (algorithms.Watchers,),
+    "Data": (managed.Data,),
+    "Environment": (managed.Environment,),
+    "Loggers": (managed.Loggers,),
+    "Watchers": (managed.Watchers,),
 }
 # A page that another version of the docs may have: its place in the navigation, if it is there.
 SLOT = re.compile(r"^<!-- where it is there: (\S+)\.md -->$", re.M)
