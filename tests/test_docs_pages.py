@@ -20,6 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rl_training
+from rl_training.api import managed
 from rl_training.cli import main
 from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
@@ -284,3 +285,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
             r"<(?:script|link|img|source)\b[^>]*(?:https?:)?//[^>]*>", path.read_text(encoding="utf-8")
         )
         assert loaded == [], f"{path} needs the network"
+
+
+def test_the_site_shows_types_that_are_there() -> None:
+    """It is built with packages that a test may not need, so its source is read."""
+    source = (DOCS.parent / "tools" / "docs_site.py").read_text(encoding="utf-8")
+    named = set(re.findall(r"\bmanaged\.([A-Z]\w*)", source))
+    assert named >= {"Data", "Environment"}
+    assert [name for name in named if not hasattr(managed, name)] == []
