@@ -64,17 +64,22 @@ def together() -> list[tuple[str, Entry, Entry]]:
     return sorted(pairs, key=lambda pair: float(pair[2]["rate"]))
 
 
+def times(peer: Entry) -> str:
+    """The ratio, and its smallest and largest over pairs of blocks."""
+    low, high = peer["ratio_spread"]
+    return f"{number(peer['ratio'])}× ({number(low)} to {number(high)})"
+
+
 def speed() -> str:
     """The table of speed in the README."""
     rows = []
     for e in reversed([e for e in beside_peers() if e["case"] in _TOLD]):
-        peer, ratio = _PEERS[e["peer"].partition(":")[0]], float(e["ratio"])
         rows.append([f"updates/s of {e['case']}, {e['machine']}", number(e["rate"]),
-                     f"{peer}: {number(e['peer_rate'])}", f"{ratio:.2f}×"])  # fmt: skip
+                     f"{_PEERS[e['peer'].partition(':')[0]]}: {number(e['peer_rate'])}", times(e)])  # fmt: skip
     for e, peer in on_a_gpu():
         rows.append([f"updates/s of {e['case']}, {e['machine'].partition(',')[0]}", number(e["rate"]),
                      f"{_PEERS[peer['peer'].partition(':')[0]]}: {number(peer['peer_rate'])}",
-                     f"{float(peer['ratio']):.3g}×"])  # fmt: skip
+                     times(peer)])  # fmt: skip
     for name, single, many in reversed([found for found in together() if found[0] in _TOLD]):
         ratio = many["rate"] / single["rate"]
         rows.append([f"updates/s of {many['members']} seeds of {name} as one, {many['machine'].partition(',')[0]}",
