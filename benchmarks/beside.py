@@ -3,9 +3,9 @@
     python -m benchmarks.beside --data FILE [--algo edac] [--updates 100000] [--interval 5000] [--episodes 5]
                                 [--set KEY=VALUE] [--device D] [--json FILE]
 
-The same run three times in one process, after a short one that compiles: without evaluation, which is the learner's
-own time; with `evaluate_beside: true`; with `evaluate_beside: false`. Seconds are those from the beginning of
-training to its end, the last evaluation and the checkpoints included.
+The same run once for each way in one process, after a short one that compiles: without evaluation, which is the
+learner's own time; with `evaluate_beside: true`; with `evaluate_beside: false`. Seconds are those from the
+beginning of training to its end, the last evaluation and the checkpoints included.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def sections(entries: dict[str, Entry]) -> Sections:
         )
     head = ["", "updates", "evaluations", "without, s", "beside, s", "in turn, s", "goal"]
     text = (
-        "## Evaluating beside training\n\nWritten by `python -m benchmarks.beside`: one run from data "
-        "three times in one process, compiled before; seconds of training, last evaluation and checkpoints "
-        f"included. Beside, the last evaluation is all that a run waits for.\n\n{table(head, rows)}\n\n"
+        "## Evaluating beside training\n\nWritten by `python -m benchmarks.beside`: the same run from "
+        "HalfCheetah's data once for each column, in one process and compiled before; seconds of training, "
+        f"last evaluation and checkpoints included.\n\n{table(head, rows)}\n\n"
         f"{report.origins(list(entries.values()))}"
     )
     return {("performance", "beside"): text}
