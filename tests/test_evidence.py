@@ -151,13 +151,23 @@ def test_a_study_goes_on_is_judged_packed_and_rendered(
     assert list((started.folder / "runs").iterdir()) == []
 
 
+def test_groups_are_trained_side_by_side(study: Path, tmp_path: Path) -> None:
+    study.write_text(study.read_text().replace("population: 2", "population: off"))
+    out = tmp_path / "out"
+    assert work(study, "--output-dir", out, "--commit", "abc", "--workers", 2) == 0
+    records = [record_of(home) for home in homes(out / "swing")]
+    assert [(record["status"], record["commits"]) for record in records] == [("finished", ["abc"])] * 2
+    owners = {json.loads(file.read_text())["owner"]["pid"] for file in (out / "swing" / "claims").glob("*/1.json")}
+    assert len(owners) == 2
+
+
 def test_time_that_is_over_between_two_studies_begins_no_other(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[tuple[str, float]] = []
     clock = iter([0.0, 1.0, 61.0])
     monkeypatch.setattr(working.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(working, "_worked", lambda study, left, commit: begun.append((study.folder.name, left)))
+    monkeypatch.setattr(working, "_worked", lambda study, left, *rest: begun.append((study.folder.name, left)))
     other = tmp_path / "other.yaml"
     other.write_text(study.read_text())
     working.work_on([study, other], working.Order(tmp_path / "out", minutes=1, commit="abc"))

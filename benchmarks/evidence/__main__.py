@@ -27,6 +27,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     run.add_argument("studies", nargs="+", type=Path, metavar="STUDY", help="files, in order of priority")
     run.add_argument("--device", help="auto, cpu, cuda or cuda:N, in place of what the studies say")
     run.add_argument("--minutes", type=float, help="of training; judging and packing come after it")
+    run.add_argument("--workers", type=int, default=1, help="that train groups of one study side by side")
     run.add_argument("--commit", help=f"where there is no repository to ask; or set {working.COMMIT}")
     run.add_argument("--policies", choices=("last", "best", "none"), default="last", help="that are packed")
     run.add_argument("--render", action="store_true", help="take the results into the documentation")
@@ -55,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
         options.earlier,
         options.commit,
         options.policies,
+        options.workers,
     )
     stood = working.work_on(options.studies, order)
     for status in stood:

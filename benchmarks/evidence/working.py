@@ -22,7 +22,7 @@ from rl_training.study.plan import RUNS, Plan, read_plan
 from rl_training.study.status import StudyStatus
 from rl_training.study.study import Study
 from rl_training.study.trials import home_of, record_of
-from rl_training.study.worker import restart_unfinished, work
+from rl_training.study.worker import restart_unfinished
 
 COMMITS = "commits"
 """the key of run.json with every commit that trained a run"""
@@ -39,6 +39,7 @@ class Order:
     earlier: Path | None = None  # folder of packed studies, by name
     commit: str | None = None
     policies: Policies = "last"
+    workers: int = 1  # processes that train groups of one study side by side
 
 
 def commit_of(order: Order) -> str:
@@ -57,7 +58,7 @@ def work_on(files: list[Path], order: Order) -> list[StudyStatus]:
         left = None if end is None else end - time.monotonic()
         if left is not None and left <= 0:
             break
-        found.append(_worked(study, left, commit))
+        found.append(_worked(study, left, commit, order.workers))
     return found
 
 
@@ -72,13 +73,13 @@ def prepared(file: Path, order: Order) -> Study:
     return study
 
 
-def _worked(study: Study, seconds: float | None, commit: str) -> StudyStatus:
-    plan = study.plan()
+def _worked(study: Study, seconds: float | None, commit: str, workers: int) -> StudyStatus:
+    plan = study.plan(workers)
     _stamp(study.folder, plan, UNKNOWN, unless_known=True)  # of a machine that was taken away
     before = _moments(study.folder, plan)
     with stop_after(seconds) as stopped, contextlib.suppress(_OutOfTime):
         try:
-            work(study.folder, quiet=True, say=lambda text: print(text, flush=True))
+            study.run(workers, say=lambda text: print(text, flush=True))
         except TrainingInterrupted:
             if not stopped.is_set():
                 raise
