@@ -164,7 +164,7 @@ def curve_jobs(options: argparse.Namespace) -> Iterable[Job]:
         for algo in options.algo or ["sac"]:
             peers = ["sb3"] if algo == "sac" and cases.installed("sb3") and not options.no_peers else []
             ours = [] if options.peers_only else ["rl_training"]
-            for library in [*ours, *(peers if options.env == "HalfCheetah-v5" else [])]:
+            for library in [*ours, *(peers if short(options.env) == "halfcheetah" else [])]:
                 yield make_job(
                     options,
                     "curve",

@@ -118,9 +118,12 @@ def test_a_study_goes_on_is_judged_packed_and_rendered(
         seen = evaluate_checkpoint(out / "swing" / "runs" / name, EPISODES)["eval_return_mean"]
         assert run["judged"]["mean"] != seen, "judged on the episodes of training"
 
-    amend_record(homes(out / "swing")[0], commits=[])  # as a machine leaves it that was taken away
-    assert work(study, "--output-dir", out, "--commit", "ghi") == 0
-    assert [record_of(home)["commits"] for home in homes(out / "swing")] == [["unknown"], ["abc", "def"]]
+    for left, found in ((True, "def"), (False, "unknown")):  # a process that was killed; a folder of another time
+        amend_record(homes(out / "swing")[0], commits=[])
+        if not left:
+            (out / "swing" / "commit.txt").unlink()
+        assert work(study, "--output-dir", out, "--commit", "ghi") == 0
+        assert [record_of(home)["commits"] for home in homes(out / "swing")] == [[found], ["abc", "def"]]
     amend_record(homes(out / "swing")[0], commits=["abc", "def"])
     assert work(study, "--output-dir", out) == 0
     assert keeping.load(out / "swing.json") == kept

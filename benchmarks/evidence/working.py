@@ -26,6 +26,7 @@ from rl_training.study.worker import restart_unfinished
 
 COMMITS = "commits"
 """the key of run.json with every commit that trained a run"""
+_WORKING = "commit.txt"  # in a study's folder: the commit that works on it, or did when it was killed
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,10 @@ def prepared(file: Path, order: Order) -> Study:
 
 
 def _worked(study: Study, seconds: float | None, commit: str, workers: int) -> StudyStatus:
-    plan = study.plan(workers)
-    _stamp(study.folder, plan, UNKNOWN, unless_known=True)  # of a machine that was taken away
+    plan, note = study.plan(workers), study.folder / _WORKING
+    killed = note.read_text(encoding="utf-8").strip() if note.is_file() else UNKNOWN
+    _stamp(study.folder, plan, killed, unless_known=True)
+    note.write_text(commit, encoding="utf-8")
     before = _moments(study.folder, plan)
     with stop_after(seconds) as stopped, contextlib.suppress(_OutOfTime):
         try:
