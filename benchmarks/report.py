@@ -51,6 +51,7 @@ PROGRAMS = (
     "data_sizes",
     "beside",
     "export",
+    "choosing",
     "ope",
 )
 COMMIT, UNKNOWN = "RL_TRAINING_COMMIT", "unknown"

@@ -10,6 +10,7 @@ import multiprocessing
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +45,25 @@ def judge(place: Path, episodes: int = EPISODES) -> Judged:
             "lengths": played.lengths.tolist()}  # fmt: skip
 
 
-def _judge_alone(place: Path) -> Judged | str:
+def _judge_alone(place: Path, episodes: int) -> Judged | str:
     torch.set_num_threads(1)
     try:
-        return judge(place)
+        return judge(place, episodes)
     except RLTrainingError as error:
         return str(error)
 
 
-def judged(places: Mapping[str, Path], processes: int | None = None) -> Iterator[tuple[str, Judged]]:
+def judged(
+    places: Mapping[str, Path], processes: int | None = None, episodes: int = EPISODES
+) -> Iterator[tuple[str, Judged]]:
     """Every policy as it is judged, several side by side; one that cannot be judged is reported."""
     count = min(processes or min(available_cores(), _MOST_PROCESSES), len(places))
     with ExitStack() as stack:
         if count > 1:
             pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
-            answers = stack.enter_context(pool).map(_judge_alone, places.values())
+            answers = stack.enter_context(pool).map(partial(_judge_alone, episodes=episodes), places.values())
         else:
-            answers = map(_judge_alone, places.values())
+            answers = map(partial(_judge_alone, episodes=episodes), places.values())
         for name, answer in zip(places, answers):
             if isinstance(answer, str):
                 print(f"{name}: cannot be judged: {answer}", flush=True)

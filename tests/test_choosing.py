@@ -1,0 +1,53 @@
+"""`benchmarks.choosing`: settings are trained, FQE takes one, and its true rank is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import choosing
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ("halfcheetah-medium", "iql/halfcheetah-medium"),
+        ("hopper-medium+hopper-expert", "iql/hopper-medium-expert"),
+        ("pendulum-replay", "iql/pendulum-replay"),
+    ],
+)
+def test_the_packaged_configuration_of_files(files: str, wanted: str) -> None:
+    assert choosing.preset(files) == wanted
+
+
+def test_trained_chosen_and_only_then_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, rows = np.random.default_rng(0), 200
+    np.savez(
+        tmp_path / "log.npz",
+        observations=rng.normal(size=(rows, 3)).astype(np.float32),
+        actions=rng.uniform(-2, 2, (rows, 1)).astype(np.float32),
+        rewards=rng.normal(size=rows).astype(np.float32),
+        terminals=np.zeros(rows, bool),
+        timeouts=np.arange(1, rows + 1) % 50 == 0,
+    )
+    monkeypatch.setattr(choosing, "GRID", {"expectile": [0.6, 0.8], "beta": [3.0]})
+    words = ["--data", tmp_path, "--files", "log", "--config", "iql/pendulum", "--updates", 10, "--fqe-updates", 10]
+    words += ["--episodes", 2, "--bootstraps", 2, "--device", "cpu", "--processes", 1]
+    words += ["--folder", tmp_path / "out", "--json", tmp_path / "found.json"]
+    base = choosing.load_config("iql/pendulum").config
+    changed = base.replace(algo_kwargs={**base.algo_kwargs, "expectile": 0.8, "beta": 3.0})
+    monkeypatch.setattr(choosing, "load_config", lambda name: type("Loaded", (), {"config": changed}))
+    choosing.main([str(word) for word in words])
+    (entry,) = json.loads((tmp_path / "found.json").read_text())["entries"].values()
+    trials = entry["trials"]
+    assert [one["value"] for one in trials] == sorted((one["value"] for one in trials), reverse=True)
+    assert {one["settings"]["expectile"]: one["default"] for one in trials} == {0.6: False, 0.8: True}
+    assert all(-4000 < one["truth"] < 0 and one["error"] >= 0 for one in trials)
+    text = choosing.text_of(entry)
+    rank = 1 + sum(other["truth"] > trials[0]["truth"] for other in trials)
+    assert f"takes the first line: {trials[0]['truth']:,.0f}" in text
+    assert f"rank {rank} of 2. The packaged" in text
+    assert "expectile 0.8 (the packaged configuration)" in text
