@@ -1,6 +1,9 @@
 """Environment steps per second of whole runs, and where the time of a step goes.
 
     python -m benchmarks.steps [--device D] [--case NAME …] [--steps 9000] [--json FILE]
+    python -m benchmarks.steps --environments 1 2 4 8 16 32 64 [--device D] [--steps 9000] [--json FILE]
+        How it grows: SAC with so many environments in processes of their own, and what they take of memory. Beside
+        it the floor: the same steps with random actions and no updates.
 
 Each case is trained twice: once untouched, for the rate, and once with every part of a step timed. Nothing is
 evaluated or saved meanwhile. The rate is the mean over all steps after settling; beside it the rates of the slowest
@@ -11,6 +14,7 @@ between blocks.
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,6 +32,7 @@ from benchmarks.timing import Stopwatch
 from rl_training.environments.pool import EnvPool
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.memory import human_bytes
 from rl_training.runtime.acceleration import Updater
 from rl_training.runtime.acting import ActingPolicy
 from rl_training.runtime.building import choose_device
@@ -77,16 +82,22 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default=report.default_device())
     parser.add_argument("--case", nargs="+", choices=[case.name for case in CASES], metavar="NAME")
+    parser.add_argument("--environments", nargs="+", type=int, metavar="N", help="how it grows with their number")
     parser.add_argument("--steps", type=int, default=9_000, help="after the first update; a tenth for REDQ")
     parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
     return parser.parse_args()
 
 
 class Ticks(Callback):
-    """When each vector step had ended; `at_first` is called when the run has settled."""
+    """When each vector step had ended; `at_first` is called when the run has settled, `at_last` at its end."""
 
-    def __init__(self, settled: int, at_first: Callable[[], object] = lambda: None) -> None:
-        self.settled, self.at_first = settled, at_first
+    def __init__(
+        self,
+        settled: int,
+        at_first: Callable[[], object] = lambda: None,
+        at_last: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.settled, self.at_first, self.at_last = settled, at_first, at_last
         self.times: list[float] = []
 
     def on_step(self, session: Session) -> None:
@@ -94,9 +105,11 @@ class Ticks(Callback):
             if not self.times:
                 self.at_first()
             self.times.append(time.perf_counter())
+        if session.clock.global_step >= session.config.total_timesteps:
+            self.at_last()
 
 
-def configured(case: Case, device: str, steps: int) -> TrainConfig:
+def configured(case: Case, device: str, steps: int, starts: int = STARTS) -> TrainConfig:
     return configure(
         case.config,
         case.config.partition("/")[0],
@@ -106,7 +119,7 @@ def configured(case: Case, device: str, steps: int) -> TrainConfig:
         seed=0,
         eval_episodes=0,
         checkpoint_interval=10**9,
-        algo_kwargs={"eval_interval": None, "early_stopping": None, "learning_starts": STARTS},
+        algo_kwargs={"eval_interval": None, "early_stopping": None, "learning_starts": starts},
     )
 
 
@@ -150,7 +163,72 @@ def measure(case: Case, options: argparse.Namespace) -> Entry:
     }
 
 
+# How it grows.
+
+
+def shares() -> tuple[int, int]:
+    """Bytes that this process and its children take of the memory, what several share divided among them."""
+
+    def share(pid: str) -> int:
+        lines = Path("/proc", pid, "smaps_rollup").read_text(encoding="ascii").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+    own = str(os.getpid())
+    children = Path("/proc", own, "task", own, "children").read_text(encoding="ascii").split()
+    return share(own), sum(share(pid) for pid in children)
+
+
+def grown(count: int, options: argparse.Namespace) -> Entry:
+    """Rates and memory of one number of environments."""
+    case = Case("", "sac/halfcheetah", (f"num_envs={count}", _PROCESSES))
+    found: list[tuple[int, int]] = []
+    spent = trained(
+        configured(case, options.device, options.steps),
+        Ticks(STARTS + SETTLE, at_last=lambda: found.append(shares())),
+    )
+    alone = trained(configured(case, options.device, options.steps, STARTS + options.steps), Ticks(STARTS + SETTLE))
+    return {
+        "kind": "environments",
+        "environments": count,
+        "steps": options.steps,
+        "rate": count / float(spent.mean()),
+        "floor": count / float(alone.mean()),
+        "own_bytes": found[0][0],
+        "children_bytes": found[0][1],
+    }
+
+
+def growth_text(entries: list[Entry]) -> str:
+    order = sorted(entries, key=lambda e: (e["machine"], e["environments"]))
+    rows = [
+        [
+            e["machine"],
+            e["environments"],
+            number(e["rate"]),
+            number(1e6 * e["environments"] / e["rate"]),
+            number(e["floor"]),
+            human_bytes(e["own_bytes"]),
+            human_bytes(e["children_bytes"] / e["environments"]),
+        ]
+        for e in order
+    ]
+    head = ["", "environments", "steps/s", "µs per step of all", "without updates", "memory of the run",
+            "memory per environment"]  # fmt: skip
+    return (
+        "## How it grows with environments\n\nWritten by `python -m benchmarks.steps --environments`: SAC on "
+        "HalfCheetah-v5, environments in processes of their own, one update per step, so that the learner's "
+        "updates per second are the bound; beside it the same steps with random actions and no updates.\n\n"
+        f"{table(head, rows)}\n\n{report.origins(order)}"
+    )
+
+
 def sections(entries: dict[str, Entry]) -> Sections:
+    grown = [entry for entry in entries.values() if entry.get("kind") == "environments"]
+    found: Sections = {("performance", "environments"): growth_text(grown)} if grown else {}
+    return found | step_sections({key: e for key, e in entries.items() if e not in grown})
+
+
+def step_sections(entries: dict[str, Entry]) -> Sections:
     if not entries:
         return {}
     places = {case.name: place for place, case in enumerate(CASES)}
@@ -184,7 +262,11 @@ def main() -> None:
     options = arguments()
     results = Results("steps", options.json)
     device = str(choose_device(options.device))
-    for case in CASES:
+    for count in options.environments or ():
+        entry = grown(count, options) | report.stamp(device)
+        results.add({f"{entry['machine']} environments {count}": entry})
+        print(f"{count} environments: {entry['rate']:,.0f}, without updates {entry['floor']:,.0f}", flush=True)
+    for case in CASES if not options.environments else ():
         if not options.case or case.name in options.case:
             entry = measure(case, options) | report.stamp(device)
             results.add({f"{entry['machine']} {case.name}": entry})
