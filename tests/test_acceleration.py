@@ -310,7 +310,10 @@ def test_without_a_schedule_rates_are_left_alone(schedule: OptimizationConfig | 
     assert float(learner.optimizers["actor"].learning_rate) == 0.5
 
 
-@pytest.mark.parametrize(("device", "done"), [("cpu", 1), ("cpu", 13), pytest.param("cuda", 13, marks=needs_gpu)])
+@pytest.mark.parametrize(
+    ("device", "done"),
+    [pytest.param("cpu", 1, marks=pytest.mark.slow), ("cpu", 13), pytest.param("cuda", 13, marks=needs_gpu)],
+)
 @combinations({name: SETTINGS[name] for name in ("rows", "scheduled")})
 def test_a_restored_learner_goes_on_to_the_bit(kind: Kind, setting: Setting, done: int, device: str) -> None:
     """In a new learner with a new updater, whose rates are those of the last update before the next is made."""

@@ -23,6 +23,7 @@ def test_the_packaged_configuration_of_files(files: str, wanted: str) -> None:
     assert choosing.preset(files) == wanted
 
 
+@pytest.mark.slow
 def test_trained_chosen_and_only_then_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, rows = np.random.default_rng(0), 200
     np.savez(

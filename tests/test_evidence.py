@@ -154,6 +154,7 @@ def test_a_study_goes_on_is_judged_packed_and_rendered(
     assert list((started.folder / "runs").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_groups_are_trained_side_by_side(study: Path, tmp_path: Path) -> None:
     study.write_text(study.read_text().replace("population: 2", "population: off"))
     out = tmp_path / "out"

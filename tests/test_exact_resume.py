@@ -90,7 +90,7 @@ def test_offline(algo: str, tmp_path: Path) -> None:
     assert_exact(eventful(algo, tmp_path), 40)
 
 
-@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize("num_envs", mostly_slow([1, 2], 2))
 @pytest.mark.parametrize(("tick", "phase"), [(20, "pretrain"), (30 + 40, "online")])
 def test_rlpd_in_both_phases(tick: int, phase: str, num_envs: int, tmp_path: Path) -> None:
     config = eventful("rlpd", tmp_path, num_envs=num_envs, checkpoint_interval=20)

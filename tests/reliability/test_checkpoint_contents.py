@@ -30,7 +30,7 @@ def config_of(algo: str, folder: Path) -> TrainConfig:
     return tiny(algo, folder, kwargs=kwargs, total_timesteps=45, checkpoint_interval=36, eval_episodes=0)
 
 
-@pytest.mark.parametrize("algo", ALL)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "redq", "edac", "rlpd"))
 def test_every_part_is_there(algo: str, tmp_path: Path) -> None:
     checkpoint = read_checkpoint(train(config_of(algo, tmp_path)).checkpoint_path)
     trainer = checkpoint.records["trainer"]
@@ -53,7 +53,7 @@ def test_every_part_is_there(algo: str, tmp_path: Path) -> None:
         assert "model.normalizer.shift" in names
 
 
-@pytest.mark.parametrize("algo", ALL)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "redq", "edac", "rlpd"))
 def test_its_size_is_what_is_filled(algo: str, tmp_path: Path) -> None:
     """The ring has room for 20,000 rows; 45 are filled."""
     path = train(config_of(algo, tmp_path)).checkpoint_path

@@ -19,7 +19,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.session import Session
 from tests.reliability.faulty_worlds import FAULTY
-from tests.runs import ALL, OFFLINE, ONLINE, run_record, tiny, train
+from tests.runs import ALL, OFFLINE, ONLINE, mostly_slow, run_record, tiny, train
 
 
 def assert_finite_checkpoints(run: Path) -> list[str]:
@@ -63,7 +63,7 @@ class PoisonAt(Callback):
             networks[self.poisoned].view(-1)[0] = self.value
 
 
-@pytest.mark.parametrize("algo", ALL)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "tqc", "iql", "bc", "rlpd"))
 def test_a_bad_parameter_reaches_no_checkpoint(algo: str, tmp_path: Path) -> None:
     poison = PoisonAt(25, float("nan") if algo in ONLINE else float("inf"))
     config = tiny(algo, tmp_path, checkpoint_interval=10, log_interval=1_000, kwargs={"eval_interval": 20})
