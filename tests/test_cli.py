@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -850,7 +851,10 @@ def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signal
         process.kill()
     assert process.returncode == code
     folder = next(Path("runs").iterdir())
-    assert rest.splitlines()[-1].endswith(f"go on with: {shlex.join(COMMAND)} resume {folder}")
+    last = rest.splitlines()[-1]
+    assert last.endswith(f"go on with: {shlex.join(COMMAND)} resume {folder}")
+    assert re.match(r"interrupted at step \d+; ", last)
+    assert "error:" not in rest
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
 
 
