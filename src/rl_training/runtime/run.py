@@ -417,12 +417,12 @@ def _evaluator(job: Job, regime: Regime) -> Evaluator | None:
             )
         return None
     evaluator = Evaluator(config, regime.spaces, job.given)
-    if config.eval_env is not None and (
-        difference := regime.spaces.difference(spaces_of(evaluator.config, given=evaluator.given))
-    ):
-        raise ConfigError(
-            f"eval_env: {config.eval_env} does not fit the run's spaces ({difference})", key="eval_env"
-        )
+    if config.eval_env is not None:
+        other = spaces_of(evaluator.config, given=evaluator.given)
+        if difference := other.difference(regime.spaces, "it has", "the run trains on"):
+            raise ConfigError(
+                f"eval_env: {config.eval_env} does not fit the run's spaces ({difference})", key="eval_env"
+            )
     return evaluator
 
 
