@@ -26,7 +26,7 @@ from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import collect_random
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.init_from import initialise_from
-from rl_training.runtime.run import Job, Regime, Updates
+from rl_training.runtime.regime import Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.runtime.state import clips_observations, has_normalizer

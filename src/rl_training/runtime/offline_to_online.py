@@ -12,7 +12,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.offline import BudgetConfig, Prepared, fit_offline
 from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, make_collector, require_updates
-from rl_training.runtime.run import Acted, Job, Regime, Updates
+from rl_training.runtime.regime import Acted, Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.settings import Fraction, NonNegativeInt, Settings

@@ -21,7 +21,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.init_from import initialise_from
 from rl_training.runtime.normalization import ObservationConfig, RunningMoments
-from rl_training.runtime.run import Acted, Job, Regime, Updates
+from rl_training.runtime.regime import Acted, Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.runtime.state import clips_observations, has_normalizer, moments_of, understood
