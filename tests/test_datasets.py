@@ -219,7 +219,7 @@ def test_the_map_of_the_rewards_is_remembered():
 
 
 def test_data_of_different_spaces_are_not_mixed():
-    with pytest.raises(DatasetError, match="cannot be mixed: high"):
+    with pytest.raises(DatasetError, match=r"mixed: the first has actions from -1\.0 to 1\.0, the second "):
         mix([(line_world([1], [1], [0]), 1.0), (line_world([1], [1], [0], action_high=2.0), 1.0)])
 
 

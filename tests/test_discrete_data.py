@@ -139,7 +139,7 @@ def test_every_chunk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_parts_that_count_differently_are_not_mixed(tmp_path: Path) -> None:
     parts = [TransitionDataset.from_arrays(**columns(actions)) for actions in (NUMBERS, NUMBERS % 2)]
-    with pytest.raises(DatasetError, match="cannot be mixed: num_actions: 3 != 2"):
+    with pytest.raises(DatasetError, match="cannot be mixed: the first has 3 discrete actions, the second has 2 "):
         mix([(part, 1.0) for part in parts])
 
 

@@ -137,7 +137,9 @@ def test_algorithms_of_continuous_actions_say_what_to_use(algo: str, tmp_path: P
 
 def test_data_and_environment_must_have_the_same_kind_of_actions(tmp_path: Path) -> None:
     data = TransitionDataset.from_arrays(**logs(), num_actions=3)
-    with pytest.raises(ConfigError, match=r"its spaces differ from Pendulum-v1's \(.*num_actions: 3 != 0"):
+    with pytest.raises(
+        ConfigError, match=r"differ from Pendulum-v1's \(the data have 3 discrete actions, Pendulum"
+    ):
         train(tiny("bc", tmp_path), dataset=data)
     with pytest.raises(ConfigError, match=r"its spaces differ from CartPole-v1's"):
         train(small("bc", tmp_path), dataset=data)
@@ -252,7 +254,9 @@ def test_a_policy_goes_on_in_another_algorithm(first: str, second: str, tmp_path
 
 def test_networks_for_other_actions_are_refused(tmp_path: Path) -> None:
     before = train(tiny("bc", tmp_path, total_timesteps=2, eval_episodes=0))
-    with pytest.raises(ConfigError, match=r"init_from: .* was trained for other spaces \(.*num_actions"):
+    with pytest.raises(
+        ConfigError, match=r"init_from: .* was trained for other spaces \(this run has .* 2 discrete"
+    ):
         train(small("bc", tmp_path, init_from=str(before.run_dir)))
 
 

@@ -147,8 +147,13 @@ def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_name_that_is_not_published_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match=r"gallery/sacc: .* no published policy; those are awac, bc, cql, "):
+    known = "; those are awac, bc, cql, "
+    with pytest.raises(
+        CheckpointError, match=rf"gallery/sacc: .* no published policy; did you mean 'sac'\?{known}"
+    ):
         open_checkpoint("gallery/sacc")
+    with pytest.raises(CheckpointError, match=rf"gallery/humanoid: .* no published policy{known}"):
+        open_checkpoint("gallery/humanoid")
     with pytest.raises(CheckpointError, match="gallery: no such checkpoint"):
         open_checkpoint("gallery")
 

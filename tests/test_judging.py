@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_one_line(home: Path, tmp_path: Path) -> None:
     logs, run = home / "logs.npz", runs(home)[0]
     dqn = next((home / "dqn").iterdir())
     assert "its policy does not fit" in refused(command("ope", dqn, "--dataset", logs))
-    assert "obs_dim: 4 != 1" in refused(command("ope", dqn, "--dataset", logs))
+    assert "(the data have observations of 1 number and" in refused(command("ope", dqn, "--dataset", logs))
     assert "no such checkpoint" in refused(command("ope", home / "nothing", "--dataset", logs), 3)
     assert "does not exist" in refused(command("ope", run, "--dataset", tmp_path / "no.npz"), 3)
     assert "is given twice" in refused(command("ope", run, run, "--dataset", logs))

@@ -386,8 +386,8 @@ def test_a_notebook_that_fails_has_lines(notebook: Notebook, monkeypatch: pytest
 # Of a run.
 
 
-def opening(capfd: pytest.CaptureFixture[str]) -> list[str]:
-    return capfd.readouterr().err.splitlines()[:2]
+def opening(capfd: pytest.CaptureFixture[str], lines: int = 2) -> list[str]:
+    return capfd.readouterr().err.splitlines()[:lines]
 
 
 def resumed(path: Path, **changes: Any) -> TrainResult:
@@ -411,7 +411,9 @@ def test_a_run_begins_with_what_trains_and_where(
 ) -> None:
     config = tiny(algo, tmp_path, **{} if algo == "iql" else {"num_envs": 2})
     run = train(config, launch=LOUD).run_dir
-    assert opening(capfd) == [what, f"run folder: {run}"]
+    remarks = [] if algo == "iql" else ["random actions and no updates in the first 20 steps (learning_starts)"]
+    first = [what, *remarks, f"run folder: {run}"]
+    assert opening(capfd, len(first)) == first
     last = resumed(run, total_timesteps=80)
     end = 90 if algo == "rlpd" else 60
     assert opening(capfd) == [what.replace("60 ", "80 "), f"resuming {run} at step {end}"]
@@ -424,11 +426,44 @@ def test_a_run_begins_with_what_trains_and_where(
     shown = capfd.readouterr().err
     assert quiet.name not in shown
     assert what not in shown
+    assert "learning_starts" not in shown
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        (
+            {"random_steps": 5},
+            "no updates in the first 20 steps (learning_starts), "
+            "random actions in the first 5 steps (random_steps)",
+        ),
+        ({"random_steps": 0}, "no updates in the first 20 steps (learning_starts)"),
+        ({"learning_starts": 0, "random_steps": 10}, "random actions in the first 10 steps (random_steps)"),
+        ({"learning_starts": 1}, None),
+        ({"learning_starts": 0}, None),
+    ],
+)
+def test_a_run_says_how_long_it_does_not_learn(
+    kwargs: dict[str, Any], said: str | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny("sac", tmp_path, kwargs=kwargs), launch=LOUD)
+    shown = capfd.readouterr().err.splitlines()
+    assert [line for line in shown if "in the first" in line] == ([] if said is None else [said])
+
+
+@pytest.mark.parametrize(("algo", "before"), [("sac", 0), ("rlpd", 30)])
+@pytest.mark.parametrize(("tick", "again"), [(10, True), (20, False)])
+def test_a_resumed_run_says_it_until_it_learns(
+    algo: str, before: int, tick: int, again: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = interrupted(tiny(algo, tmp_path, checkpoint_interval=10), before + tick)
+    resumed(run)
+    assert ("in the first 20 steps (learning_starts)" in capfd.readouterr().err) == again
 
 
 def test_every_step_of_a_run_has_its_values_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     train(tiny("sac", tmp_path, kwargs={"eval_interval": 20}), launch=LOUD)
-    shown = capfd.readouterr().err.splitlines()[2:]
+    shown = capfd.readouterr().err.splitlines()[3:]
     assert all(re.match(r"\d\d:\d\d:\d\d  [246]0/60 steps  ", line) for line in shown)
     for step in (20, 40, 60):
         text = "".join(line for line in shown if f" {step}/60 steps" in line)

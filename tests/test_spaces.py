@@ -154,4 +154,38 @@ def test_spaces_no_network_takes_are_refused(
 def test_differences_are_told() -> None:
     one, other = SpaceSpec(3, (-1.0,), (1.0,)), SpaceSpec(4, (-1.0,), (2.0,))
     assert one.difference(one) == ""
-    assert one.difference(other) == "obs_dim: 3 != 4, high: (1.0,) != (2.0,)"
+    assert one.difference(other) == (
+        "the environment has observations of 3 numbers and actions from -1.0 to 1.0, "
+        "the policy was trained on observations of 4 numbers and actions from -1.0 to 2.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (
+            SpaceSpec(1, (-1.0,), (1.0,)),
+            SpaceSpec(4, (-1.0,), (1.0,)),
+            "observations of 1 number, b observations of 4 numbers",
+        ),
+        (
+            SpaceSpec(3, (-1.0,) * 2, (1.0, 2.0)),
+            SpaceSpec(3, (-1.0,) * 2, (1.0, 3.0)),
+            "actions from -1.0 to [1.0, 2.0], b actions from -1.0 to [1.0, 3.0]",
+        ),
+        (
+            SpaceSpec(3, (-1.0,) * 2, (1.0,) * 2),
+            SpaceSpec(3, (-2.0,), (2.0,)),
+            "actions of 2 numbers, b actions of 1 number",
+        ),
+        (SpaceSpec(3, (-1.0,), (1.0,)), SpaceSpec(3, num_actions=1), "actions of 1 number, b 1 discrete action"),
+        (SpaceSpec(3, num_actions=2), SpaceSpec(3, num_actions=4), "2 discrete actions, b 4 discrete actions"),
+        (
+            SpaceSpec(3, num_actions=2),
+            SpaceSpec(3, num_actions=2, start=1),
+            "2 discrete actions from 0, b 2 discrete actions from 1",
+        ),
+    ],
+)
+def test_every_difference_says_whose_it_is(one: SpaceSpec, other: SpaceSpec, words: str) -> None:
+    assert one.difference(other, "a", "b") == f"a {words}"

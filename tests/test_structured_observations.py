@@ -253,7 +253,8 @@ def test_the_order_of_keys_is_part_of_the_policy() -> None:
         read_spaces(Shaped(gym.spaces.Dict([(k, gym.spaces.Discrete(2)) for k in keys]))) for keys in ("ab", "ba")
     )
     assert one.difference(one) == ""
-    assert "observation:" in one.difference(other)
+    first, second = (f"observations of 4 numbers as {spaces.observation}" for spaces in (one, other))
+    assert one.difference(other, "it has", "the run has") == f"it has {first}, the run has {second}"
 
 
 IMAGE = gym.spaces.Box(0, 255, (4, 4, 3), np.uint8)

@@ -69,7 +69,7 @@ def test_a_signal_to_the_sweep_stops_its_workers_who_save(tmp_path: Path) -> Non
     workers = owners(folder)
     sweep.send(signal.SIGINT)
     assert sweep.wait() == 130, sweep.text()
-    assert "the same command goes on" in sweep.text()
+    assert "\ninterrupted; the same command goes on" in sweep.text()
     assert not any(is_there(pid) for pid in workers)
     assert owners(folder) == set()
     assert Study(folder).run().counts["done"] == 2

@@ -178,17 +178,44 @@ class SpaceSpec:
         except (Misfit, TypeError, ValueError) as error:
             raise ConfigError(f"obs does not fit the policy: {error}") from None
 
-    def difference(self, other: SpaceSpec) -> str:
-        """The shapes and bounds in which `other` differs, in words; empty when there are none."""
-        names = ("obs_dim", "low", "high", "num_actions", "start")
-        found = [
-            f"{name}: {getattr(self, name)} != {getattr(other, name)}"
-            for name in names
-            if getattr(self, name) != getattr(other, name)
-        ]
-        if None not in (self.observation, other.observation) and self.observation != other.observation:
-            found.append(f"observation: {self.observation} != {other.observation}")
-        return ", ".join(found)
+    def difference(
+        self, other: SpaceSpec, own: str = "the environment has", others: str = "the policy was trained on"
+    ) -> str:
+        """What this one has and `other` has otherwise, in words; empty where they are the same.
+
+        `own` and `others` stand in front and say whose it is: `the environment has observations of 4 numbers, the
+        policy was trained on observations of 3 numbers`.
+        """
+        ours, theirs = (" and ".join(one._otherwise(than)) for one, than in ((self, other), (other, self)))
+        return f"{own} {ours}, {others} {theirs}" if ours else ""
+
+    def _otherwise(self, than: SpaceSpec) -> list[str]:
+        """What is not as it is in the other one."""
+        found = []
+        reshaped = None not in (self.observation, than.observation) and self.observation != than.observation
+        if self.obs_dim != than.obs_dim or reshaped:
+            form = f" as {self.observation}" if reshaped else ""
+            found.append(f"observations of {_numbers(self.obs_dim)}{form}")
+        if any(getattr(self, name) != getattr(than, name) for name in ("low", "high", "num_actions", "start")):
+            found.append(self._actions(than))
+        return found
+
+    def _actions(self, than: SpaceSpec) -> str:
+        if self.discrete:
+            start = f" from {self.start}" if than.discrete and self.start != than.start else ""
+            return f"{self.num_actions} discrete action{'s' * (self.num_actions != 1)}{start}"
+        if len(self.low) != len(than.low):
+            return f"actions of {_numbers(len(self.low))}"
+        return f"actions from {_bound(self.low)} to {_bound(self.high)}"
+
+
+def _numbers(count: int) -> str:
+    return f"{count} number{'s' * (count != 1)}"
+
+
+def _bound(values: tuple[float, ...]) -> str:
+    """One number where it is that of all components."""
+    return str(values[0] if len(set(values)) == 1 else list(values))
 
 
 def _inward(bound: NDArray[np.float64], dtype: np.dtype[Any], direction: int) -> NDArray[Any]:

@@ -143,7 +143,7 @@ def replay_of(checkpoint: Checkpoint) -> TransitionDataset:
 def _policy_actions(policy: str, config: TrainConfig, spaces: SpaceSpec, stochastic: bool) -> Any:
     """`act(obs [1, O]) -> internal actions` of a checkpoint."""
     loaded = load_policy(open_checkpoint(policy))
-    if difference := loaded.spaces.difference(spaces):
+    if difference := spaces.difference(loaded.spaces):
         raise ConfigError(f"--env {config.env_id}: does not fit the policy of {policy} ({difference})")
     if stochastic and not loaded.policy.stochastic:
         raise ConfigError(

@@ -1,4 +1,5 @@
-"""Every failure of a command is one line and an exit code; `--debug` adds the traceback.
+"""Every failure of a command is one line and an exit code; `--debug` adds the traceback. Being interrupted is none:
+its line says how to go on and does not begin with `error:`.
 
 0 done · 1 unexpected, or an environment that failed · 2 usage, configuration, memory · 3 checkpoint or data set ·
 4 diverged · 129 SIGHUP · 130 SIGINT · 143 SIGTERM
@@ -20,6 +21,7 @@ import typer.core
 
 from rl_training.console.output import flags, one_line, prepare_streams, warn
 from rl_training.errors import RLTrainingError
+from rl_training.runtime.signals import TrainingInterrupted
 
 _USAGE = 2
 
@@ -54,6 +56,8 @@ class OneLineGroup(typer.core.TyperGroup):
 
 def _describe(error: Exception) -> tuple[int, str]:
     """Exit code and message."""
+    if isinstance(error, TrainingInterrupted):
+        return error.exit_code, one_line(error)
     if isinstance(error, RLTrainingError):
         return error.exit_code, f"error: {one_line(error)}"
     # typer has its own copy of click's classes in some versions, so usage errors are recognised by a method.

@@ -384,8 +384,7 @@ def mix(
 
 def require_same_spaces(name: str, spaces: SpaceSpec, other_name: str, other: SpaceSpec) -> None:
     """Refuse to mix data sets of different spaces."""
-    difference = spaces.difference(other)
-    if difference:
+    if difference := spaces.difference(other, "the first has", "the second has"):
         raise DatasetError(f"{name} and {other_name} cannot be mixed: {difference}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, nearest
 
 GALLERY = Path(str(resources.files("rl_training"))) / "assets" / "gallery"
 _PREFIX = "gallery"
@@ -24,8 +24,8 @@ def published(path: Path) -> Path | None:
     """
     if path.is_absolute() or len(path.parts) != 2 or path.parts[0] != _PREFIX or path.exists():
         return None
-    names = published_policies()
-    if (name := path.as_posix().lower()) not in names:
-        known = ", ".join(name.removeprefix(f"{_PREFIX}/") for name in names)
-        raise CheckpointError(f"{path}: no such checkpoint and no published policy; those are {known}")
-    return GALLERY / name.removeprefix(f"{_PREFIX}/")
+    known = [name.removeprefix(f"{_PREFIX}/") for name in published_policies()]
+    if (name := path.name.lower()) not in known:
+        hint = f"{nearest(name, known)}; those are {', '.join(known)}"
+        raise CheckpointError(f"{path}: no such checkpoint and no published policy{hint}")
+    return GALLERY / name

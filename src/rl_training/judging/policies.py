@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -62,30 +62,27 @@ def load_data(place: Data, found: Sequence[Candidate]) -> TransitionDataset:
         with read_columns(at_home(os.fspath(place))) as columns:
             dataset = TransitionDataset.from_columns(columns, spaces=_spaces_for(columns, found[0]))
     for candidate in found:
-        if difference := _misfit(candidate.spaces, dataset.spaces):
-            raise ConfigError(f"{candidate.name}: its policy does not fit {dataset.name} ({difference})")
+        _require_fit(candidate, dataset.name, dataset.spaces)
     return dataset
 
 
 def _spaces_for(columns: Columns, first: Candidate) -> SpaceSpec | None:
     if declared_spaces(columns) is not None:
         return None
-    if columns.obs_dim != first.spaces.obs_dim:
-        raise ConfigError(
-            f"{first.name}: its policy does not fit {columns.name} (obs_dim: {first.spaces.obs_dim} != "
-            f"{columns.obs_dim})"
-        )
+    _require_fit(first, columns.name, replace(first.spaces, obs_dim=columns.obs_dim, observation=None))
     return first.spaces
 
 
-def _misfit(policy: SpaceSpec, data: SpaceSpec) -> str:
-    """The difference of two spaces in words; bounds that differ by rounding, as files have them, are the same."""
+def _require_fit(candidate: Candidate, name: str, data: SpaceSpec) -> None:
+    """Refuse data of other spaces; bounds that differ by rounding, as files have them, are the same."""
+    policy = candidate.spaces
     bounds = (policy.low, policy.high), (data.low, data.high)
     if len(policy.low) == len(data.low):
         own, other = (torch.tensor(bound, dtype=torch.float64) for bound in bounds)
         if torch.allclose(own, other, rtol=1e-5, atol=1e-8):
             data = SpaceSpec(**data.record() | {"low": policy.low, "high": policy.high})
-    return policy.difference(data)
+    if difference := data.difference(policy, "the data have"):
+        raise ConfigError(f"{candidate.name}: its policy does not fit {name} ({difference})")
 
 
 @torch.no_grad()

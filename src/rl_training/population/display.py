@@ -17,6 +17,7 @@ class Display:
         self._progress: Progress | None = None
         self._members: list[MemberProgress] = []
         self._ended: list[MemberProgress] = []
+        self._said: set[str] = set()
         # The log of every member calls from a thread of its own.
         self._lock = threading.Lock()
 
@@ -30,6 +31,14 @@ class Display:
                     self._progress.say(f"{self._count} members together, each in a folder of its own:")
                 self._progress.follow(self._position)
             return self._progress
+
+    def open(self, lines: Sequence[str]) -> None:
+        """The first lines of a member; what is true of several is said once."""
+        with self._lock:
+            for text in lines:
+                if text not in self._said and self._progress is not None:
+                    self._progress.say(f"  {text}")
+            self._said.update(lines)
 
     def _position(self) -> int:
         return min((member.step for member in self._members), default=0)
@@ -75,8 +84,7 @@ class MemberProgress(Progress):
         self.row: dict[str, float] = {}
         self._shared = display.join(self, total, start, quiet, unit)
         if not quiet:
-            for text in opening:
-                self._shared.say(f"  {text}")
+            display.open(opening)
 
     def follow(self, position: Callable[[], int]) -> None:
         """The display asks for the steps that were told."""

@@ -24,7 +24,8 @@ from rl_training.population.display import Display, MemberProgress
 from rl_training.population.run import Member, MembersFailed, results_of, run_together
 from rl_training.population.size import members_that_fit
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.run import Job, Launch, course
+from rl_training.runtime.regime import Job
+from rl_training.runtime.run import Launch, course
 from rl_training.runtime.session import TrainResult
 from rl_training.runtime.signals import SignalGuard, TrainingInterrupted
 from rl_training.runtime.workflows import Resumption, resume_training, take_up

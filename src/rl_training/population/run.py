@@ -21,7 +21,8 @@ from rl_training.population.acting import fetch_together
 from rl_training.population.stack import Stack
 from rl_training.population.updates import StackedUpdater
 from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.run import Acted, Built, Course, Opened, Regime, Updates
+from rl_training.runtime.regime import Acted, Regime, Updates
+from rl_training.runtime.run import Built, Course, Opened
 from rl_training.runtime.session import Session, TrainResult
 from rl_training.runtime.signals import TrainingInterrupted
 

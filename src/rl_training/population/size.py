@@ -6,7 +6,7 @@ import logging
 from itertools import chain
 
 from rl_training.memory import available_memory, human_bytes, room_on_gpu
-from rl_training.runtime.run import Regime
+from rl_training.runtime.regime import Regime
 
 # Networks, gradients, two moments, and what the stack, its gradients and their optimiser step take for a while.
 COPIES = 8

@@ -34,7 +34,7 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
 
     A target that the other run did not have, or that does not fit, starts equal to what it follows.
     """
-    if difference := spaces.difference(spaces_from(checkpoint)):
+    if difference := spaces.difference(spaces_from(checkpoint), "this run has"):
         raise ConfigError(
             f"init_from: {checkpoint.path} was trained for other spaces ({difference})", key="init_from"
         )

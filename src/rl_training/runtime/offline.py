@@ -26,7 +26,7 @@ from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import collect_random
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.init_from import initialise_from
-from rl_training.runtime.run import Job, Regime, Updates
+from rl_training.runtime.regime import Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.runtime.state import clips_observations, has_normalizer
@@ -83,8 +83,9 @@ def _build_offline_dataset(
 ) -> TransitionDataset:
     """The configured data set, or the one the caller has in memory, checked against the environment."""
     if given is not None:
-        if spaces is not None and (difference := given.spaces.difference(spaces)):
-            raise ConfigError(f"dataset: its spaces differ from {config.env_id}'s ({difference})")
+        env = config.env_id
+        if spaces is not None and (difference := given.spaces.difference(spaces, "the data have", f"{env} has")):
+            raise ConfigError(f"dataset: its spaces differ from {env}'s ({difference})")
         data = section.transform(given)
         return data.with_next_actions() if next_actions else data
     return load_dataset(

@@ -12,7 +12,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.offline import BudgetConfig, Prepared, fit_offline
 from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, make_collector, require_updates
-from rl_training.runtime.run import Acted, Job, Regime, Updates
+from rl_training.runtime.regime import Acted, Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.settings import Fraction, NonNegativeInt, Settings
@@ -44,7 +44,7 @@ class OfflineToOnline(Regime):
         self.prepared = Prepared(job, updates_per_step=self.online.gradient_updates_per_step)
         self.job = job = self.prepared.job
         self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
-        self.dataset_record, self.remarks = self.prepared.dataset_record(), self.prepared.remarks
+        self.dataset_record = self.prepared.dataset_record()
         buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, job.config.num_envs)
         if buffer.device.type != self.learner.device.type:
             raise ConfigError(
@@ -55,6 +55,7 @@ class OfflineToOnline(Regime):
         self.split = self.mixed.split(batch_size)
         size = len(self.prepared.dataset)
         self.pretraining = self.budget.updates(prior.offline_pretrain_updates, size, batch_size)
+        self.remarks = *self.prepared.remarks, *self.online.remarks(job, before=self.pretraining)
         self.first_phase = "pretrain" if self.pretraining else "online"
         self.total_ticks = self.pretraining + job.config.total_timesteps
         self.total_updates = self.pretraining + self.online.earned(job.config.total_timesteps)

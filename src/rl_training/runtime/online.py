@@ -21,7 +21,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.init_from import initialise_from
 from rl_training.runtime.normalization import ObservationConfig, RunningMoments
-from rl_training.runtime.run import Acted, Job, Regime, Updates
+from rl_training.runtime.regime import Acted, Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.runtime.state import clips_observations, has_normalizer, moments_of, understood
@@ -64,6 +64,22 @@ class OnlineConfig(Settings):
         if self.random_steps is not None:
             return self.random_steps
         return self.learning_starts if config.init_from is None else 0
+
+    def remarks(self, job: Job, before: int = 0) -> tuple[str, ...]:
+        """One line: how many steps come without updates or at random, unless they are over; none where none do.
+
+        `before`: updates that come before the first step.
+        """
+        done = 1 if job.checkpoint is None else max(1, job.checkpoint.step - before)
+        random_until = self.acts_randomly_until(job.config)
+        spans = [
+            ("no updates", self.learning_starts, "learning_starts"),
+            ("random actions", random_until, "random_steps"),
+        ]
+        if random_until == self.learning_starts:
+            spans = [("random actions and no updates", random_until, "learning_starts")]
+        told = [f"{what} in the first {steps:,} steps ({name})" for what, steps, name in spans if steps > done]
+        return (", ".join(told),) if told else ()
 
 
 def require_updates(job: Job, updates: int) -> None:
@@ -182,6 +198,7 @@ class Online(Regime):
         self.total_ticks = job.config.total_timesteps
         self.total_updates = self.online.earned(job.config.total_timesteps)
         require_updates(job, self.total_updates)
+        self.remarks = self.online.remarks(job)
         normalize, origin = job.resolved[ObservationConfig].normalize_observations, job.origin
         self.learner = build_learner(
             job.sections,

@@ -14,48 +14,34 @@ made at once; a population makes those of all its members together.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from rl_training.algorithms.base import Learner
 from rl_training.console.progress import Progress
-from rl_training.data.datasets import TransitionDataset
-from rl_training.data.sources import BatchSource
-from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
 from rl_training.environments.players import Players
 from rl_training.environments.playing import Evaluator
-from rl_training.environments.pool import require_place
 from rl_training.errors import ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.loggers import Logger, RunFacts, make_loggers, require_installed
+from rl_training.experiment.loggers import Logger, RunFacts, make_loggers
 from rl_training.experiment.logging import CsvSink, MetricsLog, Sink, TensorBoardSink
 from rl_training.experiment.retention import sweep
 from rl_training.experiment.runs import RunDirectory
 from rl_training.runtime import state
-from rl_training.runtime.acceleration import Updater, accelerate
-from rl_training.runtime.acting import ActingPolicy
+from rl_training.runtime.acceleration import accelerate
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.clock import Clock
-from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig, build_control_callbacks
 from rl_training.runtime.ending import duration, status
 from rl_training.runtime.evaluating import players_for
-from rl_training.runtime.init_from import starting_point
+from rl_training.runtime.regime import Acted, Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
-from rl_training.runtime.sections import Resolved, Sections
 from rl_training.runtime.session import Session, TrainResult
 from rl_training.runtime.signals import SignalGuard
-from rl_training.settings import Settings
-from rl_training.spaces import SpaceSpec
-
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -70,144 +56,6 @@ class Launch:
     loggers: tuple[Logger, ...] = ()  # beside those the configuration names
     folder: Path | None = None  # the folder to make for a new run; None: one named by the clock in output_dir
     fence: files.Fence = files.unfenced  # asked before each write, where another process may take the run over
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run to be made: what was asked for, checked, and where it goes on from."""
-
-    sections: Sections
-    config: TrainConfig
-    resolved: Resolved
-    checkpoint: Checkpoint | None = None  # the run's own, to go on from
-    origin: Checkpoint | None = None  # where the networks come from: the same, or `init_from`
-    dataset: TransitionDataset | None = None  # data in memory, in place of the configured ones
-    given: Given = field(default_factory=Given)  # environments the caller brought, in place of ids
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    shared: dict[str, Any] = field(default_factory=dict)  # what the runs of a population build once, by name
-
-    def once(self, name: str, make: Callable[[], Made]) -> Made:
-        """What `make` makes, the same for all runs that share: they differ in nothing it depends on."""
-        if name not in self.shared:
-            self.shared[name] = make()
-        made: Made = self.shared[name]
-        return made
-
-    @classmethod
-    def of(
-        cls,
-        sections: Sections,
-        config: TrainConfig,
-        checkpoint: Checkpoint | None,
-        dataset: TransitionDataset | None,
-        given: Given | None = None,
-        shared: dict[str, Any] | None = None,
-    ) -> Job:
-        """Resolve and check the settings of a run, before anything is built or written."""
-        config = config.with_seed()
-        resolved = sections.resolve(config.algo_kwargs)
-        stopping = resolved[ControlConfig].early_stopping
-        if (
-            stopping is not None
-            and stopping.metric == "return"
-            and ((config.env_id is None and config.eval_env is None) or config.eval_episodes == 0)
-        ):
-            raise ConfigError(
-                "algo_kwargs.early_stopping needs evaluations: set env_id and an eval_episodes of at least 1",
-                key="algo_kwargs.early_stopping",
-            )
-        require_installed(config.loggers)
-        require_place(config)
-        given = given or Given()
-        given.check(config, evaluated=config.eval_episodes > 0)
-        settings = _settings(config, resolved)
-        origin = starting_point(config, checkpoint)
-        shared = {} if shared is None else shared
-        return cls(sections, config, resolved, checkpoint, origin, dataset, given, settings, shared)
-
-    def for_actions(self, spaces: SpaceSpec, of: str) -> Job:
-        """This job with the learner and the settings for the actions of `spaces`, which are those of `of`."""
-        sections, resolved = self.sections.resolve_for(spaces, of, self.config.algo_kwargs)
-        return replace(self, sections=sections, resolved=resolved, settings=_settings(self.config, resolved))
-
-
-def _settings(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:
-    """What a run's records keep of its settings, every default spelt out."""
-    return config.to_dict() | {"algo_kwargs": resolved.to_dict()}
-
-
-class Updates(NamedTuple):
-    """A loop needs so many updates before it goes on."""
-
-    updater: Updater
-    number: int
-
-
-class Acted(NamedTuple):
-    """A loop has sent actions to its environments: others may send theirs before it waits for the answers."""
-
-
-class Regime(ABC):
-    """What online, offline and offline-to-online runs differ in. Constructing one builds all that a `Job` needs."""
-
-    name: ClassVar[str]
-    sections: ClassVar[tuple[type[Settings], ...]]
-    first_phase: str
-    job: Job  # what it was made from, with the learner that its spaces ask for
-    learner: Learner
-    spaces: SpaceSpec
-    total_ticks: int
-    total_updates: int
-    collector: Collector | None = None
-    dataset_record: Mapping[str, Any] | None = None
-    remarks: Sequence[str] = ()  # lines for the beginning of a run
-
-    @abstractmethod
-    def __init__(self, job: Job) -> None: ...
-
-    def start(self) -> None:  # noqa: B027 - nothing to do without an environment
-        """Begin a run that does not go on from a checkpoint."""
-
-    @abstractmethod
-    def ready(self) -> None:
-        """Make the updaters; called after restoring, because a captured update keeps its tensors' addresses."""
-
-    @abstractmethod
-    def fit(self, session: Session) -> Iterator[Acted | Updates]:
-        """Train to the end of the budget, or until somebody stops the run, asking for updates under way."""
-
-    def updater(
-        self, job: Job, source: BatchSource, *, together: int = 1, acting: ActingPolicy | None = None
-    ) -> Updater:
-        """Updates on minibatches of `source`, scheduled over the whole run; `acting` waits for so many at once."""
-        optimization = job.resolved[OptimizationConfig]
-        return Updater(
-            self.learner,
-            source,
-            optimization.batch_size,
-            schedule=optimization,
-            total_updates=self.total_updates,
-            together=together,
-            acting=acting,
-        )
-
-    def extra_metrics(self, clock: Clock) -> dict[str, float]:
-        """Final metrics beside those of every run."""
-        return {}
-
-    def watchers(self, job: Job) -> list[Callback]:
-        """Callbacks of its own, called after those of the controls."""
-        stopping = job.resolved[ControlConfig].early_stopping
-        if stopping is not None and stopping.metric == "fqe":
-            raise ConfigError(
-                f"algo_kwargs.early_stopping.metric: fqe is for runs that learn from data alone, and "
-                f"{job.config.algo} does not; use return",
-                key="algo_kwargs.early_stopping.metric",
-            )
-        return []
-
-    def close(self) -> None:  # noqa: B027 - nothing to close without an environment
-        """Close the environments."""
 
 
 class Built(NamedTuple):
@@ -417,12 +265,12 @@ def _evaluator(job: Job, regime: Regime) -> Evaluator | None:
             )
         return None
     evaluator = Evaluator(config, regime.spaces, job.given)
-    if config.eval_env is not None and (
-        difference := regime.spaces.difference(spaces_of(evaluator.config, given=evaluator.given))
-    ):
-        raise ConfigError(
-            f"eval_env: {config.eval_env} does not fit the run's spaces ({difference})", key="eval_env"
-        )
+    if config.eval_env is not None:
+        other = spaces_of(evaluator.config, given=evaluator.given)
+        if difference := other.difference(regime.spaces, "it has", "the run trains on"):
+            raise ConfigError(
+                f"eval_env: {config.eval_env} does not fit the run's spaces ({difference})", key="eval_env"
+            )
     return evaluator
 
 

@@ -12,7 +12,8 @@ from rl_training.environments.given import Given
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.run import Job, Launch, Regime, run
+from rl_training.runtime.regime import Job, Regime
+from rl_training.runtime.run import Launch, run
 from rl_training.runtime.sections import Sections
 from rl_training.runtime.session import TrainResult
 

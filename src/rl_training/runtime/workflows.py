@@ -229,7 +229,7 @@ def _require_playable(path: str | Path, loaded: LoadedPolicy, evaluator: Evaluat
     if config.env_id is None:
         raise ConfigError(f"{path} was trained without an environment; name one with --set env_id=…", key="env_id")
     given.check(config.replace(num_envs=1), evaluated=episodes > 1)
-    if difference := loaded.spaces.difference(spaces_of(config, given=given)):
+    if difference := spaces_of(config, given=given).difference(loaded.spaces):
         raise ConfigError(f"env_id: {config.env_id} does not fit the policy ({difference})", key="env_id")
 
 
@@ -331,8 +331,8 @@ def take_up(
     _require_same_shape(before, config)
     spec = get_algorithm_spec(config.algo)
     if config.env_id is not None and (
-        difference := spaces_from(checkpoint).difference(
-            spaces_of(config, discrete=spec.sections.takes_discrete, given=given)
+        difference := spaces_of(config, discrete=spec.sections.takes_discrete, given=given).difference(
+            spaces_from(checkpoint)
         )
     ):
         raise CheckpointError(f"{checkpoint.path}: the environment's spaces have changed ({difference})")

@@ -36,7 +36,7 @@ from rl_training.experiment.registry import get_algorithm_spec, setting_names
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
 from rl_training.runtime.init_from import find_origin
 from rl_training.runtime.online import OnlineConfig, require_updates
-from rl_training.runtime.run import Job
+from rl_training.runtime.regime import Job
 from rl_training.settings import PathText, PositiveFloat, PositiveInt, Settings, describe, list_as_tuple, seed_list
 from rl_training.study.plan import described
 
