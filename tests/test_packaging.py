@@ -72,7 +72,8 @@ def test_the_metadata_is_what_pip_will_read(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "src" / "rl_training").mkdir()
-    shutil.copy(PACKAGE / "__init__.py", tmp_path / "src" / "rl_training")
+    for name in ("__init__.py", "version.py"):
+        shutil.copy(PACKAGE / name, tmp_path / "src" / "rl_training")
     folder = build("prepare_metadata_for_build_wheel", tmp_path, tmp_path)
     told = message_from_string((folder / "METADATA").read_text(encoding="utf-8"))
     assert told["Version"] == rl_training.__version__

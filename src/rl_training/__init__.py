@@ -8,8 +8,7 @@ import gc
 from contextlib import contextmanager
 
 from rl_training import api
-
-__version__ = "0.2.0"
+from rl_training.version import __version__ as __version__
 
 # Where the names live that are not of `rl_training.api`.
 _HOMES = {

@@ -8,11 +8,11 @@ import math
 import os
 import secrets
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ClaimLost
+from rl_training.version import __version__
 
 MAX_JSON_BYTES = 256 * 2**20
 # Of run.json, metrics.csv and the records of a checkpoint; what earlier ones meant is in `history`.
@@ -36,11 +36,8 @@ failpoint: Callable[[str], None] = _go_on
 
 
 def package_version() -> str:
-    """The installed version, or `unknown` when the package runs from a source tree."""
-    try:
-        return metadata.version("rl-training")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    """The version of the code that runs, installed or in a source tree."""
+    return __version__
 
 
 def write_durably(path: Path, data: bytes) -> None:
