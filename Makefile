@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt src/rl_training/__init__.py
+$(VENV)/.installed: pyproject.toml constraints.txt src/rl_training/version.py
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch==2.13.0
 	$(INSTALL) --editable .

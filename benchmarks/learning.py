@@ -287,7 +287,8 @@ def comparison(ours: list[float], theirs: list[float]) -> str:
         return f"Difference of the means {difference:+.0f}; one seed says nothing about noise."
     noise = (statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs)) ** 0.5
     found = "worse beyond the seeds' noise" if difference < -2 * noise else "not worse beyond the seeds' noise"
-    return f"Difference of the means {difference:+.0f}, standard error {noise:.0f}: {found}."
+    few = "; so few seeds say little" if min(len(ours), len(theirs)) < 3 else ""
+    return f"Difference of the means {difference:+.0f}, standard error {noise:.0f}: {found}{few}."
 
 
 def race_text(entries: list[Entry]) -> str:

@@ -172,7 +172,8 @@ def file_text(name: str, entries: list[Entry]) -> str:
         found = normalized_score(env, value)
         return "–" if found is None else f"{found:.1f}"
 
-    rows = [["the data itself", "–", "–", "–", "–", f"{own:.0f}", score(own), "–"]]
+    data = f"the data itself, {entries[0]['data_episodes']} episodes"
+    rows = [[data, "–", "–", "–", "–", f"{own:.0f}", score(own), "–"]]
     for label, runs in runs_of.items():
         values = finals(runs)
         mean = statistics.fmean(values)
@@ -180,7 +181,8 @@ def file_text(name: str, entries: list[Entry]) -> str:
         if wanted is not None and label != "BC" and runs[0]["library"] == "rl_training":
             verdicts.append(f"≥ {wanted[0]:g}: {verdict(values, wanted[0], runs, wanted[1])}")
         if clone is not None and label != "BC":
-            verdicts.append("above BC" if mean > clone else "not above BC")
+            few = ", one seed each" if len(values) == len(runs_of["BC"]) == 1 else ""
+            verdicts.append(("above BC" if mean > clone else "not above BC") + few)
         settings = " ".join([f"`{runs[0]['config']}`", *runs[0]["overrides"]])
         updates, seeds = min(r["updates"] for r in runs), " ".join(str(r["seed"]) for r in runs)
         rows.append([label, settings, f"{updates:,}", seeds, report.returns(values), report.spread(values),
@@ -205,7 +207,8 @@ def sections(entries: dict[str, Entry]) -> Sections:
         texts = [file_text(f, [e for e in runs if (e["file"], e["total_timesteps"]) == (f, n)]) for f, n in tables]
         note = (
             f"Written by `python -m benchmarks.offline`; last checkpoint, {runs[0]['episodes']} episodes on the "
-            "same seeds for every run."
+            "same seeds for every run. Files are told by their episodes: a study above may have a longer one "
+            "of the same name."
         )
         said = report.checkouts_said(e for e in runs if "how" in e)
         parts = ["## Offline algorithms", note, *texts, *(line.strip() for line in said), report.origins(runs)]

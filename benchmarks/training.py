@@ -40,6 +40,10 @@ from rl_training.runtime.workflows import evaluate_checkpoint
 
 # Steps after the first update before the steady rate is counted.
 _SETTLE = 200
+_RATES = (
+    f"The steady rate is counted from {_SETTLE} steps after the first update to the last step; that of the whole "
+    "run has set-up, compiling, the steps before the first update and the last checkpoint in it."
+)
 
 
 def arguments() -> argparse.Namespace:
@@ -223,21 +227,26 @@ def peer_of(entry: Entry) -> str:
     return f"{entry.get('peer', 'Stable-Baselines3')} on {entry['peer_device']}"
 
 
+def ratio_of(entry: Entry) -> str:
+    """The ratio, and its smallest and largest where there are several pairs of runs."""
+    low, high = entry["ratio_spread"]
+    return f"{entry['ratio']:.2f} " + ("(one pair)" if len(entry["steady"]) == 1 else f"({low:.2f} to {high:.2f})")
+
+
 def sections(entries: dict[str, Entry]) -> Sections:
     pairs = [e for e in entries.values() if e["kind"] == "compare"]
     runs = [e for e in entries.values() if e["kind"] == "single"]
-    parts = ["## Environment steps per second", "Written by `python -m benchmarks.training`.\n"]
+    parts = ["## Environment steps per second", f"Written by `python -m benchmarks.training`. {_RATES}\n"]
     median = statistics.median
     if pairs:
         rows = []
         for e in pairs:
-            low, high = e["ratio_spread"]
             rows.append([f"{e['algo'].upper()} {e['env']}", e["machine"], settings(e),
                          f"{median(e['steady']):.0f} ({median(e['whole']):.0f})", peer_of(e),
                          f"{median(e['peer_steady']):.0f} ({median(e['peer_whole']):.0f})",
-                         f"{e['ratio']:.2f} ({low:.2f} to {high:.2f})"])  # fmt: skip
+                         ratio_of(e)])  # fmt: skip
         header = ["", "machine", "settings", "steps/s steady (whole run)", "peer", "its steps/s",
-                  "ratio (spread)"]  # fmt: skip
+                  "ratio of the steady rates (spread)"]  # fmt: skip
         parts += [table(header, rows), "", *report.checkouts_said(e for e in pairs if "how" in e)]
     if runs:
         rows = [

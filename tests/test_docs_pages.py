@@ -245,6 +245,18 @@ def test_a_row_is_of_its_algorithm_alone() -> None:
     assert describe_algorithm.results(("SAC",), text) == []
 
 
+def test_rows_of_an_algorithm_are_found_by_any_column_of_names() -> None:
+    """With what the data returned and what is published; of what is published alone nothing is shown."""
+    text = (
+        "## One\n\n| data |  | b |\n|---|---|---|\n| random | the data itself | 1 |\n| random | BC | 2 |\n"
+        "| random | d3rlpy DiscreteBC | 3 |\n\n## Two\n\n|  | b |\n|---|---|\n| BC (x=1) | 4 |\n"
+        "| *the data, 9 episodes* | 5 |\n| *published BC* | 6 |\n| *published SAC* | 7 |"
+    )
+    found = [line.split("|")[-2].strip() for line in describe_algorithm.results(("BC",), text) if "|" in line]
+    assert found == ["b", "---", "1", "2", "3", "b", "---", "4", "5", "6"]
+    assert describe_algorithm.results(("SAC",), text) == []
+
+
 def test_a_page_without_a_section_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sac.md").write_text("# SAC\n\n## Idea\n\nNone.\n", encoding="utf-8")
     monkeypatch.setattr(describe_algorithm, "FOLDER", tmp_path)

@@ -261,6 +261,31 @@ def test_an_incomplete_study_says_so_and_stands_beside_what_is_published(tmp_pat
     assert "SimbaV2" in text
 
 
+def test_a_published_mean_outside_the_interval_is_told(tmp_path: Path) -> None:
+    text = rendering.section(made(range(4)), tmp_path)
+    assert "\n\nThe published mean of SAC lies above the interval of our IQM.\n" in text
+    assert "\n\nHalfCheetah-v4, 100,000 steps: the published mean of SAC lies above the interval" in text
+    kept = made(range(4))
+    for number, run in enumerate(kept["runs"].values()):
+        run["judged"]["mean"] = 8_593.0 + number * (-1) ** number
+    assert "\n\nThe published mean" not in rendering.section(kept, tmp_path)
+
+
+def test_seeds_that_the_file_plans_today_are_missed(tmp_path: Path) -> None:
+    (tmp_path / "made.yaml").write_text("base: sac/halfcheetah\nseeds: 0..11\n")
+    text = rendering.section(rendering.as_planned(made(range(10)), tmp_path / "made.yaml"), tmp_path)
+    assert "| SAC | 0–9 (10 of 12) |" in text
+
+
+def test_methods_are_called_by_their_algorithm_and_equal_ones_are_not_told_apart(tmp_path: Path) -> None:
+    one = made(range(10))
+    others = {name.replace("0" * 8, "1" * 8): run | {"settings": 1} for name, run in one["runs"].items()}
+    settings = [one["settings"][0] | {"algo_kwargs.tau": tau} for tau in (0.1, 0.2)]
+    text = rendering.section({**one, "runs": one["runs"] | others, "settings": settings}, tmp_path)
+    assert "| SAC (tau=0.1) | 0–9 |" in text
+    assert "\n\nThese seeds do not say which is better.\n" in text
+
+
 def test_one_seed_has_no_interval_and_a_diverged_run_is_told(tmp_path: Path) -> None:
     kept = made(range(1))
     next(iter(kept["runs"].values())).update(status="diverged", cause="the loss is not finite")
@@ -295,7 +320,7 @@ def test_results_of_different_budgets_are_not_called_better(tmp_path: Path) -> N
     for run in other["runs"].values():
         run["settings"], run["judged"]["mean"] = 1, run["judged"]["mean"] - 4000
     both = {**ours, "settings": [*ours["settings"], *other["settings"]], "runs": ours["runs"] | other["runs"]}
-    assert "Better" not in rendering.section(both, tmp_path)
+    assert "etter" not in rendering.section(both, tmp_path)
     for run in other["runs"].values():
         run["judged"]["step"] = 300_000
     assert "excludes 0): SAC than TD3." in rendering.section(both, tmp_path)

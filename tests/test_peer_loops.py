@@ -386,6 +386,8 @@ def test_returns_stand_beside_those_of_every_peer() -> None:
     assert "| d3rlpy IQL | `d3rlpy's` | 9 | 0 | 1200 | 1200 |" in text
     assert "| IQL | `rl_training's` | 9 | 0 1 | 1010, 990 | 1000 ± 14 |" in text
     assert "IQL beside CORL: Difference of the means +90, standard error 14: not worse" in text
+    assert "beyond the seeds' noise; so few seeds say little." in text
+    assert "| the data itself, 3 episodes | – |" in text
     assert "IQL beside d3rlpy: Difference of the means -200; one seed" in text
     assert "\n\nCORL (checkout abc): its own loop. IQL: sizes fixed.\n\n" in text
 
@@ -577,6 +579,8 @@ def test_steps_beside_leanrl_are_told_from_those_beside_stable_baselines() -> No
     )  # fmt: skip
     lean = pair | {"peer": "LeanRL", "peer_versions": {"checkout": "abc"}, "how": "its script"}
     (text,) = training.sections({"a": pair, "b": lean}).values()
-    assert "| 9 (8) | Stable-Baselines3 on cpu | 3 (2) | 3.00 (3.00 to 3.00) |" in text
-    assert "| 9 (8) | LeanRL on cpu | 3 (2) | 3.00 (3.00 to 3.00) |" in text
+    several = pair | {"steady": [9.0, 8.0], "whole": [8.0, 8.0], "ratio_spread": [2.0, 4.0]}
+    assert "| 3.00 (2.00 to 4.00) |" in training.sections({"a": several})["performance", "training"]
+    assert "| 9 (8) | Stable-Baselines3 on cpu | 3 (2) | 3.00 (one pair) |" in text
+    assert "| 9 (8) | LeanRL on cpu | 3 (2) | 3.00 (one pair) |" in text
     assert "LeanRL (checkout abc): its script.\n" in text

@@ -163,24 +163,37 @@ def tables_of(text: str) -> list[Table]:
     return found
 
 
-def of_algorithm(row: str, names: tuple[str, ...]) -> bool:
-    """Whether a row is about an algorithm (`SAC`, `RLPD with hopper-medium`), or its peer beside it."""
-    cell = row.split("|")[1].strip().strip("`")
-    for peer in ("Stable-Baselines3 ", "d3rlpy "):
-        cell = cell.removeprefix(peer)
-    return any(cell == name or cell.startswith((f"{name} ", f"{name},")) for name in names)
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip().strip("|").split("|")]
+
+
+def labels(head: str, row: str) -> list[str]:
+    """What a row is called: its cells in columns that have no name of their own, or that of an algorithm."""
+    told = [cell for name, cell in zip(cells(head), cells(row)) if name in ("", "algorithm", "class")]
+    return [cell.strip("`*") for cell in told]
+
+
+def of_algorithm(label: str, names: tuple[str, ...]) -> bool:
+    """Whether a label is an algorithm's (`SAC`, `RLPD with hopper-medium`), or its peer's beside it."""
+    for peer in ("Stable-Baselines3 ", "CORL ", "d3rlpy Discrete", "d3rlpy ", "published "):
+        label = label.removeprefix(peer)
+    return any(label == name or label.startswith((f"{name} ", f"{name},")) for name in names)
 
 
 def results(names: tuple[str, ...], text: str) -> list[str]:
-    """The rows of docs/results.md that are about an algorithm, each under a link to where it stands."""
+    """The rows of docs/results.md that are about an algorithm, each under a link to where it stands.
+
+    Of tables in which it has runs, what the data returned and what others reach stand there too.
+    """
     lines: list[str] = []
     for table in tables_of(text):
-        body = [row for row in table.body if of_algorithm(row, names)]
-        if body:
-            data = [row for row in table.body if row.startswith("| the data itself")]
+        called = {row: labels(table.head[0], row) for row in table.body}
+        body = [row for row in table.body if any(of_algorithm(label, names) for label in called[row])]
+        if not all(any(label.startswith("published") for label in called[row]) for row in body):
+            data = [row for row in table.body if any(label.startswith("the data") for label in called[row])]
             anchor = re.sub(r"[^\w\- ]", "", table.heading.lower()).replace(" ", "-")
             title = f"[{table.heading}](../results.md#{anchor})" + (f": {table.caption}" if table.caption else "")
-            lines += [title, "", *table.head, *data, *body, ""]
+            lines += [title, "", *table.head, *(row for row in table.body if row in data or row in body), ""]
     return lines
 
 

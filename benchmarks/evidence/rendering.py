@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,16 @@ from benchmarks import report
 from benchmarks.evidence.judging import EPISODES
 from benchmarks.evidence.keeping import Kept, about_of, load, reading_of
 from benchmarks.evidence.published import SOURCE, Published, published
-from benchmarks.report import Entry, Results, Sections
+from benchmarks.report import UNKNOWN, Entry, Results, Sections
+from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.report import figures
 from rl_training.report.facts import ranges
-from rl_training.report.grouping import Selection, is_offline
+from rl_training.report.grouping import Selection, group, is_offline
 from rl_training.report.reading import Run
 from rl_training.report.rendering import rendered
 from rl_training.report.summary import Options, Result, Summary, summarise
 from rl_training.report.tables import number, text_of
+from rl_training.study.description import StudyFile
 
 STUDIES = report.ROOT / "benchmarks" / "studies"
 KEPT = report.RESULTS / "evidence"
@@ -34,8 +36,10 @@ def name_of(algo: str) -> str:
 
 def summary_of(kept: Kept, *, judgements: bool, at: float | None = None) -> Summary:
     """The report's summary of a study: by judgements, or by the evaluations during training."""
-    names = {algo: name_of(algo) for algo in {run["algo"] for run in kept["runs"].values()}}
-    return summarise(reading_of(kept, judgements=judgements), Options(Selection(at=at, names=names)))
+    reading = reading_of(kept, judgements=judgements)
+    algos = group(reading, Selection()).algos
+    names = {method: name_of(algo) + method.removeprefix(algo) for method, algo in algos.items()}
+    return summarise(reading, Options(Selection(at=at, names=names)))
 
 
 def section(kept: Kept, pictures: Path) -> str:
@@ -86,17 +90,36 @@ def _task(kept: Kept, summary: Summary, task: str) -> str:
     header = ["", "seeds", "steps", "IQM [95 %]", "mean ± std", "updates", "minutes", "commit"]
     header += ["normalised"] if scored else []
     note = ["Normalised: the mean, by D4RL's v2 references; not comparable with published v2 tables."] * scored
-    return "\n\n".join([f"### {task}", report.table(header, rows), *note, *_better(summary, task)])
+    note += _better(summary, task)
+    note += [] if first.dataset else _outside(summary, task, steps)
+    return "\n\n".join([f"### {task}", report.table(header, rows), *note])
 
 
 def _better(summary: Summary, task: str) -> list[str]:
-    """Which methods of one budget are better than which, where the seeds can say so."""
+    """Which methods of one budget are better than which, where the seeds can say so; or that they cannot."""
+    pairs = [
+        pair
+        for pair in summary.pairs
+        if pair.task == task and summary.results[pair.first, task].step == summary.results[pair.second, task].step
+    ]
     told = []
-    for pair in (pair for pair in summary.pairs if pair.task == task and pair.better):
-        worse = pair.second if pair.better == pair.first else pair.first
-        if summary.results[pair.first, task].step == summary.results[pair.second, task].step:
-            told.append(f"{pair.better} than {worse}")
-    return [f"Better (the interval of the difference of the IQMs excludes 0): {', '.join(told)}."] if told else []
+    for pair in (pair for pair in pairs if pair.better):
+        told.append(f"{pair.better} than {pair.second if pair.better == pair.first else pair.first}")
+    if told:
+        return [f"Better (the interval of the difference of the IQMs excludes 0): {', '.join(told)}."]
+    return ["These seeds do not say which is better."] if pairs else []
+
+
+def _outside(summary: Summary, task: str, steps: Iterable[float]) -> list[str]:
+    """Where the published mean of an algorithm lies outside the interval of ours after as many steps."""
+    told = []
+    for one in (one for budget in sorted(steps) for one in published(summary.groups.env_ids[task], budget)):
+        for result in (result for result in summary.results.values() if result.task == task):
+            ours, same = result.chosen, summary.groups.algos[result.method] == one.algo
+            if same and result.step == one.steps and ours.low is not None and not ours.low <= one.mean <= ours.high:
+                side = "above" if one.mean > ours.high else "below"
+                told.append(f"The published mean of {name_of(one.algo)} lies {side} the interval of our IQM.")
+    return told
 
 
 def _line(kept: Kept, result: Result, runs: Sequence[Run]) -> list[str]:
@@ -159,7 +182,7 @@ def _peers(run: Run) -> dict[tuple[str, str], list[Entry]]:
 
 def _on_the_way(kept: Kept) -> list[str]:
     """Evaluations during training at the steps for which something is published and which are not the end."""
-    rows, any_published = [], False
+    rows, notes, any_published = [], [], False
     groups = summary_of(kept, judgements=False).groups
     for task in groups.tasks:
         env_id = groups.env_ids[task]
@@ -174,9 +197,11 @@ def _on_the_way(kept: Kept) -> list[str]:
                          for one in found.results.values() if one.task == task]  # fmt: skip
                 rows += [[task, f"{steps:,}", _published_name(one), "10", "", _published_return(one)]
                          for one in references]  # fmt: skip
+                for said in _outside(found, task, [steps]):
+                    notes.append(f"{task}, {steps:,} steps: {said[0].lower()}{said[1:]}")
     header = ["", "step", "", "seeds", "IQM [95 %]", "mean"]
     table = [f"### On the way\n\n{report.table(header, rows)}"] if rows else []
-    return [*table, *([SOURCE] if any_published else [])]
+    return [*table, *notes, *([SOURCE] if any_published else [])]
 
 
 def _troubles(summary: Summary) -> list[str]:
@@ -194,9 +219,8 @@ def _origin(kept: Kept, over: Sequence[Mapping[str, Any]]) -> str:
     dates = sorted({str(run["record"].get("created"))[:10] for run in over})
     machines = sorted({str(run["record"].get("machine", run["record"].get("device"))) for run in over})
     named = ("rl_training", "torch", "gymnasium", "mujoco")
-    versions = [
-        f"{name} {' / '.join(sorted({str(run['record']['versions'].get(name)) for run in over}))}" for name in named
-    ]
+    used = {name: {run["record"]["versions"].get(name, UNKNOWN) for run in over} - {UNKNOWN} for name in named}
+    versions = [f"{name} {' / '.join(sorted(found))}" for name, found in used.items() if found]
     parts = [f"The last checkpoint of each seed, {EPISODES} episodes on seeds that no run was evaluated on before "
              f"({', '.join(map(str, seed))})"]  # fmt: skip
     parts += [f"data: {'; '.join(data)}"] if data else []
@@ -211,9 +235,17 @@ def render(kept_in: Path | None = None, pictures: Path | None = None, studies: P
     for file in sorted(studies.glob("*.yaml")):
         found = load(kept_in / f"{file.stem}.json")
         sections["results", f"evidence-{file.stem}"] = (
-            _not_made(file) if found is None else section(found, pictures or PICTURES)
+            _not_made(file) if found is None else section(as_planned(found, file), pictures or PICTURES)
         )
     report.write_sections(sections)
+
+
+def as_planned(kept: Kept, file: Path) -> Kept:
+    """Results with the seeds that their study's file asks for today, also where fewer were asked for then."""
+    seeds = StudyFile.parse(parse_yaml(file.read_text(encoding="utf-8"), str(file)).value, str(file)).seeds or ()
+    beginnings = dict.fromkeys(name.rpartition("__s")[0] for name in kept["planned"])
+    wanted = [f"{beginning}__s{seed}" for beginning in beginnings for seed in seeds]
+    return {**kept, "planned": list(dict.fromkeys([*kept["planned"], *wanted]))}
 
 
 def _not_made(file: Path) -> str:

@@ -3,11 +3,11 @@
 No action outside the data is ever valued: V is the upper `expectile` of min Qbar(s, a) over the data's actions,
 the critics regress on r + gamma V(s'), and the actor clones the data with weights
 min(exp(beta (min Qbar - V)), `max_weight`).
-All terms are taken from the parameters before the step, as CORL and rlkit do (the authors use V after its step).
-The actor is an unsquashed Gaussian around a tanh mean, with one std for all states, so data actions at ±1 need no
-clipping (the authors clip them to ±(1 - 1e-5)); `policy_distribution: tanh` makes it our tanh-Gaussian. A
-learning-rate schedule turns the actor's rate only, as the authors' cosine does.
-Departures: no dropout.
+The actor is an unsquashed Gaussian around a tanh mean, with one std for all states; `policy_distribution: tanh`
+makes it our tanh-Gaussian. A learning-rate schedule turns the actor's rate only, as the authors' cosine does.
+Departures: all terms are taken from the parameters before the step, as CORL and rlkit do (the authors use V after
+its step); data actions at ±1 are not clipped, which an unsquashed density does not need (the authors clip them to
+±(1 - 1e-5)); no dropout.
 Axes: critics `[2, B]`, values and weights `[B]`.
 """
 
