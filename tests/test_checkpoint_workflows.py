@@ -36,7 +36,7 @@ from tests.test_callbacks import StopAt
 from tests.test_offline_runtime import identity_data
 
 
-@pytest.fixture(scope="module", params=ALL)
+@pytest.fixture(scope="module", params=mostly_slow(ALL, "dqn", "tqc", "td3_bc", "iql", "cql", "rlpd"))
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, TrainResult]:
     """A finished run of each algorithm, with checkpoints at 30 and 60."""
     algo = request.param

@@ -32,7 +32,7 @@ from rl_training.runtime.workflows import LoadedPolicy, load_policy, open_checkp
 from rl_training.spaces import SpaceSpec
 from tests.exports import BOX, CHOICES, SKEWED, looks, run_file, untrained
 from tests.reliability.test_actions import Shell, boxes
-from tests.runs import ALL
+from tests.runs import ALL, mostly_slow
 
 INFO = {"observation": {"size": 3}, "stochastic": False}
 
@@ -47,7 +47,7 @@ def compared(loaded: LoadedPolicy, suffix: str, **options: Any) -> parity.Parity
     return parity.check(run, loaded, looks(scale=options.get("scale", 1.0)), sampled=sampled)
 
 
-@pytest.mark.parametrize("algo", ALL)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "td3", "redq", "bc", "iql", "rlpd"))
 def test_files_act_as_the_policy_of_every_algorithm(
     algo: str, runs: Callable[[str], TrainResult], tmp_path: Path
 ) -> None:

@@ -139,7 +139,7 @@ def killed_at(config: TrainConfig, index: int, output: Path) -> int:
     return Child(action, output).wait()
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(19, id="some")])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(31, id="some")])
 def test_killed_around_every_write_fsync_and_rename(every: int, tmp_path: Path) -> None:
     config = config_of("sac", tmp_path / "runs", total_timesteps=40, kwargs={"eval_interval": 20})
     straight, points = left_alone(config)
