@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.evidence.judging import judged
+from benchmarks.offline import config_name, paths
 from benchmarks.ope import agreement
 from benchmarks.report import Entry, Results, Sections, number, table
 from benchmarks.runs import dataset_settings
@@ -48,15 +49,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def preset(files: str) -> str:
-    """The packaged configuration for these files."""
-    task, *levels = files.split("+")[0].split("-")
-    return f"iql/{'-'.join([task, *levels, *(name.split('-')[-1] for name in files.split('+')[1:])])}"
-
-
-def study_of(options: argparse.Namespace) -> Study:
-    base = options.config or preset(options.files)
-    data = dataset_settings([(options.data / f"{name}.npz").absolute() for name in options.files.split("+")])
+def study_of(options: argparse.Namespace, base: str) -> Study:
+    data = dataset_settings(paths(options.data.absolute(), options.files))
     settings = {
         **data,
         "total_timesteps": options.updates,
@@ -74,7 +68,11 @@ def study_of(options: argparse.Namespace) -> Study:
 
 def measure(options: argparse.Namespace) -> Entry:
     """Train, choose, and only then play."""
-    study = study_of(options)
+    source = options.config or config_name("iql", options.files)
+    usual = load_config(source).config.algo_kwargs
+    if any(usual.get(key) not in values for key, values in GRID.items()):
+        raise SystemExit(f"{source}: its {' and '.join(GRID)} are not among those that are tried")
+    study = study_of(options, source)
     status = study.run(say=lambda text: print(text, flush=True))
     if status.failed:
         raise SystemExit(f"{len(status.failed)} trials failed; see {study.folder}")
@@ -86,16 +84,18 @@ def measure(options: argparse.Namespace) -> Entry:
     truths = {name: found["returns"] for name, found in judged(places, options.processes, options.episodes)}
     if missing := sorted(set(homes) - set(truths)):
         raise SystemExit(f"{missing[0]} could not be played")
-    base = load_config(options.config or preset(options.files)).config.algo_kwargs
     records = study.frame()
-    settings = {record["trial"]: record["settings"] for record in records}
+    settings = {
+        record["trial"]: {key.rpartition(".")[2]: value for key, value in record["settings"].items()}
+        for record in records
+    }
     trials = [
         {
-            "settings": {key.rpartition(".")[2]: value for key, value in settings[name].items()},
+            "settings": settings[name],
             "value": value,
             "truth": float(np.mean(truths[name])),
             "error": float(np.std(truths[name], ddof=1) / len(truths[name]) ** 0.5),
-            "default": all(base.get(key.rpartition(".")[2]) == of for key, of in settings[name].items()),
+            "default": all(usual[key] == of for key, of in settings[name].items()),
         }
         for name, value in chosen.ranking
     ]

@@ -223,16 +223,15 @@ def growth_text(entries: list[Entry]) -> str:
 
 
 def sections(entries: dict[str, Entry]) -> Sections:
-    grown = [entry for entry in entries.values() if entry.get("kind") == "environments"]
-    found: Sections = {("performance", "environments"): growth_text(grown)} if grown else {}
-    return found | step_sections({key: e for key, e in entries.items() if e not in grown})
+    growth = [entry for entry in entries.values() if entry.get("kind") == "environments"]
+    steps = [entry for entry in entries.values() if entry.get("kind") != "environments"]
+    found: Sections = {("performance", "environments"): growth_text(growth)} if growth else {}
+    return found | ({("performance", "steps"): step_text(steps)} if steps else {})
 
 
-def step_sections(entries: dict[str, Entry]) -> Sections:
-    if not entries:
-        return {}
+def step_text(entries: list[Entry]) -> str:
     places = {case.name: place for place, case in enumerate(CASES)}
-    order = sorted(entries.values(), key=lambda e: (e["device"], places[e["name"]]))
+    order = sorted(entries, key=lambda e: (e["device"], places[e["name"]]))
     parts = [*PARTS, "between"]
     rows = []
     for entry in order:
@@ -248,14 +247,13 @@ def step_sections(entries: dict[str, Entry]) -> Sections:
             ]
         )
     head = ["", "settings", "steps/s (slowest and fastest tenth)", *(f"{name}, µs" for name in parts), "goal"]
-    text = (
+    return (
         "## Where a step's time goes\n\nWritten by `python -m benchmarks.steps`: whole runs without evaluation; "
         "mean microseconds of each part of a step of all environments, in a second run (its timers are in "
         "`between`, with what the loop itself does). On a GPU updates are launched and run while the host goes on; "
         "what is left of them is waited for with the weights.\n\n"
         f"{table(head, rows)}\n\n{report.origins(order)}"
     )
-    return {("performance", "steps"): text}
 
 
 def main() -> None:

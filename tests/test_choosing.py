@@ -11,16 +11,14 @@ import pytest
 from benchmarks import choosing
 
 
-@pytest.mark.parametrize(
-    ("files", "wanted"),
-    [
-        ("halfcheetah-medium", "iql/halfcheetah-medium"),
-        ("hopper-medium+hopper-expert", "iql/hopper-medium-expert"),
-        ("pendulum-replay", "iql/pendulum-replay"),
-    ],
-)
-def test_the_packaged_configuration_of_files(files: str, wanted: str) -> None:
-    assert choosing.preset(files) == wanted
+def test_a_configuration_that_is_not_tried_is_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "GRID", {"expectile": [0.6], "beta": [3.0]})
+    words = ["--data", tmp_path, "--files", "log", "--config", "iql/pendulum", "--folder", tmp_path / "out"]
+    with pytest.raises(SystemExit, match="iql/pendulum: its expectile and beta are not among those that are tried"):
+        choosing.main([str(word) for word in words])
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
@@ -34,21 +32,18 @@ def test_trained_chosen_and_only_then_played(tmp_path: Path, monkeypatch: pytest
         terminals=np.zeros(rows, bool),
         timeouts=np.arange(1, rows + 1) % 50 == 0,
     )
-    monkeypatch.setattr(choosing, "GRID", {"expectile": [0.6, 0.8], "beta": [3.0]})
+    monkeypatch.setattr(choosing, "GRID", {"expectile": [0.7, 0.8], "beta": [3.0]})
     words = ["--data", tmp_path, "--files", "log", "--config", "iql/pendulum", "--updates", 10, "--fqe-updates", 10]
     words += ["--episodes", 2, "--bootstraps", 2, "--device", "cpu", "--processes", 1]
     words += ["--folder", tmp_path / "out", "--json", tmp_path / "found.json"]
-    base = choosing.load_config("iql/pendulum").config
-    changed = base.replace(algo_kwargs={**base.algo_kwargs, "expectile": 0.8, "beta": 3.0})
-    monkeypatch.setattr(choosing, "load_config", lambda name: type("Loaded", (), {"config": changed}))
     choosing.main([str(word) for word in words])
     (entry,) = json.loads((tmp_path / "found.json").read_text())["entries"].values()
     trials = entry["trials"]
     assert [one["value"] for one in trials] == sorted((one["value"] for one in trials), reverse=True)
-    assert {one["settings"]["expectile"]: one["default"] for one in trials} == {0.6: False, 0.8: True}
+    assert {one["settings"]["expectile"]: one["default"] for one in trials} == {0.7: True, 0.8: False}
     assert all(-4000 < one["truth"] < 0 and one["error"] >= 0 for one in trials)
     text = choosing.text_of(entry)
     rank = 1 + sum(other["truth"] > trials[0]["truth"] for other in trials)
     assert f"takes the first line: {trials[0]['truth']:,.0f}" in text
     assert f"rank {rank} of 2. The packaged" in text
-    assert "expectile 0.8 (the packaged configuration)" in text
+    assert "expectile 0.7 (the packaged configuration)" in text

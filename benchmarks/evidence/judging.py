@@ -58,12 +58,13 @@ def judged(
 ) -> Iterator[tuple[str, Judged]]:
     """Every policy as it is judged, several side by side; one that cannot be judged is reported."""
     count = min(processes or min(available_cores(), _MOST_PROCESSES), len(places))
+    look = partial(_judge_alone, episodes=episodes)
     with ExitStack() as stack:
         if count > 1:
             pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
-            answers = stack.enter_context(pool).map(partial(_judge_alone, episodes=episodes), places.values())
+            answers = stack.enter_context(pool).map(look, places.values())
         else:
-            answers = map(partial(_judge_alone, episodes=episodes), places.values())
+            answers = map(look, places.values())
         for name, answer in zip(places, answers):
             if isinstance(answer, str):
                 print(f"{name}: cannot be judged: {answer}", flush=True)
