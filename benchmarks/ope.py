@@ -1,13 +1,14 @@
 """Small DOPE: do ranks that need no environment agree with what the environment says?
 
     python -m benchmarks.ope [--env Pendulum-v1] [--device cpu] [--updates 8000] [--bootstraps 3]
-                             [--peer PYTHON] [--folder DIR] [--results FILE]
+                             [--peer PYTHON] [--peers-only] [--folder DIR] [--results FILE]
 
 As Fu et al. 2021 do it, without downloads: eleven snapshots of one SAC run are judged by FQE on that run's own
 experience. The truth of each is its mean discounted return over 256 episodes, which end where the discount has
 become nothing, not at the environment's time limit. Told are Spearman's rank correlation, the regret of taking the
 policy with the best estimate, as a share of the range of truths, and the mean absolute error. With `--peer`, the
-interpreter of an environment that has d3rlpy, its FQE is asked about the same policies and rows.
+interpreter of an environment that has d3rlpy, its FQE is asked about the same policies and rows; with `--peers-only`
+nothing else is, which lets ours run elsewhere on a copy of the folder.
 """
 
 from __future__ import annotations
@@ -181,9 +182,10 @@ def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, Entry]]:
         "truth": truths.tolist(),
         "truth_error": errors.tolist(),
     }
-    values, seconds = judge(places, data, arguments)
-    own = {"seconds": seconds, "repetitions": f"{arguments.bootstraps} bootstraps"}
-    yield f"{env_id}/{arguments.device}/rl_training", common | scores(truths, values) | own
+    if not arguments.peers_only:
+        values, seconds = judge(places, data, arguments)
+        own = {"seconds": seconds, "repetitions": f"{arguments.bootstraps} bootstraps"}
+        yield f"{env_id}/{arguments.device}/rl_training", common | scores(truths, values) | own
     if arguments.peer:
         answer = ask_peer(arguments.peer, found, data, arguments.updates, arguments.peer_seeds)
         theirs = {
@@ -256,6 +258,7 @@ def main() -> None:
     parser.add_argument("--bootstraps", type=int, default=3)
     parser.add_argument("--peer", help="the interpreter of an environment that has d3rlpy")
     parser.add_argument("--peer-seeds", type=int, default=2)
+    parser.add_argument("--peers-only", action="store_true", help="ask only d3rlpy")
     parser.add_argument("--folder", default="runs/ope", help="where the SAC run is kept")
     parser.add_argument("--results", type=Path, help="a file for the results, not to be rendered here")
     arguments = parser.parse_args()
