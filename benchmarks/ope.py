@@ -7,8 +7,8 @@ As Fu et al. 2021 do it, without downloads: eleven snapshots of one SAC run are 
 experience. The truth of each is its mean discounted return over 256 episodes, which end where the discount has
 become nothing, not at the environment's time limit. Told are Spearman's rank correlation, the regret of taking the
 policy with the best estimate, as a share of the range of truths, and the mean absolute error. With `--peer`, the
-interpreter of an environment that has d3rlpy, its FQE is asked about the same policies and rows; with `--peers-only`
-nothing else is, which lets ours run elsewhere on a copy of the folder.
+interpreter of an environment that has d3rlpy, its FQE is asked about the same policies and rows; `--peers-only`
+asks nothing else, so that ours can run elsewhere on a copy of the folder.
 """
 
 from __future__ import annotations
@@ -93,14 +93,31 @@ def truth(env_id: str, candidate: Candidate) -> tuple[float, float]:
     return float(np.mean(returns)), float(np.std(returns, ddof=1) / math.sqrt(len(returns)))
 
 
-def agreement(truths: Floats, values: Floats) -> dict[str, float]:
-    """Rank correlation, regret of the choice as a share of the range, mean absolute error: `[K]` each."""
-    span = float(truths.max() - truths.min())
+def agreements(truths: Floats, values: Floats) -> dict[str, Floats]:
+    """Rank correlation, regret of the choice as a share of the range, mean absolute error: of `[…, K]` each."""
+    ranks = stats.rankdata(truths, axis=-1), stats.rankdata(values, axis=-1)
+    best, chosen = truths.max(-1), np.take_along_axis(truths, values.argmax(-1, keepdims=True), -1)[..., 0]
     return {
-        "spearman": float(stats.spearmanr(truths, values).statistic),
-        "regret": float((truths.max() - truths[np.argmax(values)]) / span),
-        "error": float(np.abs(values - truths).mean()),
+        "spearman": np.asarray(stats.pearsonr(*ranks, axis=-1).statistic),
+        "regret": (best - chosen) / (best - truths.min(-1)),
+        "error": np.abs(values - truths).mean(-1),
     }
+
+
+def agreement(truths: Floats, values: Floats) -> dict[str, float]:
+    return {name: float(value) for name, value in agreements(truths, values).items()}
+
+
+def interval(truths: Floats, values: Floats, name: str) -> tuple[float, float]:
+    """95 % of what `agreement` would say of other policies like these: a bootstrap over the policies."""
+
+    def statistic(t: Floats, v: Floats, axis: int = -1) -> Floats:
+        return agreements(np.moveaxis(t, axis, -1), np.moveaxis(v, axis, -1))[name]
+
+    found = stats.bootstrap(
+        (truths, values), statistic, paired=True, method="percentile", rng=np.random.default_rng(0)
+    ).confidence_interval
+    return float(found.low), float(found.high)
 
 
 def scores(truths: Floats, values: Floats) -> dict[str, Any]:
@@ -219,21 +236,22 @@ def sections(entries: dict[str, Entry]) -> Sections:
         rows.append(
             [
                 entry["env"],
+                f"{entry['rows']:,}",
                 entry.get("peer", "rl-training"),
                 f"{entry['updates']:,}, {entry['repetitions']}",
-                _range(entry, "spearman", 2),
-                _range(entry, "regret", 2),
-                _range(entry, "error", 0),
+                _told(entry, "spearman", 2),
+                _told(entry, "regret", 2),
+                _told(entry, "error", 0),
                 f"{truths.min():.0f} to {truths.max():.0f}",
-                number(entry["seconds"]),
+                f"{number(entry['seconds'])}, {entry['device']}",
             ]
         )
-    header = ("environment", "FQE of", "updates", "Spearman", "regret@1", "absolute error", "truths", "seconds")
-    some = next(iter(entries.values()))
+    header = ("environment", "rows", "FQE of", "updates", "Spearman", "regret@1", "absolute error", "truths",
+              "seconds")  # fmt: skip
     words = (
-        f"Eleven snapshots of one SAC run, judged on the run's own experience ({some['rows']:,} rows on "
-        f"{some['env']}); truth from {EPISODES} episodes, discount {GAMMA}. Estimates are means over repetitions, "
-        "in brackets the range over single ones. Regret is a share of the range of truths."
+        "Eleven snapshots of one SAC run, judged on the run's own experience; truth from "
+        f"{EPISODES} episodes, discount {GAMMA}. Estimates are means over repetitions, with the 95 % interval of a "
+        "bootstrap over the eleven policies. Regret is a share of the range of truths."
     )
     if any("peer" in entry for entry in entries.values()):
         words += (
@@ -241,13 +259,16 @@ def sections(entries: dict[str, Entry]) -> Sections:
             "normalised or clipped), one fit after the other: the table says what as many updates give, "
             "not what either reaches in the end."
         )
-    where = f"{origins(entries.values())} Seconds are of all fits together, on one thread of a busy machine."
+    where = (
+        f"{origins(entries.values())} Seconds are of all fits together, beside other work: on a GPU as one "
+        "population, on a CPU on one thread."
+    )
     return {("results", "ope"): f"## Judging without an environment\n\n{words}\n\n{table(header, rows)}\n\n{where}"}
 
 
-def _range(entry: Entry, name: str, digits: int) -> str:
-    each, mean = [one[name] for one in entry["each"]], f"{entry['mean'][name]:.{digits}f}"
-    return mean if len(each) == 1 else f"{mean} ({min(each):.{digits}f} to {max(each):.{digits}f})"
+def _told(entry: Entry, name: str, digits: int) -> str:
+    low, high = interval(np.array(entry["truth"]), np.array(entry["values"]).mean(1), name)
+    return f"{entry['mean'][name]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def main() -> None:

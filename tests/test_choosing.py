@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from benchmarks import choosing
+from benchmarks import choosing, ope
 
 
 def test_a_configuration_that_is_not_tried_is_refused_before_anything_is_trained(
@@ -47,3 +48,17 @@ def test_trained_chosen_and_only_then_played(tmp_path: Path, monkeypatch: pytest
     assert f"takes the first line: {trials[0]['truth']:,.0f}" in text
     assert f"rank {rank} of 2. The packaged" in text
     assert "expectile 0.7 (the packaged configuration)" in text
+
+
+def test_agreement_is_spearman_s_and_its_interval_is_over_policies() -> None:
+    rng = np.random.default_rng(0)
+    truths = rng.normal(size=11)
+    values = truths + rng.normal(size=11)
+    found = ope.agreement(truths, values)
+    assert found["spearman"] == pytest.approx(stats.spearmanr(truths, values).statistic)
+    assert found["error"] == pytest.approx(np.abs(values - truths).mean())
+    span = truths.max() - truths.min()
+    assert found["regret"] == pytest.approx((truths.max() - truths[values.argmax()]) / span)
+    low, high = ope.interval(truths, values, "spearman")
+    assert -1 <= low < found["spearman"] < high <= 1
+    assert ope.interval(truths, truths, "error") == (0.0, 0.0)

@@ -315,6 +315,40 @@ def test_more_seeds_from_another_machine_are_added_and_the_judged_run_stays(
     assert keeping.merged(found, found) == found
 
 
+def test_a_second_look_at_the_same_run_does_not_forget_what_the_first_knew() -> None:
+    first, second = made(range(2)), made(range(2))
+    for kept, commit in ((first, "abc"), (second, "unknown")):
+        for run in kept["runs"].values():
+            run["record"] = {**run["record"], "commits": [commit]}
+    names = list(second["runs"])
+    second["runs"][names[1]]["record"]["created"] = (
+        "2026-11-17T00:00:00+00:00"  # made again, and not looked at again
+    )
+    runs = keeping.merged(first, second)["runs"]
+    assert [runs[name]["record"]["commits"] for name in names] == [["abc"], ["unknown"]]
+
+
+def test_runs_that_were_cut_off_are_shown_as_such(tmp_path: Path) -> None:
+    kept = made(range(3), judged=False)
+    ends = {0: (150_000, [100_000]), 1: (250_000, [100_000, 200_000]), 2: (240_000, [100_000, 200_000])}
+    for run in kept["runs"].values():
+        reached, steps = ends[run["seed"]]
+        values = [1_000.0 + 100 * run["seed"], 9_000.0][: len(steps)]
+        curve = {"steps": steps, "updates": steps, "seconds": steps, "values": values}
+        run |= {"status": "interrupted", "step": reached, "curve": curve}
+    text = rendering.section(kept, tmp_path)
+    assert "Of 10 runs, 0 are made." in text
+    assert (
+        "| SAC | HalfCheetah-v4 | 0–2 | 150,000 of 300,000 | 100,000 | 1,100 [1,000, 1,200] | 1,100 ± 100.0 |"
+        in text
+    )
+    assert list(tmp_path.glob("*.svg"))
+    assert "The last checkpoint" not in text
+    both = {**kept, "runs": kept["runs"] | made(range(5, 8))["runs"]}
+    assert "### Under way" in rendering.section(both, tmp_path)
+    assert "| SAC | 5–7 (3 of 10) |" in rendering.section(both, tmp_path)
+
+
 def test_results_of_different_budgets_are_not_called_better(tmp_path: Path) -> None:
     ours, other = made(range(10)), made(range(10), algo="td3", step=100_000)
     for run in other["runs"].values():

@@ -141,7 +141,9 @@ def _same_run(one: Kept, other: Kept) -> bool:
 
 
 def merged(old: Kept | None, new: Kept) -> Kept:
-    """Both looks at one study: of each run the one that is over and judged, the newer of two alike."""
+    """Both looks at one study: of each run the one that is over and judged, the newer of two alike.
+
+    A run that both have seen the end of stays as the first look told it."""
     if old is None:
         return new
     if old["study"] != new["study"]:
@@ -149,7 +151,8 @@ def merged(old: Kept | None, new: Kept) -> Kept:
     settings = list(new["settings"])
     runs = dict(new["runs"])
     for name, run in old["runs"].items():
-        if name not in runs or _rank(run) > _rank(runs[name]):
+        known = runs.get(name)
+        if known is None or _rank(run) > _rank(known) or (_same_run(run, known) and _rank(run) == _rank(known)):
             runs[name] = {**run, "settings": _index(settings, old["settings"][run["settings"]])}
     planned = list(dict.fromkeys([*old["planned"], *new["planned"]]))
     data = old["data"] | new["data"]

@@ -46,12 +46,18 @@ def section(kept: Kept, pictures: Path) -> str:
     """Everything docs/results.md says of a study; draws its figure."""
     title, words = kept["about"]
     over = [run for run in kept["runs"].values() if "judged" in run]
+    begun = {name: run for name, run in kept["runs"].items() if "judged" not in run and run["curve"]["steps"]}
     state = "" if len(over) == len(kept["planned"]) else f" Of {len(kept['planned'])} runs, {len(over)} are made."
     parts = [f"## {title or kept['study']}", f"{words}{state}".strip()]
+    if over or begun:
+        parts.append(draw(kept, pictures))
     if over:
         summary = summary_of(kept, judgements=True)
-        parts += [draw(kept, pictures), *(_task(kept, summary, task) for task in summary.tasks)]
-        parts += [*_on_the_way(kept), *_troubles(summary), _origin(kept, over)]
+        parts += [*(_task(kept, summary, task) for task in summary.tasks), *_on_the_way(kept), *_troubles(summary)]
+    if begun:
+        parts.append(_under_way({**kept, "runs": begun}))
+    if over or begun:
+        parts.append(_origin(kept, over or list(begun.values())))
     parts.append(_command(kept["study"]))
     return "\n\n".join(part for part in parts if part)
 
@@ -95,6 +101,27 @@ def _task(kept: Kept, summary: Summary, task: str) -> str:
     return "\n\n".join([f"### {task}", report.table(header, rows), *note])
 
 
+def _under_way(kept: Kept) -> str:
+    """Runs that have evaluations and no end: where they stand, and the last evaluation that all seeds have."""
+    groups, rows = summary_of(kept, judgements=False).groups, []
+    for method, task in ((method, task) for task in groups.tasks for method in groups.methods):
+        if not (runs := groups.cell(method, task).seen):
+            continue
+        at = float(min(run.curve.steps[-1] for run in runs))
+        result = summary_of(kept, judgements=False, at=at).results[method, task]
+        spread = "" if result.std is None else f" ± {number(result.std)}"
+        reached = f"{min(run.step for run in runs):,} of {runs[0].settings['total_timesteps']:,}"
+        rows.append([method, task, ranges(run.seed for run in runs if run.seed is not None), reached, f"{at:,.0f}",
+                     text_of(result.chosen), f"{number(result.mean)}{spread}", _commits(runs)])  # fmt: skip
+    header = ["", "", "seeds", "reached", "evaluated at", "IQM [95 %]", "mean ± std", "commit"]
+    words = "Ended before their last step, and not judged: what evaluations during training said last."
+    return f"### Under way\n\n{words}\n\n{report.table(header, rows)}"
+
+
+def _commits(runs: Iterable[Run]) -> str:
+    return ", ".join(sorted({commit for run in runs for commit in run.record.get("commits", [UNKNOWN])}))
+
+
 def _better(summary: Summary, task: str) -> list[str]:
     """Which methods of one budget are better than which, where the seeds can say so; or that they cannot."""
     pairs = [
@@ -131,10 +158,9 @@ def _line(kept: Kept, result: Result, runs: Sequence[Run]) -> list[str]:
     seconds = [run.seconds for run in runs if run.seconds]
     minutes = "–" if not seconds else f"{statistics.median(seconds) / 60:.1f}"
     together = max(run.members for run in runs)
-    commits = sorted({commit for run in runs for commit in run.record.get("commits", ["unknown"])})
     return [result.method, counted, f"{result.step:,.0f}", text_of(result.chosen), f"{number(result.mean)}{std}",
             " / ".join(f"{count:,}" for count in sorted(updates)),
-            minutes + (f", {together} as one" if together > 1 else ""), ", ".join(commits)]  # fmt: skip
+            minutes + (f", {together} as one" if together > 1 else ""), _commits(runs)]  # fmt: skip
 
 
 def _planned(kept: Kept, run: Run) -> int:
@@ -213,7 +239,7 @@ def _troubles(summary: Summary) -> list[str]:
 
 def _origin(kept: Kept, over: Sequence[Mapping[str, Any]]) -> str:
     """How runs were judged, on which data, machines and versions they were made."""
-    seed = sorted({run["judged"]["seed"] for run in over})
+    seed = sorted({run["judged"]["seed"] for run in over if "judged" in run})
     data = sorted({f"{run['dataset']['name']} ({run['dataset']['rows']:,} rows, fingerprint "
                    f"{run['dataset']['fingerprint']})" for run in over if run["dataset"]})  # fmt: skip
     dates = sorted({str(run["record"].get("created"))[:10] for run in over})
@@ -222,10 +248,11 @@ def _origin(kept: Kept, over: Sequence[Mapping[str, Any]]) -> str:
     used = {name: {run["record"]["versions"].get(name, UNKNOWN) for run in over} - {UNKNOWN} for name in named}
     versions = [f"{name} {' / '.join(sorted(found))}" for name, found in used.items() if found]
     parts = [f"The last checkpoint of each seed, {EPISODES} episodes on seeds that no run was evaluated on before "
-             f"({', '.join(map(str, seed))})"]  # fmt: skip
+             f"({', '.join(map(str, seed))})"] if seed else []  # fmt: skip
     parts += [f"data: {'; '.join(data)}"] if data else []
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return "; ".join([*parts, f"{when} on {' · '.join(machines)}", ", ".join(versions)]) + "."
+    told = "; ".join([*parts, f"{when} on {' · '.join(machines)}", ", ".join(versions)])
+    return f"{told[0].upper()}{told[1:]}."
 
 
 def render(kept_in: Path | None = None, pictures: Path | None = None, studies: Path | None = None) -> None:
