@@ -200,6 +200,7 @@ def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
         ("online-v4", 6, 60),
         ("pendulum", 6, 30),
         ("sac-v4", 2, 20),
+        ("sac-v4-rate", 2, 10),
     ],
 )
 def test_the_studies_of_the_repository_are_what_they_say(name: str, configurations: int, trials: int) -> None:
@@ -213,7 +214,7 @@ def test_the_studies_of_the_repository_are_what_they_say(name: str, configuratio
 
 
 def test_no_study_of_the_repository_is_forgotten() -> None:
-    assert len(list(STUDIES.glob("*.yaml"))) == 9
+    assert len(list(STUDIES.glob("*.yaml"))) == 10
 
 
 def _files(config: TrainConfig) -> list[str]:
