@@ -272,10 +272,11 @@ def test_a_published_mean_outside_the_interval_is_told(tmp_path: Path) -> None:
     assert "\n\nThe published mean" not in rendering.section(kept, tmp_path)
 
 
-def test_seeds_that_the_file_plans_today_are_missed(tmp_path: Path) -> None:
-    (tmp_path / "made.yaml").write_text("base: sac/halfcheetah\nseeds: 0..11\n")
+def test_words_and_seeds_are_those_of_the_file_today(tmp_path: Path) -> None:
+    (tmp_path / "made.yaml").write_text("# Again\n# In other words.\nbase: sac/halfcheetah\nseeds: 0..11\n")
     text = rendering.section(rendering.as_planned(made(range(10)), tmp_path / "made.yaml"), tmp_path)
     assert "| SAC | 0–9 (10 of 12) |" in text
+    assert text.startswith("## Again\n\nIn other words. Of 12 runs, 10 are made.\n")
 
 
 def test_methods_are_called_by_their_algorithm_and_equal_ones_are_not_told_apart(tmp_path: Path) -> None:

@@ -268,11 +268,12 @@ def render(kept_in: Path | None = None, pictures: Path | None = None, studies: P
 
 
 def as_planned(kept: Kept, file: Path) -> Kept:
-    """Results with the seeds that their study's file asks for today, also where fewer were asked for then."""
-    seeds = StudyFile.parse(parse_yaml(file.read_text(encoding="utf-8"), str(file)).value, str(file)).seeds or ()
+    """Results with the words and the seeds of their study's file today, also where fewer were asked for then."""
+    text = file.read_text(encoding="utf-8")
+    seeds = StudyFile.parse(parse_yaml(text, str(file)).value, str(file)).seeds or ()
     beginnings = dict.fromkeys(name.rpartition("__s")[0] for name in kept["planned"])
     wanted = [f"{beginning}__s{seed}" for beginning in beginnings for seed in seeds]
-    return {**kept, "planned": list(dict.fromkeys([*kept["planned"], *wanted]))}
+    return {**kept, "about": about_of(text), "planned": list(dict.fromkeys([*kept["planned"], *wanted]))}
 
 
 def _not_made(file: Path) -> str:
