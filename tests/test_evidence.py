@@ -145,7 +145,8 @@ def test_a_study_goes_on_is_judged_packed_and_rendered(
     )
     assert "| SAC | 0–1 | 1,000 | " in text
     assert "abc, def |" in text
-    assert text.endswith("<!-- end evidence-swing -->\n\nkept\n")
+    assert "<!-- end evidence-swing -->\n\nkept\n" in text
+    assert "Planned" not in text
     for ground in ("light", "dark"):
         assert (repository / "docs" / "pictures" / f"evidence-swing-{ground}.svg").read_text().count("<svg") == 1
 
@@ -299,7 +300,8 @@ def test_one_seed_has_no_interval_and_a_diverged_run_is_told(tmp_path: Path) -> 
 def test_a_study_without_results_has_its_command(study: Path, repository: Path) -> None:
     rendering.render()
     text = (repository / "docs" / "results.md").read_text()
-    assert "Not made yet. Made by `python -m benchmarks.evidence run benchmarks/studies/swing.yaml" in text
+    planned = text.partition("## Planned")[2]
+    assert "`python -m benchmarks.evidence run benchmarks/studies/swing.yaml --data DIR --render`" in planned
     assert not list((repository / "docs").glob("pictures/*"))
 
 

@@ -42,9 +42,9 @@ PUBLISHED: tuple[Published, ...] = tuple(
 )
 SOURCE = (
     f"Published: mean returns of ten seeds in the results of [SimbaV2's repository]({SIMBA}), gym-MuJoCo v4; its "
-    "evaluations, not ours. Its settings are not told there. The curves' points lie 16,666 steps apart, as those of "
-    f"[CrossQ's script]({CROSSQ}) do, and that trains SAC and REDQ with a learning rate of 1e-3 and makes updates "
-    "from step 5,000 on, where the papers have 3e-4."
+    "evaluations, not ours. Its settings are not told there. The curves' points lie 16,666 steps apart, as do "
+    f"those of [CrossQ's script]({CROSSQ}), which trains SAC and REDQ with a learning rate of 1e-3, where the "
+    "papers have 3e-4, and makes updates from step 5,000 on."
 )
 
 

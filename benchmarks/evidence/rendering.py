@@ -58,7 +58,7 @@ def section(kept: Kept, pictures: Path) -> str:
         parts.append(_under_way({**kept, "runs": begun}))
     if over or begun:
         parts.append(_origin(kept, over or list(begun.values())))
-    parts.append(_command(kept["study"]))
+    parts.append(f"Made by `{_command(kept['study'])}`.")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -256,14 +256,18 @@ def _origin(kept: Kept, over: Sequence[Mapping[str, Any]]) -> str:
 
 
 def render(kept_in: Path | None = None, pictures: Path | None = None, studies: Path | None = None) -> None:
-    """Write the section of every study of the repository, also of those without results."""
+    """Write the section of every study of the repository; those without results stand together in one."""
     kept_in, studies = kept_in or KEPT, studies or STUDIES
     sections: Sections = {}
+    planned = []
     for file in sorted(studies.glob("*.yaml")):
         found = load(kept_in / f"{file.stem}.json")
-        sections["results", f"evidence-{file.stem}"] = (
-            _not_made(file) if found is None else section(as_planned(found, file), pictures or PICTURES)
-        )
+        if found is None:
+            planned.append(_not_made(file))
+        text = "" if found is None else section(as_planned(found, file), pictures or PICTURES)
+        sections["results", f"evidence-{file.stem}"] = text
+    words = "Studies of the repository that nobody has run yet.\n\n" + "\n".join(planned)
+    sections["results", "evidence-planned"] = f"## Planned\n\n{words}" if planned else ""
     report.write_sections(sections)
 
 
@@ -278,8 +282,8 @@ def as_planned(kept: Kept, file: Path) -> Kept:
 
 def _not_made(file: Path) -> str:
     title, words = about_of(file.read_text(encoding="utf-8"))
-    return f"## {title}\n\n{words}\n\nNot made yet. {_command(file.stem)}"
+    return f"- **{title}.** {words} `{_command(file.stem)}`"
 
 
 def _command(study: str) -> str:
-    return f"Made by `python -m benchmarks.evidence run benchmarks/studies/{study}.yaml --data DIR --render`."
+    return f"python -m benchmarks.evidence run benchmarks/studies/{study}.yaml --data DIR --render"
