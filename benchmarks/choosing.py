@@ -89,10 +89,13 @@ def measure(options: argparse.Namespace) -> Entry:
         record["trial"]: {key.rpartition(".")[2]: value for key, value in record["settings"].items()}
         for record in records
     }
+    assert chosen.judgement is not None
+    distances = {one.name: one.distance for one in chosen.judgement.policies}
     trials = [
         {
             "settings": settings[name],
             "value": value,
+            "distance": distances[name],
             "truth": float(np.mean(truths[name])),
             "error": float(np.std(truths[name], ddof=1) / len(truths[name]) ** 0.5),
             "default": all(usual[key] == of for key, of in settings[name].items()),
@@ -127,6 +130,7 @@ def text_of(entry: Entry) -> str:
             ", ".join(f"{key} {value:g}" for key, value in one["settings"].items())
             + (" (the packaged configuration)" if one["default"] else ""),
             f"{one['value']:,.1f}",
+            f"{one['distance']:.3f}" if "distance" in one else "–",
             f"{one['truth']:,.0f} ± {one['error']:,.0f}",
             rank[id(one)],
         ]
@@ -140,7 +144,7 @@ def text_of(entry: Entry) -> str:
         f"correlation {found['spearman']:.2f}, regret {found['regret']:.2f} of the range of returns. Training took "
         f"{number(seconds['training'])} s, judging {number(seconds['judging'])} s."
     )
-    return f"{words}\n\n{table(['settings', 'FQE', 'return', 'rank'], rows)}"
+    return f"{words}\n\n{table(['settings', 'FQE', 'distance', 'return', 'rank'], rows)}"
 
 
 def sections(entries: dict[str, Entry]) -> Sections:
@@ -149,7 +153,8 @@ def sections(entries: dict[str, Entry]) -> Sections:
     head = (
         "## Choosing without an environment\n\nWritten by `python -m benchmarks.choosing`: `select --by fqe` on "
         f"the data that the policies learned from; returns are of {episodes} episodes that nothing was chosen by, "
-        "with their standard error. FQE's values are discounted, returns are not."
+        "with their standard error. FQE's values are discounted, returns are not. *Distance* is how far a policy's "
+        "actions lie from the logged ones ([judging.md](judging.md)); – where it was not kept."
     )
     return {("results", "choosing"): "\n\n".join([head, *parts, report.origins(entries.values())])}
 
