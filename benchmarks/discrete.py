@@ -256,12 +256,14 @@ def sections(found: dict[str, Entry]) -> Sections:
         order = [name for name in ("random", "medium", "mixed") if name in names]
         lines = [row for name in order for row in file_rows([run for run in runs if run["file"] == name])]
         header = ["data", "", "seeds", "returns", "mean ± std"]
-        texts.append(f"### {env}, {rows:,} rows, {budget:,} updates\n\n{table(header, lines)}")
+        episodes = " / ".join(sorted({str(run["episodes"]) for run in runs}))
+        about = f"Returns are means over {episodes} episodes."
+        texts.append(f"### {env}, {rows:,} rows, {budget:,} updates\n\n{about}\n\n{table(header, lines)}")
     runs = list(found.values())
     body = "\n\n".join(texts)
     text = (
         "## Discrete actions\n\n"
-        f"Written by `python -m benchmarks.discrete`; last checkpoint, {runs[0]['episodes']} episodes on the same "
+        "Written by `python -m benchmarks.discrete`; last checkpoint, episodes on the same "
         "seeds for every run. `random` are uniformly random actions, `medium` a snapshot of a DQN about half way "
         "to its best, `mixed` a third each of both and of the best snapshot; one in ten of a snapshot's actions is "
         "random, so that a clone that leaves those out returns more than its data. Networks, learning rate, batch "
