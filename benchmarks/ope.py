@@ -105,6 +105,7 @@ def agreements(truths: Floats, values: Floats) -> dict[str, Floats]:
 
 
 def agreement(truths: Floats, values: Floats) -> dict[str, float]:
+    """The same of one set of policies, `[K]`."""
     return {name: float(value) for name, value in agreements(truths, values).items()}
 
 

@@ -325,9 +325,8 @@ def test_a_second_look_at_the_same_run_does_not_forget_what_the_first_knew() -> 
         for run in kept["runs"].values():
             run["record"] = {**run["record"], "commits": [commit]}
     names = list(second["runs"])
-    second["runs"][names[1]]["record"]["created"] = (
-        "2026-11-17T00:00:00+00:00"  # made again, and not looked at again
-    )
+    again = second["runs"][names[1]]["record"]  # made again, and not looked at again
+    again["created"] = "2026-11-17T00:00:00+00:00"
     runs = keeping.merged(first, second)["runs"]
     assert [runs[name]["record"]["commits"] for name in names] == [["abc"], ["unknown"]]
 
