@@ -122,12 +122,8 @@ def interval(truths: Floats, values: Floats, name: str) -> tuple[float, float]:
 
 
 def scores(truths: Floats, values: Floats) -> dict[str, Any]:
-    """Of the mean over repetitions `[K, B]`, and of each alone."""
-    return {
-        "mean": agreement(truths, values.mean(1)),
-        "each": [agreement(truths, column) for column in values.T],
-        "values": values.tolist(),
-    }
+    """The values `[K, B]`, and how their means over repetitions agree."""
+    return {"mean": agreement(truths, values.mean(1)), "values": values.tolist()}
 
 
 def weights_of(candidate: Candidate, path: Path) -> Path:

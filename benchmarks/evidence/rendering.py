@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.evidence.judging import EPISODES
-from benchmarks.evidence.keeping import Kept, about_of, load, reading_of
+from benchmarks.evidence.keeping import OVER, Kept, about_of, load, reading_of
 from benchmarks.evidence.published import SOURCE, Published, published
 from benchmarks.report import UNKNOWN, Entry, Results, Sections
 from rl_training.experiment.strict_yaml import parse_yaml
@@ -46,7 +46,7 @@ def section(kept: Kept, pictures: Path) -> str:
     """Everything docs/results.md says of a study; draws its figure."""
     title, words = kept["about"]
     over = [run for run in kept["runs"].values() if "judged" in run]
-    begun = {name: run for name, run in kept["runs"].items() if "judged" not in run and run["curve"]["steps"]}
+    begun = {name: run for name, run in kept["runs"].items() if run["status"] not in OVER and run["curve"]["steps"]}
     state = "" if len(over) == len(kept["planned"]) else f" Of {len(kept['planned'])} runs, {len(over)} are made."
     parts = [f"## {title or kept['study']}", f"{words}{state}".strip()]
     if over or begun:
@@ -109,13 +109,21 @@ def _under_way(kept: Kept) -> str:
             continue
         at = float(min(run.curve.steps[-1] for run in runs))
         result = summary_of(kept, judgements=False, at=at).results[method, task]
-        spread = "" if result.std is None else f" ± {number(result.std)}"
         reached = f"{min(run.step for run in runs):,} of {runs[0].settings['total_timesteps']:,}"
-        rows.append([method, task, ranges(run.seed for run in runs if run.seed is not None), reached, f"{at:,.0f}",
-                     text_of(result.chosen), f"{number(result.mean)}{spread}", _commits(runs)])  # fmt: skip
+        rows.append([method, task, _seeds(runs), reached, f"{at:,.0f}", *_scores(result), _commits(runs)])
     header = ["", "", "seeds", "reached", "evaluated at", "IQM [95 %]", "mean ± std", "commit"]
     words = "Ended before their last step, and not judged: what evaluations during training said last."
     return f"### Under way\n\n{words}\n\n{report.table(header, rows)}"
+
+
+def _scores(result: Result) -> tuple[str, str]:
+    """IQM with its interval, mean with its deviation."""
+    std = "" if result.std is None else f" ± {number(result.std)}"
+    return text_of(result.chosen), f"{number(result.mean)}{std}"
+
+
+def _seeds(runs: Iterable[Run]) -> str:
+    return ranges(run.seed for run in runs if run.seed is not None)
 
 
 def _commits(runs: Iterable[Run]) -> str:
@@ -150,15 +158,13 @@ def _outside(summary: Summary, task: str, steps: Iterable[float]) -> list[str]:
 
 
 def _line(kept: Kept, result: Result, runs: Sequence[Run]) -> list[str]:
-    std = "" if result.std is None else f" ± {number(result.std)}"
-    planned = _planned(kept, runs[0])
-    seeds = ranges(run.seed for run in runs if run.seed is not None)
+    planned, seeds = _planned(kept, runs[0]), _seeds(runs)
     counted = seeds if len(runs) == planned else f"{seeds} ({len(runs)} of {planned})"
     updates = {int(run.metrics.get("update_count", 0)) for run in runs}
     seconds = [run.seconds for run in runs if run.seconds]
     minutes = "–" if not seconds else f"{statistics.median(seconds) / 60:.1f}"
     together = max(run.members for run in runs)
-    return [result.method, counted, f"{result.step:,.0f}", text_of(result.chosen), f"{number(result.mean)}{std}",
+    return [result.method, counted, f"{result.step:,.0f}", *_scores(result),
             " / ".join(f"{count:,}" for count in sorted(updates)),
             minutes + (f", {together} as one" if together > 1 else ""), _commits(runs)]  # fmt: skip
 
@@ -266,7 +272,7 @@ def render(kept_in: Path | None = None, pictures: Path | None = None, studies: P
             planned.append(_not_made(file))
         text = "" if found is None else section(as_planned(found, file), pictures or PICTURES)
         sections["results", f"evidence-{file.stem}"] = text
-    words = "Studies of the repository that nobody has run yet.\n\n" + "\n".join(planned)
+    words = "Studies of the repository that have no results yet.\n\n" + "\n".join(planned)
     sections["results", "evidence-planned"] = f"## Planned\n\n{words}" if planned else ""
     report.write_sections(sections)
 
