@@ -18,13 +18,14 @@ from benchmarks.evidence import keeping, rendering, working
 from benchmarks.evidence.__main__ import main
 from benchmarks.evidence.judging import EPISODES, SEED
 from benchmarks.evidence.published import PUBLISHED, published
-from rl_training.errors import ConfigError
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import amend_record
-from rl_training.experiment.strict_yaml import dump_yaml
+from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
 from rl_training.runtime.signals import TrainingInterrupted
 from rl_training.runtime.workflows import evaluate_checkpoint
 from rl_training.seeding import EVALUATION_SEED
+from rl_training.study import Study
 from rl_training.study.description import read_description
 from rl_training.study.trials import record_of
 from tests.studies import homes
@@ -192,13 +193,15 @@ def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
 @pytest.mark.parametrize(
     ("name", "configurations", "trials"),
     [
-        ("cloners-distributions", 8, 40),
+        ("awac-hopper", 1, 3),
+        ("cloners-distributions", 12, 60),
         ("cql-edac", 2, 10),
         ("cql-edac-50", 2, 6),
         ("dqn-lunarlander", 1, 10),
         ("hopper-v5", 3, 9),
+        ("iql-hopper", 4, 20),
         ("offline-medium", 12, 120),
-        ("online-v4", 6, 60),
+        ("online-v4", 6, 30),
         ("pendulum", 6, 30),
         ("sac-v4", 2, 20),
         ("sac-v4-rate", 2, 10),
@@ -214,8 +217,20 @@ def test_the_studies_of_the_repository_are_what_they_say(name: str, configuratio
     assert all(one.config.eval_episodes and one.config.algo_kwargs["eval_interval"] for one in found.wanted)
 
 
+def test_a_study_goes_on_from_the_runs_of_another_and_from_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = Study(STUDIES / "awac-hopper.yaml", output_dir=Path("runs/evidence")).plan(1)
+    later = parse_yaml((STUDIES / "awac-online.yaml").read_text(), "awac-online").value
+    named = later["set"]["init_from"].replace("{seed}", "2")
+    assert named in {f"runs/evidence/awac-hopper/runs/{trial.name}" for trial in before.trials}
+    with pytest.raises(CheckpointError, match="awac-hopper"):
+        read_description(STUDIES / "awac-online.yaml")
+
+
 def test_no_study_of_the_repository_is_forgotten() -> None:
-    assert len(list(STUDIES.glob("*.yaml"))) == 10
+    assert len(list(STUDIES.glob("*.yaml"))) == 13
 
 
 def _files(config: TrainConfig) -> list[str]:
