@@ -197,7 +197,7 @@ def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
         ("cloners-distributions", 12, 60),
         ("cql-edac", 2, 10),
         ("cql-edac-50", 2, 6),
-        ("dqn-lunarlander", 1, 10),
+        ("dqn-lunarlander", 1, 5),
         ("hopper-v5", 3, 9),
         ("iql-hopper", 4, 20),
         ("offline-medium", 12, 120),

@@ -14,10 +14,12 @@ from rl_training.experiment.registry import get_algorithm_spec, resolve
 
 # What each config of version 0.1 said beyond the defaults of that version.
 SAID: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "packaged_settings_0_1.json").read_text())
+# What was changed since, by what was measured (docs/results.md).
+CHANGED = {"iql/hopper-medium-expert": {"expectile": 0.5, "beta": 6.0, "reward_range_scaling": False}}
 
 
-def settings_of_0_1(name: str) -> dict[str, Any]:
-    kwargs = {**_defaults_0_1()[SAID[name]["algo"]], **SAID[name]["algo_kwargs"]}
+def settings_expected(name: str) -> dict[str, Any]:
+    kwargs = {**_defaults_0_1()[SAID[name]["algo"]], **SAID[name]["algo_kwargs"], **CHANGED.get(name, {})}
     del kwargs["layer_norm_epsilon"]  # no setting in 0.1
     if kwargs.get("datasets"):
         del kwargs["dataset_kind"]  # its default, `random`, meant nothing beside `datasets`
@@ -25,8 +27,8 @@ def settings_of_0_1(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_a_packaged_config_means_what_it_meant_in_0_1(name: str) -> None:
-    config, expected = load_config(name).config, settings_of_0_1(name)
+def test_a_packaged_config_means_what_it_meant_in_0_1_unless_measured_otherwise(name: str) -> None:
+    config, expected = load_config(name).config, settings_expected(name)
     settings = resolve(config).to_dict()
     assert {key: settings[key] for key in expected} == expected
     fields = {key: value for key, value in SAID[name].items() if key != "algo_kwargs"}

@@ -9,6 +9,7 @@ import re
 import warnings
 from base64 import b64decode
 from pathlib import Path
+from typing import Any
 
 import matplotlib.figure
 import numpy as np
@@ -299,6 +300,25 @@ def test_offline_tasks_are_their_data(tmp_path: Path) -> None:
     )
     assert found.summary.methods == ("iql",)
     assert "medium (10 rows, fingerprint aa)" in found.tables["compared"].csv()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "tasks"),
+    [
+        ({"reward_scale": 1.0}, {"reward_scale": 0.1}, 1),
+        ({"reward_range_scaling": False}, {"reward_range_scaling": True}, 1),
+        ({"top_fraction": 1.0}, {"top_fraction": 0.1, "rows": 1}, 1),
+        ({"reward_scale": 0.1}, {"reward_scale": 0.1}, 2),
+        ({"reward_scale": 1.0}, {"reward_scale": 0.1, "rows": 20}, 2),
+    ],
+)
+def test_data_that_two_runs_prepare_differently_are_one_task(
+    first: dict[str, Any], second: dict[str, Any], tasks: int, tmp_path: Path
+) -> None:
+    for algo, mark, prepared in (("bc", "aa", first), ("iql", "bb", second)):
+        data = {"name": "medium", "rows": prepared.pop("rows", 10), "fingerprint": mark, "in_memory": False}
+        write_run(tmp_path / algo, settings=settings_of(algo, **prepared), dataset=data)
+    assert len(report.read(tmp_path).summary.groups.tasks) == tasks
 
 
 def test_normalisation(tmp_path: Path) -> None:

@@ -31,14 +31,14 @@ _SIMBA_MUJOCO = {
         "Hopper-v4": ((2_750, 3_066, 3_299), 918),
     },
 }
-_STEPS = (100_000, 300_000, 1_000_000)
+STEPS = (100_000, 300_000, 1_000_000)
 WHAT = {"redq": "REDQ, 20 updates a step"}
 
 PUBLISHED: tuple[Published, ...] = tuple(
-    Published(algo, env_id, steps, mean, std if steps == _STEPS[-1] else None, WHAT.get(algo, ""))
+    Published(algo, env_id, steps, mean, std if steps == STEPS[-1] else None, WHAT.get(algo, ""))
     for algo, tasks in _SIMBA_MUJOCO.items()
     for env_id, (means, std) in tasks.items()
-    for steps, mean in zip(_STEPS, means)
+    for steps, mean in zip(STEPS, means)
 )
 SOURCE = (
     f"Published: mean returns of ten seeds in the results of [SimbaV2's repository]({SIMBA}), gym-MuJoCo v4; its "

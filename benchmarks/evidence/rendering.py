@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.evidence.judging import EPISODES
 from benchmarks.evidence.keeping import OVER, Kept, about_of, load, reading_of
-from benchmarks.evidence.published import SOURCE, Published, published
+from benchmarks.evidence.published import SOURCE, STEPS, Published, published
 from benchmarks.report import UNKNOWN, Entry, Results, Sections
 from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.report import figures
@@ -55,7 +55,7 @@ def section(kept: Kept, pictures: Path) -> str:
         summary = summary_of(kept, judgements=True)
         parts += [*(_task(kept, summary, task) for task in summary.tasks), *_on_the_way(kept), *_troubles(summary)]
     if begun:
-        parts.append(_under_way({**kept, "runs": begun}))
+        parts.append(_under_way(kept, begun))
     if over or begun:
         parts.append(_origin(kept, over or list(begun.values())))
     parts.append(f"Made by `{_command(kept['study'])}`.")
@@ -101,16 +101,20 @@ def _task(kept: Kept, summary: Summary, task: str) -> str:
     return "\n\n".join([f"### {task}", report.table(header, rows), *note])
 
 
-def _under_way(kept: Kept) -> str:
+def _under_way(kept: Kept, begun: Mapping[str, Any]) -> str:
     """Runs that have evaluations and no end: where they stand, and the last evaluation that all seeds have."""
-    groups, rows = summary_of(kept, judgements=False).groups, []
+    cells = summary_of(kept, judgements=False).groups.cells.values()
+    methods = {run.name: cell.method for cell in cells for run in cell.seen}
+    kept, rows = {**kept, "runs": begun}, []
+    groups = summary_of(kept, judgements=False).groups
     for method, task in ((method, task) for task in groups.tasks for method in groups.methods):
         if not (runs := groups.cell(method, task).seen):
             continue
         at = float(min(run.curve.steps[-1] for run in runs))
         result = summary_of(kept, judgements=False, at=at).results[method, task]
         reached = f"{min(run.step for run in runs):,} of {runs[0].settings['total_timesteps']:,}"
-        rows.append([method, task, _seeds(runs), reached, f"{at:,.0f}", *_scores(result), _commits(runs)])
+        named = methods[runs[0].name]
+        rows.append([named, task, _seeds(runs), reached, f"{at:,.0f}", *_scores(result), _commits(runs)])
     header = ["", "", "seeds", "reached", "evaluated at", "IQM [95 %]", "mean ± std", "commit"]
     words = "Ended before their last step, and not judged: what evaluations during training said last."
     return f"### Under way\n\n{words}\n\n{report.table(header, rows)}"
@@ -213,26 +217,29 @@ def _peers(run: Run) -> dict[tuple[str, str], list[Entry]]:
 
 
 def _on_the_way(kept: Kept) -> list[str]:
-    """Evaluations during training at the steps for which something is published and which are not the end."""
+    """Evaluations during training at steps which are not the end of every method: those at which another ends, and
+    those for which something is published."""
     rows, notes, any_published = [], [], False
     groups = summary_of(kept, judgements=False).groups
     for task in groups.tasks:
         env_id = groups.env_ids[task]
-        online = all(not run.dataset for method in groups.methods for run in groups.cell(method, task).seen)
-        for steps in (100_000, 300_000) if online else ():
-            references = published(env_id, steps)
-            any_published |= bool(references)
-            found = summary_of(kept, judgements=False, at=steps)
-            ends = {run.settings.get("total_timesteps") for run in found.reading.runs if run.env_id == env_id}
-            if references and max(ends, default=0) > steps:
-                rows += [[task, f"{steps:,}", one.method, str(one.seeds), text_of(one.chosen), number(one.mean)]
-                         for one in found.results.values() if one.task == task]  # fmt: skip
-                rows += [[task, f"{steps:,}", _published_name(one), "10", "", _published_return(one)]
-                         for one in references]  # fmt: skip
-                for said in _outside(found, task, [steps]):
-                    notes.append(f"{task}, {steps:,} steps: {said[0].lower()}{said[1:]}")
+        seen = [run for method in groups.methods for run in groups.cell(method, task).seen]
+        of_others = {steps: [] if any(run.dataset for run in seen) else published(env_id, steps) for steps in STEPS}
+        any_published |= any(of_others.values())
+        ends = {int(run.settings["total_timesteps"]) for run in seen}
+        for steps in sorted(ends | {steps for steps, found in of_others.items() if found}):
+            if steps >= max(ends, default=0):
+                continue
+            found, references = summary_of(kept, judgements=False, at=steps), of_others.get(steps, [])
+            rows += [[task, f"{steps:,}", one.method, str(one.seeds), text_of(one.chosen), number(one.mean)]
+                     for one in found.results.values() if one.task == task]  # fmt: skip
+            rows += [[task, f"{steps:,}", _published_name(one), "10", "", _published_return(one)]
+                     for one in references]  # fmt: skip
+            for said in _outside(found, task, [steps] if references else []):
+                notes.append(f"{task}, {steps:,} steps: {said[0].lower()}{said[1:]}")
     header = ["", "step", "", "seeds", "IQM [95 %]", "mean"]
-    table = [f"### On the way\n\n{report.table(header, rows)}"] if rows else []
+    words = "Evaluations during training, up to a step at which not all of them end."
+    table = [f"### On the way\n\n{words}\n\n{report.table(header, rows)}"] if rows else []
     return [*table, *notes, *([SOURCE] if any_published else [])]
 
 

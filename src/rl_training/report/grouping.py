@@ -23,6 +23,8 @@ Score = Literal["last", "best"]
 # Settings of looking on, which change no result; and the old name of one of how a run is made.
 _IGNORED = frozenset({"algo", "env_id", "log_interval", "checkpoint_interval", "algo_kwargs.eval_interval"})
 _OLD_NAMES = frozenset({"env_processes", "allow_import"})
+# What `DatasetConfig.transform` does to data.
+_PREPARING = ("reward_scale", "reward_shift", "reward_range_scaling", "top_fraction")
 _OVER = ("finished", "stopped", "diverged")
 _MOST_WORDS = 120
 
@@ -156,22 +158,32 @@ def is_offline(run: Run) -> bool:
 
 
 def _tasks(runs: Iterable[Run]) -> dict[Run, str]:
-    """The task of each run: environment and, offline, the data by name and contents."""
-    prints: dict[tuple[str, str], set[str]] = {}
-    for run in runs:
-        if is_offline(run):
-            prints.setdefault((str(run.env_id), str(run.dataset.get("name"))), set()).add(
-                str(run.dataset.get("fingerprint"))
-            )
-    found = {}
-    for run in runs:
-        name = run.env_id or "no environment"
-        if is_offline(run):
-            data = str(run.dataset.get("name"))
-            several = len(prints[str(run.env_id), data]) > 1
-            name += f", {data}" + (f" [{run.dataset.get('fingerprint')}]" if several else "")
-        found[run] = name
+    """The task of each run: environment and, offline, the data by name and, where that is not enough, contents."""
+    of_data: dict[tuple[str | None, Any], list[Run]] = {}
+    for run in filter(is_offline, runs):
+        of_data.setdefault((run.env_id, run.dataset.get("name")), []).append(run)
+    found = {run: run.env_id or "no environment" for run in runs}
+    for (_, data), sharing in of_data.items():
+        several = _other_contents(sharing)
+        for run in sharing:
+            found[run] += f", {data}" + (f" [{run.dataset.get('fingerprint')}]" if several else "")
     return found
+
+
+def _other_contents(runs: Iterable[Run]) -> bool:
+    """Whether data of one name are different data.
+
+    A fingerprint is that of the rows as a run prepared them: it tells data apart where runs prepare them alike.
+    Where they do not, the number of rows has to do, which a preparation keeps unless it leaves episodes out.
+    """
+    prints: dict[str, set[Any]] = {}
+    rows = set()
+    for run in runs:
+        prepared = {key: run.settings.get(f"algo_kwargs.{key}") for key in _PREPARING}
+        prints.setdefault(text_of(prepared), set()).add(run.dataset.get("fingerprint"))
+        if prepared["top_fraction"] in (None, 1):
+            rows.add(run.dataset.get("rows"))
+    return len(rows) > 1 or any(len(found) > 1 for found in prints.values())
 
 
 def _varying(runs: Iterable[Run], tasks: Mapping[Run, str]) -> dict[str, list[str]]:
