@@ -17,6 +17,7 @@ import pytest
 
 from rl_training import report
 from rl_training.errors import ConfigError
+from rl_training.report import figures
 from rl_training.report.curves import band, first_above
 from rl_training.report.logs import Curve
 from rl_training.report.rendering import rendered
@@ -449,3 +450,17 @@ def test_records_of_version_0_1(tmp_path: Path) -> None:
     found = report.read(tmp_path)
     assert found.summary.methods == ("sac",)
     assert sorted(found.summary.results["sac", "Pendulum-v1"].values) == [2.0, 2.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("tasks", [("Pendulum-v1",), ("Pendulum-v1", "Hopper-v5", "Walker2d-v5")])
+def test_long_names_fit_under_a_figure(tasks: tuple[str, ...], tmp_path: Path) -> None:
+    long = "reward_range_scaling=True, policy_distribution=gaussian, expectile=0.7, beta=3"
+    names = {"sac": f"sac ({long})", "td3": f"td3 ({long})"}
+    summary = report.read(two_methods(tmp_path, tasks, seeds=2), names=names).summary
+    for figure in (figures.all_curves(summary), figures.curves(summary, tasks[0])):
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        assert "".join(text.get_text() for text in legend.get_texts()).count("beta=3") == 2
+        box = legend.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+        assert 0 <= box.y0 < box.y1 < figure.axes[0].get_window_extent().y0

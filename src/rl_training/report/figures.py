@@ -60,6 +60,8 @@ _STYLE: dict[str, Any] = {
 _WIDTH = 4.8  # inches: a column of the page, and the width of a phone
 _LABELS = {"steps": "steps", "updates": "updates", "seconds": "seconds of training"}
 _LONG = 28
+_CHARACTERS = 14  # of small text in an inch
+_SAMPLE = 6  # characters that the line before a name takes
 _MOST_TICKS = 8
 _MOST_SEED_POINTS = 40_000
 
@@ -102,25 +104,32 @@ def short(name: str, most: int = _LONG) -> str:
 
 
 def _legend_label(summary: Summary, method: str) -> str:
-    return short(label(summary, method).replace("\n", " "), 70)
+    return short(f"{_key(summary, method)}: {method}" if _are_long(summary) else method, 140)
 
 
-def _legend(figure: Figure, axes: Axes, entries: int) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if labels:
-        columns = 1 if max(map(len, labels)) > _LONG / 2 else min(entries, 4)
-        figure.set_figheight(figure.get_figheight() + 0.16 * (-(-len(labels) // columns) - 1))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small")
+def _legend(figure: Figure) -> None:
+    """One legend for all panels, below them: in columns where names are short, on several lines where they are
+    long."""
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels())}
+    if not handles:
+        return
+    room = int(_CHARACTERS * figure.get_figwidth())
+    columns = max(1, min(4, len(handles), room // (max(map(len, handles)) + _SAMPLE)))
+    labels = [textwrap.fill(label, room // columns - _SAMPLE, break_on_hyphens=False) for label in handles]
+    lines = sum(label.count("\n") + 1 for label in labels) if columns == 1 else -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.16 * (lines - 1))
+    figure.legend(list(handles.values()), labels, loc="outside lower center", ncols=columns, fontsize="small")
 
 
 def curves(summary: Summary, task: str, axis: Axis = "steps", *, seeds: bool = True) -> Figure:
     """IQM and interval of every method shown, and each seed as a thin line."""
-    methods = [method for method in summary.shown[task] if (axis, task, method) in summary.bands]
     with style():
         figure = Figure(figsize=(_WIDTH, 3.2))
         axes = figure.add_subplot()
         draw_curves(axes, summary, task, axis, seeds=seeds)
-        _legend(figure, axes, len(methods))
+        _legend(figure)
     return figure
 
 
@@ -178,17 +187,8 @@ def all_curves(summary: Summary, axis: Axis = "steps", *, seeds: bool = False) -
         for index, task in enumerate(tasks):
             axes = figure.add_subplot(rows, columns, index + 1)
             draw_curves(axes, summary, task, axis, seeds=seeds)
-        if tasks:
-            _legend_of_all(figure)
+        _legend(figure)
     return figure
-
-
-def _legend_of_all(figure: Figure) -> None:
-    handles: dict[str, Any] = {}
-    for axes in figure.axes:
-        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels())}
-    columns = 1 if max(map(len, handles)) > _LONG else min(4, len(handles))
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns)
 
 
 def _dots(axes: Axes, rows: Sequence[tuple[str, str, Estimate]]) -> None:
@@ -270,7 +270,7 @@ def profile(summary: Summary) -> Figure:
         axes.set_ylabel("share of runs with a score above τ")
         axes.set_ylim(0, 1.02)
         axes.set_title("Performance profile")
-        _legend(figure, axes, len(methods))
+        _legend(figure)
     return figure
 
 
@@ -332,7 +332,7 @@ def selecting(summary: Summary) -> Figure:
         axes.set_title("Choosing among what was trained")
         axes.set_xlabel("episodes played online, k")
         axes.set_ylabel("normalised score of the choice")
-        _legend(figure, axes, len(summary.selecting))
+        _legend(figure)
     return figure
 
 
