@@ -304,6 +304,37 @@ def test_methods_are_called_by_their_algorithm_and_equal_ones_are_not_told_apart
     assert "\n\nThese seeds do not say which is better.\n" in text
 
 
+def test_a_method_that_ends_later_is_shown_where_another_ends(tmp_path: Path) -> None:
+    long, brief = made(range(4)), made(range(4), algo="redq", step=200_000)
+    brief["runs"] = {name: run | {"settings": 1} for name, run in brief["runs"].items()}
+    both = {**long, "runs": long["runs"] | brief["runs"], "settings": [*long["settings"], *brief["settings"]]}
+    text = rendering.section(both, tmp_path)
+    assert "| HalfCheetah-v4 | 200,000 | SAC | 4 | 1,000 [1,000, 1,000] | 1,000 |" in text
+    assert "| HalfCheetah-v4 | 200,000 | REDQ | 4 | 5,150 [" in text
+
+
+def test_a_run_under_way_has_the_name_of_its_settings(tmp_path: Path) -> None:
+    over, begun = made(range(4)), made(range(4), judged=False)
+    others = {name.replace("0" * 8, "1" * 8): run | {"settings": 1, "status": "interrupted"}
+              for name, run in begun["runs"].items()}  # fmt: skip
+    settings = [over["settings"][0] | {"algo_kwargs.tau": tau} for tau in (0.1, 0.2)]
+    text = rendering.section({**over, "runs": over["runs"] | others, "settings": settings}, tmp_path)
+    assert "| SAC (tau=0.2) | HalfCheetah-v4 | 0–3 |" in text.partition("### Under way")[2]
+
+
+def test_all_results_stand_in_one_table_with_what_they_took() -> None:
+    alone, together = made(range(4)), made(range(4, 8), study="many")
+    for run in together["runs"].values():
+        run["record"] = run["record"] | {"population": {"members": list(together["runs"])}}
+    text = rendering.overview([alone, made(range(2), judged=False, study="none"), together])
+    # Four runs of 1.5 minutes, and four as one.
+    assert "8 runs with 2 million updates took 8 minutes on None" in text
+    assert "| HalfCheetah-v4 | SAC | 0–3 | 300,000 | 5,150 [" in text
+    assert text.count("| published 8,593 |") == 2
+    assert "`none`" not in text
+    assert rendering.overview([]) == ""
+
+
 def test_one_seed_has_no_interval_and_a_diverged_run_is_told(tmp_path: Path) -> None:
     kept = made(range(1))
     next(iter(kept["runs"].values())).update(status="diverged", cause="the loss is not finite")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -269,19 +270,59 @@ def _origin(kept: Kept, over: Sequence[Mapping[str, Any]]) -> str:
 
 
 def render(kept_in: Path | None = None, pictures: Path | None = None, studies: Path | None = None) -> None:
-    """Write the section of every study of the repository; those without results stand together in one."""
+    """Write the section of every study of the repository; then all results in one table, and what has none."""
     kept_in, studies = kept_in or KEPT, studies or STUDIES
     sections: Sections = {}
-    planned = []
+    made, planned = [], []
     for file in sorted(studies.glob("*.yaml")):
-        found = load(kept_in / f"{file.stem}.json")
-        if found is None:
+        sections["results", f"evidence-{file.stem}"] = ""
+        if (found := load(kept_in / f"{file.stem}.json")) is None:
             planned.append(_not_made(file))
-        text = "" if found is None else section(as_planned(found, file), pictures or PICTURES)
-        sections["results", f"evidence-{file.stem}"] = text
+        else:
+            made.append(as_planned(found, file))
+            sections["results", f"evidence-{file.stem}"] = section(made[-1], pictures or PICTURES)
     words = "Studies of the repository that have no results yet.\n\n" + "\n".join(planned)
+    sections["results", "evidence-overview"] = overview(made)
     sections["results", "evidence-planned"] = f"## Planned\n\n{words}" if planned else ""
     report.write_sections(sections)
+
+
+def overview(studies: Iterable[Kept]) -> str:
+    """Every result in a line, by task, beside the data's mean or what is published; and what all of them took."""
+    rows, over = [], []
+    for kept in studies:
+        if not (done := [run for run in kept["runs"].values() if "judged" in run]):
+            continue
+        over += done
+        summary = summary_of(kept, judgements=True)
+        for result in summary.results.values():
+            runs = summary.groups.cell(result.method, result.task).runs
+            rows.append([result.task, result.method, _seeds(runs), f"{result.step:,.0f}", text_of(result.chosen),
+                         _reference(kept, runs[0], result.step), f"`{kept['study']}`"])  # fmt: skip
+    header = ["", "", "seeds", "steps", "IQM [95 %]", "beside it", "study"]
+    found = report.table(header, sorted(rows, key=lambda row: row[0]))
+    return f"## All of them\n\n{_cost(over)}\n\n{found}" if rows else ""
+
+
+def _reference(kept: Kept, run: Run, step: float) -> str:
+    if is_offline(run):
+        data = kept["data"].get(run.dataset["name"])
+        return "" if data is None else f"data {number(data['mean'])}"
+    found = [one for one in published(run.env_id, step) if one.algo == run.algo and not run.dataset]
+    return "".join(f"published {_published_return(one)}" for one in found)
+
+
+def _cost(over: Sequence[Mapping[str, Any]]) -> str:
+    """How much was trained, and how long: members of a population share its minutes."""
+    minutes: Counter[str] = Counter()
+    for run in over:
+        record = run["record"]
+        members = len((record.get("population") or {}).get("members", [])) or 1
+        minutes[str(record.get("machine", record.get("device")))] += (record.get("seconds") or 0) / 60 / members
+    runs, updates = len(over), sum(run["metrics"].get("update_count", 0) for run in over) / 1e6
+    took = ", ".join(f"{found:,.0f} minutes on {machine}" for machine, found in sorted(minutes.items()))
+    words = "minutes of runs and of populations, several of which may have shared a machine"
+    return f"{runs} runs with {updates:,.0f} million updates took {took}: {words}."
 
 
 def as_planned(kept: Kept, file: Path) -> Kept:
