@@ -429,11 +429,6 @@ def test_what_the_data_returned_stands_beside_what_learned_from_them(tmp_path: P
     assert "| *the data, 2 episodes* |  |  |  | 7.50 |" in rendering.section(kept, tmp_path)
 
 
-def test_data_are_called_by_their_files() -> None:
-    assert keeping.data_name("/a/hopper-medium.npz + /a/b.c/hopper-expert.hdf5") == "hopper-medium + hopper-expert"
-    assert keeping.data_name("random") == "random"
-
-
 def test_judging_has_other_episodes_than_training() -> None:
     assert SEED != EVALUATION_SEED
 

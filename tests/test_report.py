@@ -19,6 +19,7 @@ from rl_training import report
 from rl_training.errors import ConfigError
 from rl_training.report import figures
 from rl_training.report.curves import band, first_above
+from rl_training.report.grouping import data_name
 from rl_training.report.logs import Curve
 from rl_training.report.rendering import rendered
 from rl_training.report.report import Report
@@ -320,6 +321,19 @@ def test_data_that_two_runs_prepare_differently_are_one_task(
         data = {"name": "medium", "rows": prepared.pop("rows", 10), "fingerprint": mark, "in_memory": False}
         write_run(tmp_path / algo, settings=settings_of(algo, **prepared), dataset=data)
     assert len(report.read(tmp_path).summary.groups.tasks) == tasks
+
+
+def test_data_are_called_by_their_files(tmp_path: Path) -> None:
+    mixed = "/a/hopper-medium.npz + /a/b.c/hopper-expert.hdf5"
+    assert data_name(mixed) == "hopper-medium + hopper-expert"
+    assert data_name("mujoco/hopper/medium-v0") == "mujoco/hopper/medium-v0"
+    assert data_name("random actions in Pendulum-v1") == "random actions in Pendulum-v1"
+    # The same rows in the folders of two machines are one task, others in a file of the same name are another.
+    for number, (name, mark) in enumerate([("/a/some.npz", "aa"), ("b/some.npz", "aa"), ("c/some.npz", "bb")]):
+        data = {"name": name, "rows": 10, "fingerprint": mark, "in_memory": False}
+        write_run(tmp_path / str(number), seed=number, settings=settings_of("iql"), dataset=data)
+    assert report.read(tmp_path / "0", tmp_path / "1").summary.groups.tasks == ("Pendulum-v1, some",)
+    assert len(report.read(tmp_path).summary.groups.tasks) == 2
 
 
 def test_normalisation(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import replace_atomically
-from rl_training.report.grouping import text_of
+from rl_training.report.grouping import data_name, text_of
 from rl_training.report.logs import Curve
 from rl_training.report.reading import Reading, Run, Unread, read_runs
 from rl_training.study.packing import open_packed
@@ -87,11 +87,6 @@ def _run(run: Run, settings: list[Mapping[str, Any]]) -> Kept:
     return {"algo": run.algo, "env_id": run.env_id, "seed": run.seed, "status": run.status, "cause": run.cause,
             "settings": known.index(text_of(run.settings)), "varied": dict(run.varied), "step": run.step,
             "record": record, "dataset": data, "metrics": metrics, "curve": curve}  # fmt: skip
-
-
-def data_name(name: str) -> str:
-    """The files that data came from, without their folders and kinds."""
-    return " + ".join(PurePath(part).stem if "/" in part or "." in part else part for part in name.split(" + "))
 
 
 def note_data(kept: Kept, folder: Path) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import PurePath
 from typing import Any, Literal
 
 from rl_training.errors import ConfigError
@@ -159,15 +160,21 @@ def is_offline(run: Run) -> bool:
 
 def _tasks(runs: Iterable[Run]) -> dict[Run, str]:
     """The task of each run: environment and, offline, the data by name and, where that is not enough, contents."""
-    of_data: dict[tuple[str | None, Any], list[Run]] = {}
+    of_data: dict[tuple[str | None, str], list[Run]] = {}
     for run in filter(is_offline, runs):
-        of_data.setdefault((run.env_id, run.dataset.get("name")), []).append(run)
+        of_data.setdefault((run.env_id, data_name(str(run.dataset.get("name")))), []).append(run)
     found = {run: run.env_id or "no environment" for run in runs}
     for (_, data), sharing in of_data.items():
         several = _other_contents(sharing)
         for run in sharing:
             found[run] += f", {data}" + (f" [{run.dataset.get('fingerprint')}]" if several else "")
     return found
+
+
+def data_name(name: str) -> str:
+    """The files that data came from, without folders and kinds: on another machine a file lies elsewhere."""
+    parts = (PurePath(part) for part in name.split(" + "))
+    return " + ".join(part.stem if part.suffix else str(part) for part in parts)
 
 
 def _other_contents(runs: Iterable[Run]) -> bool:
