@@ -318,8 +318,10 @@ def test_data_that_two_runs_prepare_differently_are_one_task(
     first: dict[str, Any], second: dict[str, Any], tasks: int, tmp_path: Path
 ) -> None:
     for algo, mark, prepared in (("bc", "aa", first), ("iql", "bb", second)):
-        data = {"name": "medium", "rows": prepared.pop("rows", 10), "fingerprint": mark, "in_memory": False}
-        write_run(tmp_path / algo, settings=settings_of(algo, **prepared), dataset=data)
+        data = {"name": "medium", "rows": 10, "fingerprint": mark, "in_memory": False}
+        data |= {"rows": prepared["rows"]} if "rows" in prepared else {}
+        settings = {key: value for key, value in prepared.items() if key != "rows"}
+        write_run(tmp_path / algo, settings=settings_of(algo, **settings), dataset=data)
     assert len(report.read(tmp_path).summary.groups.tasks) == tasks
 
 
