@@ -26,6 +26,7 @@ from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.experiment.runs import hold
 from rl_training.memory import human_bytes
 from tests.dataset_files import episodes, save_npz
+from tests.reliability.processes import usual_signals
 from tests.runs import mostly_slow
 
 TINY = """\
@@ -845,7 +846,9 @@ def test_python_m_rl_training_is_the_command(tmp_path: Path) -> None:
 )
 def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signals, code: int) -> None:
     command = [*COMMAND, "train", "--config", "tiny.yaml", "--set", "total_timesteps=1000000"]
-    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, preexec_fn=usual_signals
+    )
     assert process.stderr is not None
     try:
         lines = iter(process.stderr.readline, "")

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from rl_training.errors import MemoryLimitError
 from rl_training.experiment.config import TrainConfig
-from rl_training.memory import available_memory, human_bytes
+from rl_training.memory import available_cores, available_memory, human_bytes
 from rl_training.runtime import building
 
 MIB = 2**20
@@ -65,6 +66,42 @@ def test_a_container_that_sees_only_its_own_root_is_limited_by_it(tmp_path):
 def test_a_group_over_its_limit_has_nothing_left(tmp_path):
     files = {"memory.max": "5", "memory.current": "9", "memory.stat": ""}
     assert available_memory(**machine(tmp_path, "0::/\n", files)) == 0
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "cores"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 64),
+        ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),
+        ("0::/docker/abc\n", {"cpu.max": "50000 100000\n"}, 1),
+        ("0::/outer/inner\n", {"outer/cpu.max": "160000 100000\n", "outer/inner/cpu.max": "max 100000\n"}, 2),
+        ("0::/\n", {"cpu.max": "9900000 100000\n"}, 64),
+        ("0::/\n", {"cpu.max": "nonsense\n"}, 64),
+        ("2:cpu,cpuacct:/job\n", {"cpu/job/cpu.cfs_quota_us": "300000", "cpu/job/cpu.cfs_period_us": "100000"}, 3),
+        ("2:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        (
+            "2:cpu,cpuacct:/\n",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "120000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            1,
+        ),
+        ("2:cpuset:/\n", {"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 64),
+    ],
+)
+def test_cores_are_those_that_the_cpu_quota_is_worth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, files: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    assert available_cores(**machine(tmp_path, cgroup, files)) == cores
+
+
+def test_training_uses_no_more_threads_than_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(building, "available_cores", lambda: 2)
+    monkeypatch.setattr(building.torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(building.torch, "set_num_threads", used.append)
+    building.prepare_process(torch.device("cpu"))
+    assert used == [2]
 
 
 def test_this_machine_has_some():

@@ -18,7 +18,7 @@ from rl_training.study.claims import read_claim
 from rl_training.study.plan import read_plan
 from rl_training.study.ray_crew import Cluster
 from tests.ray_clusters import SOURCE, Nodes, nodes
-from tests.reliability.processes import wait_for
+from tests.reliability.processes import usual_signals, wait_for
 from tests.studies import differing, study_in, tiny_study
 from tests.test_study_crew import LONGER, is_there, owners
 
@@ -44,7 +44,9 @@ def sweeping(tmp_path: Path, address: str, **fields: object) -> tuple[subprocess
     (tmp_path / "tiny.yaml").write_text(dump_yaml(tiny_study(set=LONGER, **fields)))
     command = [sys.executable, "-m", "rl_training", "sweep", "tiny.yaml", "--ray", address]
     with (tmp_path / "output").open("w") as output:
-        sweep = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=output, text=True)
+        sweep = subprocess.Popen(
+            command, cwd=tmp_path, stdout=output, stderr=output, text=True, preexec_fn=usual_signals
+        )
     return sweep, tmp_path / "studies" / "tiny"
 
 

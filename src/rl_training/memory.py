@@ -24,12 +24,16 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
     The smallest of what the kernel calls available and what each control group (version 1 or 2) above this
     process still allows; file cache that the kernel would give back counts as free.
     """
-    return max(0, min(_machine(proc), *_groups(proc, cgroups), _NO_LIMIT))
+    return max(0, min(_machine(proc), *_rooms(proc, cgroups), _NO_LIMIT))
 
 
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def available_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may use: those it may run on, or as many as its CPU quota is worth.
+
+    The quota is that of the tightest control group (version 1 or 2) above this process, rounded to whole cores.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *(int(quota + 0.5) for quota in _quotas(proc, cgroups))]))
 
 
 def room_on_gpu(device: torch.device) -> int:
@@ -72,7 +76,8 @@ def _machine(proc: Path) -> int:
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") if pages in names else _NO_LIMIT
 
 
-def _groups(proc: Path, cgroups: Path) -> Iterator[int]:
+def _groups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[int, Path]]:
+    """The control groups of this process that may limit what `controller` controls: version and folder."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -80,19 +85,42 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[int]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            root, limit, usage, cache = cgroups, "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            root, cache = cgroups / "memory", "total_inactive_file"
-            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            version, root = 2, cgroups
+        elif controller in controllers.split(","):
+            together = cgroups / controllers  # `cpu,cpuacct`, to which `cpu` is a link on most systems
+            version, root = 1, together if together.is_dir() else cgroups / controller
         else:
             continue
         # A limit holds for everything below it. A container often sees its own group as the root, where the
         # path of the host does not exist, so the root is always looked at.
         group = root / path.lstrip("/")
         for folder in (group, *(p for p in group.parents if p == root or root in p.parents)):
-            room = _room(folder, limit, usage, cache)
-            if room is not None:
-                yield room
+            yield version, folder
+
+
+def _quotas(proc: Path, cgroups: Path) -> Iterator[float]:
+    """CPU time per time on the wall that each control group allows, where it has a limit."""
+    for version, folder in _groups(proc, cgroups, "cpu"):
+        try:
+            if version == 2:
+                quota, period = map(int, (folder / "cpu.max").read_text().split())
+            else:
+                quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+        except (OSError, ValueError):  # no such group here, or "max": no limit
+            continue
+        if quota > 0 and period > 0:  # version 1 writes -1 for no limit
+            yield quota / period
+
+
+def _rooms(proc: Path, cgroups: Path) -> Iterator[int]:
+    """Bytes that each control group still allows, where it has a limit."""
+    for version, folder in _groups(proc, cgroups, "memory"):
+        if version == 2:
+            room = _room(folder, "memory.max", "memory.current", "inactive_file")
+        else:
+            room = _room(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        if room is not None:
+            yield room
 
 
 def _room(folder: Path, limit: str, usage: str, cache: str) -> int | None:

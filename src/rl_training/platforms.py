@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 from rl_training.errors import ConfigError
@@ -29,6 +30,18 @@ STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP
 
 SAVING: int | None = getattr(signal, "SIGUSR1", None)
 """the signal that saves a run, which then goes on"""
+
+
+def restore_handlers(before: Mapping[int, Any]) -> None:
+    """Set the handlers that `signal.signal` returned.
+
+    It returns None for a handler that C code installed, which Python cannot install again: the signal gets its
+    default handler.
+    """
+    for signum, handler in before.items():
+        usual = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
+        signal.signal(signum, usual if handler is None else handler)
+
 
 # A byte no file reaches: Windows keeps readers away from what is locked.
 _LOCKED_BYTE = 1 << 30

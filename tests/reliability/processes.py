@@ -64,7 +64,14 @@ class Child:
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
 
+def usual_signals() -> None:
+    """Handle Ctrl-C and a closed terminal as a program in the foreground does: a background job ignores both."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def _act(action: Callable[[], object], output: Path) -> int:
+    usual_signals()
     handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rl_training.algorithms.base import Learner
 from rl_training.errors import EnvironmentFailure
@@ -19,7 +20,7 @@ from rl_training.runtime.acceleration import Updater
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.session import Session
 from tests.reliability.faulty_worlds import FAULTY
-from tests.reliability.processes import Child, command
+from tests.reliability.processes import Child, command, wait_for
 from tests.reliability.selection import EACH, REGIMES
 from tests.runs import differences, mostly_slow, resume, run_record, tiny, train
 
@@ -121,8 +122,6 @@ def test_the_command_says_so_and_does_not_exit_with_0(tmp_path: Path) -> None:
     config = tiny("sac", tmp_path / "runs", env_id=FAULTY, env_kwargs={"at": 38, "how": "sys.exit"})
     values = config.to_dict()
     del values["allow_import"]
-    import yaml
-
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
     child = Child(command("train", "--config", tmp_path / "run.yaml"), tmp_path / "output.txt")
     assert child.wait() == 1
@@ -153,6 +152,25 @@ def test_under_nohup_the_run_goes_on(tmp_path: Path) -> None:
     child = Child(started, tmp_path.with_suffix(".txt"))
     assert child.wait() == 0, child.text()
     [run] = tmp_path.iterdir()
+    assert run_record(run)["status"] == "finished"
+
+
+def test_the_command_under_nohup_survives_a_closed_terminal(tmp_path: Path, children: list[Child]) -> None:
+    settings = tiny("sac", tmp_path / "runs", env_id=FAULTY, env_kwargs={"wait": 0.005}).to_dict()
+    del settings["allow_import"]
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
+    train_it = command("train", "--config", tmp_path / "run.yaml")
+
+    def started() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        train_it()
+
+    child = Child(started, tmp_path / "output.txt")
+    children.append(child)
+    wait_for(lambda: list(tmp_path.glob("runs/*/checkpoints/step_*")) or child.poll() is not None)
+    child.send(signal.SIGHUP)
+    assert child.wait() == 0, child.text()
+    [run] = (tmp_path / "runs").iterdir()
     assert run_record(run)["status"] == "finished"
 
 

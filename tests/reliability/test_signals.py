@@ -8,12 +8,14 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rl_training.experiment.checkpointing import list_checkpoints
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.session import Session
+from rl_training.runtime.signals import SignalGuard
 from tests.reliability.faulty_worlds import FAULTY
 from tests.reliability.processes import Child, wait_for
 from tests.reliability.selection import EACH
@@ -85,6 +87,36 @@ def test_at_any_moment_of_a_process(number: int, tmp_path: Path, children: list[
         assert child.wait() in (0, CODES[signal.Signals(number)]), child.text()
     resumed = resume(only_run(tmp_path / "runs"))
     assert set(differences(moved, resumed)) <= {"checkpoints"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_child_of_these_tests_handles_signals_in_a_background_job_too(number: int, tmp_path: Path) -> None:
+    """`nohup make test &` ignores both, and its children would inherit that."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        child = Child(lambda: os.kill(os.getpid(), number), tmp_path / "output.txt")
+    finally:
+        signal.signal(number, before)
+    assert child.wait() == {signal.SIGINT: 130, signal.SIGHUP: -signal.SIGHUP}[signal.Signals(number)]
+
+
+def test_a_handler_that_c_code_installed_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python returns None for it and cannot install it again."""
+    install, before = signal.signal, signal.getsignal(signal.SIGTERM)
+
+    def foreign(signum: int, handler: Any) -> Any:
+        replaced = install(signum, handler)
+        return None if signum == signal.SIGTERM and replaced is before else replaced
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(signal, "signal", foreign)
+            with SignalGuard() as guard:
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert guard.received == signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _busy(folder: Path, child: Child) -> bool:

@@ -20,7 +20,7 @@ import torch
 from rl_training.data.transitions import RowLayout
 from rl_training.environments.filming import NO_BACKEND, drawing_backend, has_display
 from rl_training.experiment.files import package_version, write_durably
-from rl_training.memory import available_memory, human_bytes
+from rl_training.memory import available_cores, available_memory, human_bytes
 from rl_training.platforms import lock
 from rl_training.spaces import SpaceSpec
 
@@ -96,9 +96,9 @@ def _busy(load: float) -> Iterator[Finding]:
 def device() -> Iterator[Finding]:
     """The processor, and the GPUs torch can use."""
     capability = torch.backends.cpu.get_cpu_capability()
-    yield Finding(
-        "ok", "cpu", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads, {capability}"
-    )
+    count, usable = os.cpu_count() or 1, available_cores()
+    limit = f" ({usable} usable: CPU quota or affinity)" if usable < count else ""
+    yield Finding("ok", "cpu", f"{count} cores{limit}, torch uses {torch.get_num_threads()} threads, {capability}")
     yield from _busy(os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0)
     if not torch.cuda.is_available():
         build = f"CUDA {torch.version.cuda}, no device found" if torch.version.cuda else "this torch is a CPU build"

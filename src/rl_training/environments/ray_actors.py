@@ -39,6 +39,7 @@ from rl_training.environments.processes import (
 )
 from rl_training.environments.recipe import EnvOrder
 from rl_training.errors import ConfigError, MissingDependencyError
+from rl_training.platforms import restore_handlers
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -135,8 +136,7 @@ def _signals_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        restore_handlers(before)
 
 
 def _first_line(error: BaseException) -> str:

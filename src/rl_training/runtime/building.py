@@ -12,7 +12,7 @@ import torch
 from rl_training.algorithms.base import Learner, LearnerConfig
 from rl_training.errors import ConfigError, MemoryLimitError
 from rl_training.experiment.config import TrainConfig
-from rl_training.memory import available_memory, human_bytes, keep_freed_memory
+from rl_training.memory import available_cores, available_memory, human_bytes, keep_freed_memory
 from rl_training.models.actor_critic import Model
 from rl_training.models.mlp import NetworkShape
 from rl_training.platforms import resource
@@ -74,7 +74,7 @@ def prepare_process(device: torch.device) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         # Beside a GPU only the acting policy runs here, one row at a time: threads would just wait for each other.
         most = MOST_THREADS if device.type == "cpu" else 1
-        torch.set_num_threads(min(torch.get_num_threads(), most))
+        torch.set_num_threads(min(torch.get_num_threads(), most, available_cores()))
     if device.type == "cpu":
         keep_freed_memory()
 

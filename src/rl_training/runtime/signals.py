@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from rl_training.errors import RLTrainingError
-from rl_training.platforms import SAVING, STOPPING
+from rl_training.platforms import SAVING, STOPPING, restore_handlers
 
 _ERASE_LINE = "\r\x1b[K"
 
@@ -46,8 +46,7 @@ class SignalGuard:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for signum, handler in self._previous.items():
-            signal.signal(signum, handler)
+        restore_handlers(self._previous)
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         if self.received is not None and signum == signal.SIGINT:

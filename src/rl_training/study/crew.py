@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from rl_training.errors import ConfigError, RLTrainingError
-from rl_training.platforms import STOPPING, require_posix
+from rl_training.platforms import STOPPING, require_posix, restore_handlers
 from rl_training.runtime.signals import TrainingInterrupted
 from rl_training.study.plan import Plan
 
@@ -128,8 +128,7 @@ class Workers(ABC):
         try:
             yield
         finally:
-            for signum, handler in previous.items():
-                signal.signal(signum, handler)
+            restore_handlers(previous)
 
 
 class Crew(Workers):

@@ -28,7 +28,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.retention import list_checkpoints
 from rl_training.experiment.runs import RECORD, read_run_record
-from rl_training.platforms import STOPPING, require_posix
+from rl_training.platforms import STOPPING, require_posix, restore_handlers
 from rl_training.population.members import train_in_folders
 from rl_training.runtime.run import Launch
 from rl_training.runtime.signals import TrainingInterrupted
@@ -318,8 +318,7 @@ def _stopping_on_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+        restore_handlers(previous)
 
 
 @contextlib.contextmanager
