@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install train test test-all lint docs clean
+.PHONY: install train test test-pages test-all lint docs clean
 
 install: $(VENV)/.installed
 
@@ -36,6 +36,9 @@ lint: $(VENV)/.installed-dev
 
 test: lint
 	$(BIN)/python -m pytest -q -n 2
+
+test-pages: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -n 2 -m 'pages and not slow'
 
 test-all: lint $(VENV)/.installed-all
 	$(BIN)/python -m pytest -q -n 2 -m ''

@@ -1,9 +1,14 @@
-"""What every test shares: one thread, so that sums have one order and the machine is left to others."""
+"""Fixtures of every test: one thread, so that sums have one order; finished runs for tests that only read one."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import json
+import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,23 +22,64 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _fsync_returns_at_once() -> None:
+    """A killed process loses nothing that it has written; only a power cut would, and no test can make one.
+    `test_durable_writes` checks where fsync is called."""
+    os.fsync = lambda fd: None
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """Networks are drawn from torch's global generator; a test's outcome may not depend on its neighbours."""
     torch.manual_seed(0)
 
 
+class Library:
+    """Finished runs, each trained once for all workers when a test first asks for it. Tests only read them; a test
+    that changes a run folder copies it first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def get(self, key: object, make: Callable[[Path], TrainResult]) -> TrainResult:
+        """The run of `key`, trained by `make(folder)` if no worker has trained it yet."""
+        from rl_training.runtime.session import TrainResult
+
+        name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        record = self.folder / f"{name}.json"
+        with (self.folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not record.exists():
+                result = make(self.folder / name)
+                record.write_text(
+                    json.dumps([str(result.run_dir), str(result.checkpoint_path), result.metrics]), encoding="utf-8"
+                )
+        run_dir, checkpoint, metrics = json.loads(record.read_text(encoding="utf-8"))
+        return TrainResult(Path(run_dir), Path(checkpoint), metrics)
+
+
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TrainResult]:
-    """One short run of each algorithm in a skewed world, made when it is first asked for; nobody changes it."""
-    from tests.exports import trained
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    base = tmp_path_factory.getbasetemp()
+    return Library((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "finished-runs")
 
-    made: dict[str, TrainResult] = {}
-    folder = tmp_path_factory.mktemp("skewed")
 
-    def run(algo: str) -> TrainResult:
-        if algo not in made:
-            made[algo] = trained(algo, folder)
-        return made[algo]
+@pytest.fixture(scope="session")
+def finished(library: Library) -> Callable[..., TrainResult]:
+    """`finished(algo, kwargs=…, **fields)`: the finished run of `tests.runs.tiny` with these arguments."""
+    from tests.runs import tiny, train
+
+    def run(algo: str, **options: Any) -> TrainResult:
+        return library.get(["tiny", algo, options], lambda folder: train(tiny(algo, folder, **options)))
 
     return run
+
+
+@pytest.fixture(scope="session")
+def runs(library: Library) -> Callable[[str], TrainResult]:
+    """`runs(algo)`: a short finished run in a world with skewed observations and bounds."""
+    from tests.exports import trained
+
+    return lambda algo: library.get(["skewed", algo], lambda folder: trained(algo, folder))

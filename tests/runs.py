@@ -61,7 +61,10 @@ def owned(algo: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def tiny(algo: str, folder: Path, *, kwargs: dict[str, Any] | None = None, **fields: Any) -> TrainConfig:
-    """A run of 60 steps; `kwargs` are `algo_kwargs` beside the tiny ones, and `fields` fields of the config."""
+    """A run of 60 steps, with evaluation episodes of at most 20 steps.
+
+    `kwargs` are added to the tiny `algo_kwargs`, `fields` to the fields of the configuration.
+    """
     defaults: dict[str, Any] = {
         "env_id": "CartPole-v1" if algo == "dqn" else "Pendulum-v1",
         "seed": 3,
@@ -69,6 +72,7 @@ def tiny(algo: str, folder: Path, *, kwargs: dict[str, Any] | None = None, **fie
         "output_dir": folder,
         "device": "cpu",
         "eval_episodes": 1,
+        "eval_max_steps": 20,
         "log_interval": 20,
         "checkpoint_interval": 30,
     }

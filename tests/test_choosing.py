@@ -11,6 +11,8 @@ from scipy import stats
 
 from benchmarks import choosing, ope
 
+pytestmark = pytest.mark.pages
+
 
 def test_a_configuration_that_is_not_tried_is_refused_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,8 @@ from tests.reliability.processes import Child, command
 from tests.test_readme import shortened
 from tools import describe_algorithm
 
+pytestmark = pytest.mark.pages
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 ALGORITHMS = [spec.name for spec in list_algorithm_specs()]

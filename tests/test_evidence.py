@@ -30,6 +30,8 @@ from rl_training.study.description import read_description
 from rl_training.study.trials import record_of
 from tests.studies import homes
 
+pytestmark = pytest.mark.pages
+
 STUDIES = Path(__file__).parents[1] / "benchmarks" / "studies"
 SETTINGS: dict[str, Any] = {
     "device": "cpu",

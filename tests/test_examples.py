@@ -20,6 +20,8 @@ from rl_training.report import runs
 from rl_training.runtime.workflows import load_policy, open_checkpoint
 from tests.reliability.processes import Ended, forked_program
 
+pytestmark = pytest.mark.pages
+
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 

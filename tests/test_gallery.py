@@ -26,6 +26,8 @@ from rl_training.runtime.workflows import evaluate_checkpoint, open_checkpoint, 
 from rl_training.seeding import EVALUATION_SEED
 from tests import test_docs_pages
 
+pytestmark = pytest.mark.pages
+
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "gallery.md"
 FILES = sorted(path for path in GALLERY.rglob("*") if not path.is_dir())
 # Three episodes: far above what random actions get, with room for the hardest starts.

@@ -16,6 +16,8 @@ from rl_training.experiment.registry import resolve
 from rl_training.experiment.strict_yaml import parse_yaml
 from tests.judging_worlds import Linear
 
+pytestmark = pytest.mark.pages
+
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "judging.md").read_text(encoding="utf-8")
 [PROGRAM] = re.findall(r"^<!-- run: judge -->\n```python\n(.*?)^```$", PAGE, re.M | re.S)
 [COMMANDS] = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S)

@@ -19,6 +19,8 @@ from rl_training.runtime.session import Session
 from tests.runs import logged, tiny, train
 from tests.test_readme import shortened
 
+pytestmark = pytest.mark.pages
+
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "logging.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"^<!-- run: (\w+) -->\n```python\n(.*?)^```$", PAGE, re.M | re.S))
 

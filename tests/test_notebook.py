@@ -10,6 +10,8 @@ import pytest
 
 from tools.run_notebook import executed
 
+pytestmark = pytest.mark.pages
+
 NOTEBOOK = Path(__file__).resolve().parent.parent / "examples" / "first_steps.ipynb"
 SHORTER = [
     (r"total_timesteps=(\d)_000", r"total_timesteps=\g<1>00"),

@@ -19,6 +19,8 @@ from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs,
 from rl_training.settings import Settings
 from tools import describe_config
 
+pytestmark = pytest.mark.pages
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PLANS = ROOT / "docs" / "plans"

@@ -22,6 +22,8 @@ from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.experiment.config import TrainConfig
 
+pytestmark = pytest.mark.pages
+
 CPU = torch.device("cpu")
 
 # The interface of one of CORL's files; every update is a line in a file.

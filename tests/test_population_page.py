@@ -17,6 +17,8 @@ from rl_training.population.members import members_of
 from tests.runs import run_record
 from tests.test_readme import shortened
 
+pytestmark = pytest.mark.pages
+
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "population.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"^<!-- run: (\w+) -->\n```python\n(.*?)^```$", PAGE, re.M | re.S))
 [COMMANDS] = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S)

@@ -462,7 +462,7 @@ def test_a_resumed_run_says_it_until_it_learns(
 
 
 def test_every_step_of_a_run_has_its_values_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    train(tiny("sac", tmp_path, kwargs={"eval_interval": 20}), launch=LOUD)
+    train(tiny("sac", tmp_path, eval_max_steps=None, kwargs={"eval_interval": 20}), launch=LOUD)
     shown = capfd.readouterr().err.splitlines()[3:]
     assert all(re.match(r"\d\d:\d\d:\d\d  [246]0/60 steps  ", line) for line in shown)
     for step in (20, 40, 60):

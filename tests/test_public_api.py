@@ -199,7 +199,7 @@ def test_loading_what_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_evaluate_tells_each_episode(tmp_path: Path) -> None:
-    model = SAC(tiny("sac", tmp_path, total_timesteps=25))
+    model = SAC(tiny("sac", tmp_path, total_timesteps=25, eval_max_steps=None))
     model.learn(progress_bar=False)
     metrics = model.evaluate(num_episodes=3)
     assert [type(value) for value in metrics["returns"]] == [float] * 3

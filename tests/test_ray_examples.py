@@ -18,7 +18,7 @@ from rl_training.experiment.registry import resolve
 from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.study import Study
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.pages]
 pytest.importorskip("ray")
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "ray.md").read_text(encoding="utf-8")

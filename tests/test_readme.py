@@ -20,6 +20,8 @@ from rl_training.experiment.config import TrainConfig, packaged_configs
 from rl_training.experiment.registry import AlgorithmSpec, resolve
 from rl_training.experiment.strict_yaml import parse_yaml
 
+pytestmark = pytest.mark.pages
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 # The other pages of docs/ have tests of their own.

@@ -12,6 +12,8 @@ import torch
 from examples.redq_pendulum_reference import UPDATES_PER_STEP, evaluate, make_learner, train
 from rl_training.spaces import SpaceSpec
 
+pytestmark = pytest.mark.pages
+
 SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "redq_pendulum_reference.py"
 PENDULUM = SpaceSpec(3, (-2.0,), (2.0,))
 

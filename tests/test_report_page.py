@@ -11,6 +11,8 @@ import pytest
 from rl_training.cli import main
 from tests.test_readme import shortened
 
+pytestmark = pytest.mark.pages
+
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "report.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"^<!-- run: (\w+) -->\n```python\n(.*?)^```$", PAGE, re.M | re.S))
 

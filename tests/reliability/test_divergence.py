@@ -119,6 +119,7 @@ def test_nan_in_an_evaluation(algo: str, how: str, tmp_path: Path) -> None:
         env_id=FAULTY,
         env_kwargs={"at": 130, "how": how},
         eval_episodes=2,
+        eval_max_steps=None,
         kwargs={"eval_interval": 10},
     )
     report, _ = diverged(config)

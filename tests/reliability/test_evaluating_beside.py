@@ -335,6 +335,7 @@ FATES = {
 def faulty(folder: Path, how: str, **fields: Any) -> TrainConfig:
     """Its second evaluation, of step 20, goes wrong: the environment's 38th step is the 13th of that episode."""
     faults = {"at": 38, "how": how}
+    fields = {"eval_max_steps": None} | fields
     return beside("bc", folder, {"dataset_size": 20}, env_id=FAULTY, env_kwargs=faults, **fields)
 
 

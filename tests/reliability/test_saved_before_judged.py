@@ -44,7 +44,7 @@ def test_the_bound_where_nobody_set_one(tmp_path: Path) -> None:
     """An environment's own limit is enough; without one there is ours; a setting beats both."""
 
     def bound(**fields: Any) -> int | None:
-        return Evaluator(tiny("sac", tmp_path, **fields), None).bound  # type: ignore[arg-type]
+        return Evaluator(tiny("sac", tmp_path, **{"eval_max_steps": None} | fields), None).bound  # type: ignore[arg-type]
 
     assert bound(env_id="Pendulum-v1") is None
     assert bound(env_id="Pendulum-v1", eval_max_steps=9) == 9

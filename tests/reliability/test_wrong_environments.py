@@ -56,6 +56,7 @@ def test_while_data_are_collected_and_while_it_plays(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailure, match="the reward is None"):
         train(tiny("iql", tmp_path / "data", **wrong))
     result = train(tiny("sac", tmp_path, env_id=WRONG_FORM, env_kwargs={"answer": ""}, eval_episodes=0))
+    wrong["eval_max_steps"] = None
     with pytest.raises(EnvironmentFailure, match="the reward is None"):
         evaluate_checkpoint(result.run_dir, 12, changes=wrong)  # two of ten environments play a second episode
 
