@@ -16,6 +16,7 @@ from rl_training.errors import DivergedError
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.models.arrays import on_arrays
 from rl_training.models.policies import Policy
 from rl_training.runtime import state
 from rl_training.runtime.building import build_learner
@@ -79,6 +80,25 @@ def test_the_result_does_not_depend_on_what_was_evaluated_before(tmp_path: Path)
     evaluator = Evaluator(config, spaces)
     evaluator.run(policy, 2)
     assert evaluator.run(policy, 12) == Evaluator(config, spaces).run(policy, 12)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("backend", ["torch", "numpy"])
+def test_an_episode_does_not_depend_on_how_many_are_played(
+    backend: str, deterministic: bool, tmp_path: Path
+) -> None:
+    """Of 1, 3, 10 or 12 episodes, side by side or one after another: the same returns, to the bit."""
+    config = tiny("sac", tmp_path, kwargs={"hidden_sizes": [256, 256]}, eval_max_steps=30)
+    policy, spaces = policy_of(config).requires_grad_(False), spaces_of(config)
+    if backend == "numpy":
+        policy = on_arrays(policy)
+    played = [
+        Evaluator(config, spaces, one_by_one=one_by_one).play(policy, n, deterministic=deterministic).returns
+        for n, one_by_one in ((12, False), (10, False), (3, False), (1, False), (12, True))
+    ]
+    for returns in played[1:]:
+        assert returns.tolist() == played[0][: len(returns)].tolist()
+    assert len(set(played[0].tolist())) == 12
 
 
 def test_processes_play_the_same_episodes(tmp_path: Path) -> None:

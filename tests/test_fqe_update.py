@@ -15,6 +15,7 @@ from rl_training.algorithms.fqe import value_bounds
 from rl_training.errors import ConfigError
 from rl_training.experiment.registry import algorithm_names
 from rl_training.models import MLPFQEModel
+from rl_training.population.stack import Stack
 from tests.helpers import CHOICES, OBS, build, double, member, random_batch, snapshot
 from tests.test_population_updates import SIZE, assert_members_equal, learners_of, numbers_of
 
@@ -174,3 +175,13 @@ def test_members_may_differ_in_numbers() -> None:
     changes = [numbers_of(FQE, place) | {"weight_decay": 0.01} for place in range(SIZE)]
     assert_members_equal(FQE, changes, updates=6)
     assert len(learners_of(FQE, changes)) == SIZE
+
+
+def test_members_may_not_differ_in_the_settings_of_their_optimisers() -> None:
+    """One decay for the whole stack: two would be the first member's on a GPU."""
+    one, other = (FQE.structure(FQE.Config(weight_decay=decay)) for decay in (0.01, 0.02))
+    assert one != other
+    assert FQE.structure(FQE.Config(gamma=0.9)) == FQE.structure(FQE.Config(gamma=0.8))
+    learners = learners_of(FQE, [{"weight_decay": decay} for decay in (0.01, 0.01, 0.02)])
+    with pytest.raises(ConfigError, match=r"^weight_decay: the members' optimisers differ in it \(critic: [^\n]*$"):
+        Stack(learners)

@@ -201,6 +201,20 @@ def test_the_log_slope_of_tanh_is_right_in_far_tails() -> None:
             assert slope == pytest.approx(math.log(4) - 2 * u, rel=1e-6)
 
 
+def test_the_log_slope_of_tanh_has_the_gradient_of_softplus_s_form() -> None:
+    """At 0 too, where |u| has none."""
+    ends = torch.tensor([0.0, 1e-30, 50.0, -50.0, 1e4, -1e4], dtype=torch.float64)
+    points = torch.cat([torch.linspace(-30, 30, 1_201, dtype=torch.float64), ends]).requires_grad_(True)
+
+    def by_softplus(u: torch.Tensor) -> torch.Tensor:
+        return 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u, threshold=600.0))
+
+    (ours,) = torch.autograd.grad(log_tanh_slope(points).sum(), points)
+    (theirs,) = torch.autograd.grad(by_softplus(points).sum(), points)
+    torch.testing.assert_close(log_tanh_slope(points), by_softplus(points), atol=1e-13, rtol=1e-14)
+    torch.testing.assert_close(ours, theirs, atol=1e-14, rtol=1e-14)
+
+
 @pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.8, -1.0), (-1.5, 0.3)])
 def test_the_density_of_actions_integrates_to_one(mean: float, log_std: float) -> None:
     edges = torch.tanh(torch.linspace(-7, 7, 20_001, dtype=torch.float64))  # ends where log_prob clips

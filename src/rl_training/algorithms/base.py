@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.execution import Execution
-from rl_training.algorithms.optim import Adam, Follow, follow
+from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Follow, follow
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model as ModelBase
@@ -124,8 +124,12 @@ class Learner:
     @classmethod
     def structure(cls, config: Any) -> dict[str, Any]:
         """The hyperparameters in which learners of one population may not differ: all but plain numbers with a
-        fraction, which an update may take from a tensor."""
-        return {key: value for key, value in dict(config).items() if not isinstance(value, float)}
+        fraction, which an update may take from a tensor. The settings of Adam are the same for a whole stack."""
+        return {
+            key: value
+            for key, value in dict(config).items()
+            if not isinstance(value, float) or key in ADAM_SETTINGS
+        }
 
     def gradient_step(self, batch: TransitionBatch, variant: Hashable) -> Terms:
         """One update on normalised observations; obeys the capture contract (no host reads)."""

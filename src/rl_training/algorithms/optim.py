@@ -31,6 +31,10 @@ class Group(NamedTuple):
     weight_decay: float
 
 
+# Keywords of `Adam`, one value for all parameters of a group.
+ADAM_SETTINGS = ("betas", "eps", "weight_decay")
+
+
 class Adam:
     """State of Adam (Kingma & Ba, bias-corrected) for one group of parameters.
 

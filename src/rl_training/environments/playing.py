@@ -27,6 +27,8 @@ from rl_training.spaces import SpaceSpec
 # An episode's seed follows from its place, (column, number): with a fixed number of columns the same episodes are
 # played however many environments share the work.
 _COLUMNS = 8
+# Environments at most, and the rows that the policy computes at every step: the last bit of a row depends on how
+# many are computed together, and an episode must not depend on which others are played.
 _SIDE_BY_SIDE = 10
 # The bound of an evaluation episode where neither the configuration nor the environment has one.
 UNLIMITED_EPISODE_STEPS = 10_000
@@ -59,13 +61,13 @@ class Evaluator:
         given: Given | None = None,
         *,
         seed: int = EVALUATION_SEED,
-        side_by_side: int = _SIDE_BY_SIDE,
+        one_by_one: bool = False,
     ) -> None:
-        """Another `seed` plays other episodes than every evaluation does; `side_by_side` environments at most."""
+        """Another `seed` plays other episodes than every evaluation does; `one_by_one` uses one environment."""
         self.config, self.given = (given or Given()).evaluation(config)
         self.spaces = spaces
         self.seed = seed
-        self.side_by_side = side_by_side
+        self.one_by_one = one_by_one
         self.cut_episodes = 0
         self._pool: EnvPool | None = None
 
@@ -93,7 +95,8 @@ class Evaluator:
 
     def open(self, episodes: int) -> EnvPool:
         """Make the environments for `episodes` episodes, if there are not as many yet."""
-        count = 1 if self.given.env is not None and self.given.env.alone else min(episodes, self.side_by_side)
+        alone = self.one_by_one or (self.given.env is not None and self.given.env.alone)
+        count = 1 if alone else min(episodes, _SIDE_BY_SIDE)
         if self._pool is None or len(self._pool.envs) < count:
             self.close()
             config = self.config.replace(num_envs=count, seed=self.seed)
@@ -152,8 +155,8 @@ class Evaluator:
             pool.close()
 
 
-# Internal actions for the observations `[n, O]` of these n episodes.
-Act = Callable[[torch.Tensor, list[int]], torch.Tensor]
+# Internal actions for observations `[_SIDE_BY_SIDE, O]`, given the episode of each row; other rows mean nothing.
+Act = Callable[[torch.Tensor, dict[int, int]], torch.Tensor]
 
 
 def _mode(policy: Policy) -> Act:
@@ -164,12 +167,13 @@ def _sampled(policy: Policy, spaces: SpaceSpec, seed: int) -> Act:
     """Each episode has noise of its own, so that it does not depend on which others are played beside it."""
     sources: dict[int, np.random.Generator] = {}
 
-    def act(obs: torch.Tensor, episodes: list[int]) -> torch.Tensor:
-        for episode in episodes:
+    def act(obs: torch.Tensor, episodes: dict[int, int]) -> torch.Tensor:
+        noise = np.zeros((len(obs), spaces.action_dim), dtype=np.float32)
+        for row, episode in episodes.items():
             if episode not in sources:
                 sources[episode] = evaluation_sampling(*_place(episode), seed)
-        noise = np.stack([sources[episode].standard_normal(spaces.action_dim) for episode in episodes])
-        return policy.sample(obs, torch.from_numpy(noise.astype(np.float32)))
+            noise[row] = sources[episode].standard_normal(spaces.action_dim)
+        return policy.sample(obs, torch.from_numpy(noise))
 
     return act
 
@@ -185,25 +189,26 @@ def _play(
     """Episodes 0 … n-1, each cut at `bound` steps.
 
     Environment i plays the episodes i, i + k, i + 2k, …: which one it plays does not depend on how long the others
-    take, so n episodes are the same n episodes whatever their lengths.
+    take, so n episodes are the same n episodes whatever their lengths. An episode has a row of its own in the
+    policy's batch (k is 1 or `_SIDE_BY_SIDE`, or there is no second round).
     """
     width, cut = len(pool.envs), 0
     returns, lengths = np.zeros(episodes), np.zeros(episodes, dtype=np.int64)
     playing = {i: i for i in range(min(width, episodes))}  # environment -> episode
-    obs = np.zeros((width, spaces.obs_dim), dtype=np.float32)
+    obs = np.zeros((_SIDE_BY_SIDE, spaces.obs_dim), dtype=np.float32)
     for i, episode in playing.items():
-        obs[i] = pool.reset(i, _place(episode))
+        obs[_row(episode)] = pool.reset(i, _place(episode))
     while playing:
         if interrupted():
             raise PlayInterrupted
-        _require_finite(obs)
         active = sorted(playing)
+        rows = [_row(playing[i]) for i in active]
+        _require_finite(obs[rows], active)
         with torch.inference_mode():
-            inputs = torch.from_numpy(obs[active])
-            actions = spaces.to_env(act(inputs, [playing[i] for i in active]).numpy())
-        transitions = pool.step(actions, active)
-        obs[active] = [transition.obs for transition in transitions]
-        _require_finite(obs)  # before a reset replaces the last one of an episode
+            actions = act(torch.from_numpy(obs), {_row(episode): episode for episode in playing.values()})
+        transitions = pool.step(spaces.to_env(actions.numpy()[rows]), active)
+        obs[rows] = [transition.obs for transition in transitions]
+        _require_finite(obs[rows], active)  # before a reset replaces the last one of an episode
         for i, transition in zip(active, transitions):
             if not math.isfinite(pool.episodes[i].total):
                 raise DivergedError(
@@ -218,7 +223,7 @@ def _play(
                 lengths[episode] = len(pool.episodes[i].actions)
                 if episode + width < episodes:
                     playing[i] = episode + width
-                    obs[i] = pool.reset(i, _place(playing[i]))
+                    obs[_row(playing[i])] = pool.reset(i, _place(playing[i]))
     return Played(returns, lengths, cut)
 
 
@@ -228,10 +233,15 @@ def _place(episode: int) -> tuple[int, int]:
     return column, number
 
 
-def _require_finite(obs: NDArray[np.float32]) -> None:
+def _row(episode: int) -> int:
+    """Where an episode's observation is in the policy's batch."""
+    return episode % _SIDE_BY_SIDE
+
+
+def _require_finite(obs: NDArray[np.float32], environments: list[int]) -> None:
     finite = np.isfinite(obs)
     if not finite.all():
-        index = int(np.argmin(finite.all(axis=1)))
+        index = environments[int(np.argmin(finite.all(axis=1)))]
         raise DivergedError(
             f"evaluation environment {index} returned a non-finite observation; fix the environment",
             first_bad=f"observation of evaluation environment {index}",

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal, NamedTuple, Unpack, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
@@ -174,8 +173,12 @@ def squashed_log_prob(mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
 
 
 def log_tanh_slope(pre_tanh: Tensor) -> Tensor:
-    """log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)): exact for every u."""
-    return 2.0 * (math.log(2.0) - pre_tanh - F.softplus(-2.0 * pre_tanh))
+    """log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|))): exact for every u.
+
+    Not by `F.softplus`: its CPU kernel rounds the last elements of a tensor differently from the others.
+    """
+    size = pre_tanh.abs()
+    return 2.0 * (math.log(2.0) - size - torch.log1p(torch.exp(-2.0 * size)))
 
 
 class GaussianActor(NormalActor):

@@ -22,7 +22,7 @@ from torch.func import functional_call, grad
 
 from rl_training.algorithms.base import Learner, Terms
 from rl_training.algorithms.execution import Execution, Kind
-from rl_training.algorithms.optim import Adam, Follow, Group
+from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Follow, Group
 from rl_training.algorithms.outline import Variant, outline
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import ConfigError
@@ -145,6 +145,13 @@ class Stack:
 
     def _stack_optimizer(self, name: str) -> _OptimizerStack:
         members = [learner.optimizers[name] for learner in self.learners]
+        for setting, values in zip(ADAM_SETTINGS, zip(*(member.settings for member in members))):
+            if any(value != values[0] for value in values):
+                raise ConfigError(
+                    f"{setting}: the members' optimisers differ in it ({name}: {values}) and cannot be trained as "
+                    "one; set population: off",
+                    key=setting,
+                )
         keys = [self._key_of[id(parameter)] for parameter in members[0].parameters]
         return _OptimizerStack(members, keys, [self.tensors[key] for key in keys])
 

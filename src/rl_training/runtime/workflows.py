@@ -284,7 +284,7 @@ def record_checkpoint(
     with new_video(target, checked_fps(own if fps is None else fps)) as video:
         config, given = filmed(plain.config, plain.given, told(video.add, say))
         seed = EVALUATION_SEED if seed is None else seed
-        evaluator = Evaluator(config, loaded.spaces, given, seed=seed, side_by_side=1)
+        evaluator = Evaluator(config, loaded.spaces, given, seed=seed, one_by_one=True)
         played = _played(evaluator, loaded, num_episodes, deterministic)
     if evaluator.notice and max_steps is None:
         warnings.warn(evaluator.notice, stacklevel=2)
