@@ -23,7 +23,7 @@ import torch._dynamo  # now, so that what its import changes is not taken for ou
 from torch import Tensor
 
 from benchmarks.depth import TOLERANCE
-from rl_training.algorithms import CRR, IQL, SAC, TD3, Learner
+from rl_training.algorithms import CRR, DQN, IQL, SAC, TD3, Learner
 from rl_training.algorithms.base import Terms
 from rl_training.algorithms.optim import apply_lists
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -48,9 +48,18 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "warm-up, then cosine": {"warmup_steps": 5, "learning_rate_schedule": "cosine"},
 }
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+REPRESENTATIVE = (SAC, IQL, DQN)  # online, offline and discrete, for what does not depend on the mathematics
+
 every_learner = pytest.mark.parametrize("kind", KINDS, ids=label)
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+every_device = pytest.mark.parametrize("device", DEVICES)
+
+
+def needs_gpu(test: Any) -> Any:
+    """Without a GPU a test is skipped once, whatever parameters it has."""
+    if not torch.cuda.is_available():
+        test.pytestmark = [pytest.mark.skip(reason="needs a CUDA device")]
+    return test
 
 
 def layout_of(kind: Kind) -> RowLayout:
@@ -125,9 +134,15 @@ HOST_SETTINGS = {
 }
 
 
-def combinations(settings: dict[str, Setting]) -> Any:
+def combinations(settings: dict[str, Setting], *, mostly_slow: Sequence[str] = ()) -> Any:
+    """Every learner with every setting that suits it; those named `mostly_slow` by default with a few learners."""
     found = [
-        pytest.param(kind, setting, id=f"{label(kind)}-{name}")
+        pytest.param(
+            kind,
+            setting,
+            id=f"{label(kind)}-{name}",
+            marks=[pytest.mark.slow] if name in mostly_slow and kind not in REPRESENTATIVE else [],
+        )
         for kind in KINDS
         for name, setting in settings.items()
         if setting.suits(kind)
@@ -223,17 +238,20 @@ def by_step(learner: Learner, rows: BatchSource) -> None:
     learner.step(rows.layout.unpack(rows.sample_rows(BATCH)))
 
 
-@combinations({name: setting for name, setting in SETTINGS.items() if setting.schedule is None})
+@combinations(
+    {name: setting for name, setting in SETTINGS.items() if setting.schedule is None},
+    mostly_slow=("mixed", "replay"),
+)
 def test_updates_are_those_of_the_learner(kind: Kind, setting: Setting) -> None:
     """Of `update` and `step` on the same minibatches; nobody needs to move the counter."""
     updater, learner = make(kind, setting, acceleration="eager"), make_learner(kind, setting)
     rows = setting.source(learner)
-    for count in (1, 4, 9):
+    for count in (1, 3, 5):
         updater.run(count)
         for i in range(count):
             (by_update if i % 2 == 0 else by_step)(learner, rows)
         assert differences(whole(updater.learner), whole(learner)) == []
-    assert learner.updates == 14
+    assert learner.updates == 9
 
 
 @pytest.mark.parametrize("acceleration", ["eager", "auto"])
@@ -244,11 +262,11 @@ def test_without_accelerate_updates_are_eager(acceleration: Acceleration) -> Non
 
 
 @every_device
-@combinations({name: SETTINGS[name] for name in ("rows", "scheduled", "other-periods")})
+@combinations({name: SETTINGS[name] for name in ("rows", "scheduled", "other-periods")}, mostly_slow=["rows"])
 def test_it_does_not_matter_how_updates_are_asked_for(kind: Kind, setting: Setting, device: str) -> None:
     """All at once, one by one, or in other portions."""
     acceleration: Acceleration = "graph" if device == "cuda" else "eager"
-    count = 2 * _BLOCK + 3
+    count = 2 * _BLOCK + 3 if device == "cuda" else _BLOCK + 1
     whole_lot, *others = (
         follow(make(kind, setting, device, acceleration), counts)[-1:]
         for counts in ([count], [1] * count, [5, 1, count - 6])
@@ -276,8 +294,15 @@ def record_rates(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[dict
     return found
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@every_learner
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        pytest.param(kind, name, id=f"{label(kind)}-{name}", marks=marks)
+        for kind in KINDS
+        for name in SCHEDULES
+        for marks in ([] if kind is SAC or name == "warm-up, then cosine" else [pytest.mark.slow],)
+    ],
+)
 def test_a_schedule_sets_the_rates_of_each_update(kind: Kind, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those a schedule turns, as `OptimizationConfig.factor` says; the others keep theirs. Beyond its end, too."""
     schedule, updates = OptimizationConfig.parse(SCHEDULES[name]), 12
@@ -311,10 +336,9 @@ def test_without_a_schedule_rates_are_left_alone(schedule: OptimizationConfig | 
 
 
 @pytest.mark.parametrize(
-    ("device", "done"),
-    [pytest.param("cpu", 1, marks=pytest.mark.slow), ("cpu", 13), pytest.param("cuda", 13, marks=needs_gpu)],
+    ("device", "done"), [pytest.param("cpu", 1, marks=pytest.mark.slow), *((device, 13) for device in DEVICES)]
 )
-@combinations({name: SETTINGS[name] for name in ("rows", "scheduled")})
+@combinations({name: SETTINGS[name] for name in ("rows", "scheduled")}, mostly_slow=["rows"])
 def test_a_restored_learner_goes_on_to_the_bit(kind: Kind, setting: Setting, done: int, device: str) -> None:
     """In a new learner with a new updater, whose rates are those of the last update before the next is made."""
     acceleration: Acceleration = "graph" if device == "cuda" else "eager"
@@ -625,8 +649,15 @@ def test_captured_updates_read_nothing_back(kind: Kind) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh", "elu", "gelu"])
-@every_learner
+@pytest.mark.parametrize(
+    ("kind", "activation"),
+    [
+        pytest.param(kind, activation, id=f"{label(kind)}-{activation}", marks=marks)
+        for kind in KINDS
+        for activation in ("relu", "tanh", "elu", "gelu")
+        for marks in ([] if kind in REPRESENTATIVE or activation == "relu" else [pytest.mark.slow],)
+    ],
+)
 def test_a_copy_that_acts_computes_what_the_policy_does(kind: Kind, activation: str) -> None:
     """On arrays where numpy has the activation; one row, many rows, any noise, after an update and a new map."""
     free = {"eta": 0.0} if "eta" in kind.Config.model_fields else {}  # of the activation

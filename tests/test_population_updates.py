@@ -24,8 +24,12 @@ from rl_training.runtime.acceleration import Acceleration, Updater, accelerate
 from rl_training.runtime.acting import ActingPolicy
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.valuing import Units
-from tests.helpers import BATCH, OBS, build, random_batch, snapshot
+from tests.helpers import BATCH, OBS, build, label, random_batch, snapshot
+from tests.runs import mostly_slow
 from tests.test_acceleration import (
+    DEVICES,
+    KINDS,
+    REPRESENTATIVE,
     SCHEDULES,
     TOTAL,
     Kind,
@@ -43,10 +47,12 @@ from tests.test_acceleration import (
 SIZE = 3
 SEEDS = (0, 4, 7)
 # Every variant several times over; and far enough that a difference of formulas could not hide.
-SHORT = 8
+SHORT = 5
 LENGTHS = [SHORT, pytest.param(100, marks=pytest.mark.slow)]
 EVERY_OPTIMISER = {"alpha": "auto", "lagrange_threshold": 5.0}
 Sources = Callable[[Sequence[Learner]], list[BatchSource]]
+# For what a stack does alike to every learner.
+few_learners = pytest.mark.parametrize("kind", mostly_slow(KINDS, *REPRESENTATIVE, CQL), ids=label)
 
 
 def rows_of(learner: Learner, seed: int = 0) -> Tensor:
@@ -248,7 +254,7 @@ def test_members_may_differ_in_every_number(kind: Kind, updates: int) -> None:
     assert_members_equal(kind, changes, updates=updates)
 
 
-@every_learner
+@few_learners
 def test_each_number_reaches_its_own_member(kind: Kind) -> None:
     """Another gamma or rate for one member changes that one, and the others not by a bit."""
     usual = together(learners_of(kind))
@@ -263,7 +269,7 @@ def test_each_number_reaches_its_own_member(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("sources", [apart, mixed, replays], ids=lambda sources: sources.__name__)
-@pytest.mark.parametrize("kind", [TD3, SAC, CQL], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", mostly_slow([TD3, SAC, CQL], SAC), ids=lambda kind: kind.name)
 def test_from_any_source(kind: Kind, sources: Sources) -> None:
     if sources is replays:  # which keeps float32
         stacked, singles = together(learners_of(kind), sources), alone(learners_of(kind), sources)
@@ -275,7 +281,7 @@ def test_from_any_source(kind: Kind, sources: Sources) -> None:
         assert_members_equal(kind, sources=sources, updates=6)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", mostly_slow(SCHEDULES, "warm-up, then cosine"))
 def test_a_schedule_turns_every_member_s_own_rate(schedule: str) -> None:
     changes = [{"learning_rate": rate} for rate in (1e-3, 3e-4, 1e-4)]
     assert_members_equal(IQL, changes, schedule=schedule, updates=12)
@@ -292,7 +298,7 @@ def test_a_resumed_member_reports_the_rates_of_its_last_update() -> None:
     assert [float(learner.optimizers["actor"].learning_rate) for learner in resumed.stack.learners] == rates
 
 
-@every_learner
+@few_learners
 def test_in_float32_after_one_update(kind: Kind) -> None:
     """As near as compiled updates are to eager ones, relative to how far the parameters have moved."""
     stacked, singles = together(learners_of(kind)), alone(learners_of(kind))
@@ -310,7 +316,7 @@ def test_in_float32_after_one_update(kind: Kind) -> None:
 # What a stack does to the learners in it.
 
 
-@every_learner
+@few_learners
 def test_a_stack_changes_no_number_and_is_seen_through_its_members(kind: Kind) -> None:
     """Who holds a member (a session, a policy that acts, a checkpoint) sees what the stack does to it."""
     learners = learners_of(kind, normalize=True)
@@ -326,7 +332,7 @@ def test_a_stack_changes_no_number_and_is_seen_through_its_members(kind: Kind) -
         assert kind.discrete or not torch.equal(policy.current().mode(obs), was)
 
 
-@every_learner
+@few_learners
 def test_policies_that_act_are_copied_in_one_transfer(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks first after a change brings the weights of all."""
     learners = learners_of(kind, normalize=True)
@@ -363,7 +369,7 @@ def test_a_loaded_state_is_what_the_next_update_starts_from() -> None:
     assert [differences(*pair) for pair in zip(*found)] == [[]] * SIZE
 
 
-@every_learner
+@few_learners
 def test_one_that_is_not_finite_leaves_the_others_alone(kind: Kind) -> None:
     usual, disturbed = together(learners_of(kind)), together(learners_of(kind))
     with torch.no_grad():
@@ -440,7 +446,7 @@ def test_captured_updates_read_nothing_back(kind: Kind) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", [TD3, IQL, SAC], ids=lambda kind: kind.name)
 def test_compiled_updates_are_as_near_as_is_said(kind: Kind, device: str) -> None:
     changes = [numbers_of(kind, place) for place in range(SIZE)]

@@ -25,26 +25,34 @@ from rl_training.report.rendering import rendered
 from rl_training.report.report import Report
 from tests.report_files import curve_to, record_of, settings_of, two_methods, write_run
 from tests.report_pages import Page, require_alone
+from tests.runs import mostly_slow
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{ & </style> 🤖 训练"
 
 
 @pytest.fixture
-def with_pdf() -> None:
+def with_pdf(drawn: None) -> None:
     """For tests of the page as it is written; the others do without figures in PDF, which take most of its time."""
+
+
+@pytest.fixture
+def drawn() -> None:
+    """For tests that draw the page's figures; the others build them and leave their places in the page empty."""
 
 
 @pytest.fixture(autouse=True)
 def _fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "with_pdf" not in request.fixturenames:
         monkeypatch.setattr("rl_training.report.page.rendered", lambda *_: b"%PDF")
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr("rl_training.report.page.svg_with_seeds", lambda *_: "<?xml?><svg></svg>")
 
 
 def words(found: Report) -> str:
     return Page(found.html()).words
 
 
-def test_the_page_is_alone_and_says_who_is_better(tmp_path: Path) -> None:
+def test_the_page_is_alone_and_says_who_is_better(tmp_path: Path, drawn: None) -> None:
     found = report.read(two_methods(tmp_path, ("Pendulum-v1", "Hopper-v5")))
     page = require_alone(found.html())
     assert "sac is better than td3 over all tasks: difference of the IQM" in page.words
@@ -59,7 +67,7 @@ def test_the_page_is_alone_and_says_who_is_better(tmp_path: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_hostile_names_stay_text(tmp_path: Path) -> None:
+def hostile_runs(folder: Path) -> Path:
     for seed in range(3):
         for task in (HOSTILE, "Pendulum-v1"):
             settings = settings_of("sac", task, activation=HOSTILE if seed == 2 else "relu") | {"tags": [HOSTILE]}
@@ -70,19 +78,28 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
                 "dataset": {"name": HOSTILE, "rows": 3},
             }
             values = curve_to(float(seed))
-            write_run(tmp_path / f"{seed}{len(task)}", values, seed=seed, settings=settings, **record)
-    write_run(tmp_path / "<b>broken").joinpath("run.json").write_text('{"algo": "<script>"}')
-    for by in ("settings", "tags", "path"):
-        found = report.read(tmp_path, by=by, title=HOSTILE)
-        page = require_alone(found.html())
-        assert " ".join(HOSTILE.split()) in page.words
-        assert rendered(found.curves(seeds=True))
+            write_run(folder / f"{seed}{len(task)}", values, seed=seed, settings=settings, **record)
+    write_run(folder / "<b>broken").joinpath("run.json").write_text('{"algo": "<script>"}')
+    return folder
+
+
+@pytest.mark.parametrize("by", ["settings", "tags", "path"])
+def test_hostile_names_stay_text(tmp_path: Path, by: str) -> None:
+    found = report.read(hostile_runs(tmp_path), by=by, title=HOSTILE)
+    assert " ".join(HOSTILE.split()) in require_alone(found.html()).words
     assert json.loads(found.json())["title"] == HOSTILE
     latex = found.tables["troubles"].latex()
     assert r"\$\textbackslash{}frac\{ \& " in latex
 
 
-def test_what_cannot_be_shown_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", mostly_slow(("settings", "tags", "path"), "settings"))
+def test_hostile_names_stay_text_in_figures(tmp_path: Path, by: str, drawn: None) -> None:
+    found = report.read(hostile_runs(tmp_path), by=by, title=HOSTILE)
+    assert " ".join(HOSTILE.split()) in require_alone(found.html()).words
+    assert rendered(found.curves(seeds=True))
+
+
+def test_what_cannot_be_shown_is_replaced(tmp_path: Path, drawn: None) -> None:
     """Halves of pairs, NUL, escape sequences and turned text, in records, reasons and names of folders."""
     odd = "a\ud800\x00\x1b[31m\u202eb"
     for seed in range(2):
@@ -161,7 +178,7 @@ def test_every_state_is_said(tmp_path: Path) -> None:
     assert counted.summary.results["sac", "Pendulum-v1"].seeds == 7
 
 
-def test_one_seed_is_said_and_has_no_interval(tmp_path: Path) -> None:
+def test_one_seed_is_said_and_has_no_interval(tmp_path: Path, drawn: None) -> None:
     found = report.read(two_methods(tmp_path, seeds=1))
     text = words(found)
     assert "One seed says nothing of the spread" in text
@@ -177,7 +194,7 @@ def test_three_seeds_on_one_task_are_too_few(tmp_path: Path) -> None:
     assert "is better than" not in words(found)
 
 
-def test_nothing_that_counts(tmp_path: Path) -> None:
+def test_nothing_that_counts(tmp_path: Path, drawn: None) -> None:
     write_run(tmp_path / "a", [1.0, 2.0], status="running")
     write_run(tmp_path / "b", [], status="failed", settings=settings_of("td3"))
     found = report.read(tmp_path)
@@ -357,16 +374,17 @@ def test_normalisation(tmp_path: Path) -> None:
             report.read(tmp_path, **options)  # type: ignore[arg-type]
 
 
-def test_equal_results_have_no_scale_and_no_crash(tmp_path: Path) -> None:
+def test_equal_results_have_no_scale_and_no_crash(tmp_path: Path, drawn: None) -> None:
     for seed in range(3):
         for algo in ("sac", "td3"):
             write_run(tmp_path / f"{algo}{seed}", [5.0, 5.0], seed=seed, settings=settings_of(algo))
     found = report.read(tmp_path)
-    assert "every run has the same result" in words(found)
-    assert "No difference between any two methods" in words(found)
+    text = words(found)
+    assert "every run has the same result" in text
+    assert "No difference between any two methods" in text
 
 
-def test_a_sweep_shows_each_setting_and_the_price_of_choosing(tmp_path: Path) -> None:
+def test_a_sweep_shows_each_setting_and_the_price_of_choosing(tmp_path: Path, drawn: None) -> None:
     for number, (rate, kind) in enumerate([(1e-4, "relu"), (1e-3, "relu"), (1e-2, "tanh"), (1e-3, "tanh")]):
         for seed in range(3):
             level = float(10 * -np.log10(rate) + seed)
@@ -397,7 +415,7 @@ def test_too_many_methods_are_all_in_the_tables_and_the_best_are_drawn(tmp_path:
     assert "Of 12 methods the best 8 on each task are drawn" in words(found)
 
 
-def test_methods_that_share_no_task(tmp_path: Path) -> None:
+def test_methods_that_share_no_task(tmp_path: Path, drawn: None) -> None:
     """Each task shows its own, without a warning."""
     for number in range(10):
         for seed in range(2):

@@ -20,7 +20,13 @@ def run(*args: object) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_command_on_a_packed_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_command_on_a_packed_study(
+    whole: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole page takes its time for the figures in PDF."""
+    if not whole:
+        monkeypatch.setattr("rl_training.report.page.rendered", lambda *_: b"%PDF")
     study = study_in(tmp_path, grid={"gamma": [0.9, 0.99]}, set={"eval_interval": 20})
     study.run(1, quiet=True)
     pack(study.folder, tmp_path / "tiny.zip")

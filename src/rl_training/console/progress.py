@@ -133,6 +133,8 @@ class Progress:
 
     def close(self) -> None:
         """Leave the bar as it stands; may be called again."""
+        if not self._over:  # a short run may end before the bar was drawn a second time
+            self._pace.note(max(self._step, self._position()))
         self._over, bar, self._bar = True, self._bar, None
         if bar is not None:
             bar.close()
