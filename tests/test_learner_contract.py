@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import annotated_types
@@ -285,6 +286,15 @@ def test_updating_leaves_torch_s_global_randomness_alone(learner: Any) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> str:
+    """What a call that must be refused says."""
+    try:
+        call(*arguments, **options)
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
 def _out_of_range(learner: type[Learner]) -> Iterator[tuple[str, Any, str]]:
     """For every bounded field of a learner a value beyond each bound, and the sign in the message."""
     for field, info in learner.Config.model_fields.items():
@@ -302,11 +312,11 @@ def _out_of_range(learner: type[Learner]) -> Iterator[tuple[str, Any, str]]:
 
 def test_a_value_out_of_range_is_named(learner_class: type[Learner]) -> None:
     model = build(learner_class).model
-    assert [*_out_of_range(learner_class)]
-    for field, value, sign in _out_of_range(learner_class):
-        with pytest.raises(ValueError, match=rf"^{field} must be {sign} [\d.]+, got {value}$"):
-            learner_class(model=model, **{field: value})
-            pytest.fail(f"{field}={value} was accepted")
+    cases = [*_out_of_range(learner_class)]
+    said = [refusal(learner_class, model=model, **{field: value}) for field, value, _ in cases]
+    wanted = [rf"{field} must be {sign} [\d.]+, got {value}" for field, value, sign in cases]
+    assert cases
+    assert [case for case, words, form in zip(cases, said, wanted) if not re.fullmatch(form, words)] == []
 
 
 def test_the_form_of_the_message() -> None:
@@ -317,9 +327,8 @@ def test_the_form_of_the_message() -> None:
 def test_a_learning_rate_that_is_no_number_is_refused(learner_class: type[Learner]) -> None:
     model = build(learner_class).model
     for value in (math.nan, math.inf, "3e-4", None, True):
-        with pytest.raises(ValueError, match=r"^learning_rate must be a (finite )?number, got "):
-            learner_class(model=model, learning_rate=value)
-            pytest.fail(f"{value!r} was accepted")
+        said = refusal(learner_class, model=model, learning_rate=value)
+        assert re.match(r"learning_rate must be a (finite )?number, got ", said), value
 
 
 def test_an_unknown_hyperparameter_is_refused_with_the_nearest_name(learner_class: type[Learner]) -> None:
@@ -343,19 +352,17 @@ def test_a_missing_column_is_refused_in_one_line(learner: Any) -> None:
     whole = batch_for(learner)._asdict()
     for name in ("obs", "actions", "rewards", "next_obs", "dones"):
         batch = {key: column for key, column in whole.items() if key != name}
-        with pytest.raises(ValueError, match=f"missing column '{name}'") as error:
-            learner.update(batch, global_step=0)
-            pytest.fail(f"a batch without {name} was accepted")
-        assert "\n" not in str(error.value)
+        said = refusal(learner.update, batch, global_step=0)
+        assert f"missing column '{name}'" in said
+        assert "\n" not in said
 
 
 def test_scalars_are_flat(learner: Any) -> None:
     """`[B, 1]` would broadcast against `[B]` to a silent `[B, B]`."""
     batch = batch_for(learner)._asdict()
     for name in ("rewards", "dones"):
-        with pytest.raises(ValueError, match=rf"{name} must have shape \(16,\), got \(16, 1\)"):
-            learner.update(batch | {name: batch[name][:, None]}, global_step=0)
-            pytest.fail(f"{name} of shape (16, 1) was accepted")
+        said = refusal(learner.update, batch | {name: batch[name][:, None]}, global_step=0)
+        assert f"{name} must have shape (16,), got (16, 1)" in said
 
 
 def test_columns_of_different_length_are_refused(learner: Any) -> None:

@@ -179,6 +179,14 @@ def test_it_follows_the_width_of_the_terminal() -> None:
         progress.close()
 
 
+def test_the_last_line_of_a_run_shorter_than_a_frame_has_its_rate() -> None:
+    stream = Terminal()
+    progress = Progress(60, stream=stream, unit="updates")
+    progress.follow(lambda: 60)
+    progress.close()
+    assert re.search(r" 60/60 0:00:00 in all  \S+ updates/s$", show(stream.getvalue()).lines[-2])
+
+
 def test_columns_larger_than_the_terminal_break_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     with terminal(80) as made:
@@ -525,4 +533,4 @@ def test_a_run_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "iql on random actions in Pendulum-v1 (100 rows), 60 updates, cpu, seed 3"
     )
     assert f"run folder: {run}" in "".join(made.screen.lines)
-    assert re.search(r"━ 60/60 0:00:\d\d in all  eval -\d+  .* updates/s  .*loss ", made.screen.lines[-2])
+    assert re.search(r"━ 60/60 0:00:\d\d in all  eval -[\d.]+  .* updates/s  .*loss ", made.screen.lines[-2])
