@@ -74,12 +74,14 @@ def random_batches(*, discrete: bool = False, next_actions: bool = False) -> lis
     g = torch.Generator().manual_seed(SEED)
 
     def actions() -> Tensor:
+        if discrete:
+            return torch.randint(CHOICES, (BATCH,), generator=g)
         return 2.0 * torch.rand(BATCH, ACTIONS, generator=g) - 1.0
 
     return [
         TransitionBatch(
             obs=torch.randn(BATCH, OBS, generator=g),
-            actions=torch.randint(CHOICES, (BATCH,), generator=g) if discrete else actions(),
+            actions=actions(),
             rewards=torch.randn(BATCH, generator=g),
             next_obs=torch.randn(BATCH, OBS, generator=g),
             dones=(torch.rand(BATCH, generator=g) < 0.3).to(torch.get_default_dtype()),

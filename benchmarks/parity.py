@@ -5,7 +5,8 @@
 
 From the same weights, batches and noise, once the choices that our docstrings state are taken out of the reference.
 Then every setting that a case lists is made 1 % wrong on our side, which must be seen. A case whose reference is
-not given is left out. The exit status is 1 if a difference is above the bound or a mistake was not seen.
+not given is left out; a reference "by hand" (`benchmarks.by_hand`) is always there. The exit status is 1 if a
+difference is above the bound or a mistake was not seen.
 The comparison with Stable-Baselines3 and sb3-contrib is a test: `tests/test_peer_parity.py`.
 """
 
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import references, report
+from benchmarks import by_hand, references, report
 from benchmarks.lockstep import (
     ACTIONS,
     BATCH,
@@ -32,6 +33,7 @@ from benchmarks.lockstep import (
     LEARNING_RATE,
     OBS,
     UPDATES,
+    Distance,
     Noise,
     Tensors,
     Trace,
@@ -48,8 +50,12 @@ from benchmarks.references import CORL_HIDDEN, HIDDEN, Build
 from benchmarks.report import ROOT, Entry, Results, Sections, table
 from rl_training import algorithms
 from rl_training.algorithms.redq import _sample_target_critic_indices
+from rl_training.algorithms.rlpd import rlpd_model
 from rl_training.models import (
+    MLPBCModel,
     MLPDiscreteBCModel,
+    MLPDiscreteIQLModel,
+    MLPFQEModel,
     MLPIQLModel,
     MLPQNetwork,
     MLPREDQModel,
@@ -125,6 +131,17 @@ def play_rebrac(options: argparse.Namespace, inputs: Inputs) -> Outcome:
     return trace, {"CORL": commit(options.corl)} | versions
 
 
+def play_by_hand(build: by_hand.Build, _: argparse.Namespace, inputs: Inputs) -> Outcome:
+    return by_hand.play(build, *inputs), {}
+
+
+def fqe_model(num_actions: int = 0) -> MLPFQEModel:
+    """In units of its own, with bounds that some targets are outside of."""
+    model = MLPFQEModel(OBS, ACTIONS, [HIDDEN] * 2, num_actions=num_actions)
+    model.set_units(offset=-0.5, scale=2.0, low=-1.5, high=1.0)
+    return model
+
+
 def no_noise(_: torch.Generator) -> Noise:
     return ()
 
@@ -179,6 +196,7 @@ class Case:
 
 
 ORDER, TANH = "update order", "1e-6 in the squashed density"
+BY_HAND = "by hand"
 ALWAYS = ("gamma", "tau", "learning_rate")
 ENTROPY = ("initial_alpha", "target_entropy")
 NOISE = ("target_policy_noise", "target_noise_clip")
@@ -228,6 +246,61 @@ D3RLPY_CRR = Case(
     normal_noise(4),
     (ORDER, "policy family"),
     (*ALWAYS, "beta", "max_weight"),
+)
+HAND_BC = Case(
+    "BC, stochastic",
+    "bc",
+    BY_HAND,
+    (),
+    "BC",
+    lambda: MLPBCModel(OBS, ACTIONS, [HIDDEN] * 2, stochastic=True),
+    {"learning_rate": LEARNING_RATE},
+    partial(play_by_hand, by_hand.stochastic_bc),
+    no_noise,
+    (),
+    ("learning_rate",),
+)
+HAND_FQE = Case(
+    "FQE",
+    "fqe",
+    BY_HAND,
+    (),
+    "FQE",
+    fqe_model,
+    RATES | {"weight_decay": 0.125},
+    partial(play_by_hand, by_hand.fqe),
+    no_noise,
+    (),
+    (*ALWAYS, "weight_decay"),
+    next_actions=True,
+)
+DISCRETE_BC = Case(
+    "BC on discrete actions",
+    "bc",
+    "d3rlpy",
+    ("d3rlpy_python",),
+    "DiscreteBC",
+    lambda: MLPDiscreteBCModel(OBS, CHOICES, [HIDDEN] * 2),
+    {"learning_rate": LEARNING_RATE},
+    partial(play_d3rlpy, "DiscreteBC", {}, {"beta": 0.0}),
+    no_noise,
+    ("square of the log-probabilities (beta)",),
+    ("learning_rate",),
+    discrete=True,
+)
+DISCRETE_CQL = Case(
+    "CQL on discrete actions",
+    "cql",
+    "d3rlpy",
+    ("d3rlpy_python",),
+    "DiscreteCQL",
+    lambda: MLPQNetwork(OBS, CHOICES, [HIDDEN] * 2),
+    RATES | {"cql_alpha": 2.0},
+    partial(play_d3rlpy, "DiscreteCQL", {"gamma": "gamma", "tau": "tau", "cql_alpha": "alpha"}, {}),
+    no_noise,
+    ("target copied whole",),
+    (*ALWAYS, "cql_alpha"),
+    discrete=True,
 )
 CASES = (
     Case(
@@ -343,39 +416,83 @@ CASES = (
         (*ALWAYS, *NOISE, "actor_bc_coef", "critic_bc_coef"),
         next_actions=True,
     ),
+    DISCRETE_BC,
+    DISCRETE_CQL,
     Case(
-        "BC on discrete actions",
+        "BC",
         "bc",
-        "d3rlpy",
-        ("d3rlpy_python",),
-        "DiscreteBC",
-        lambda: MLPDiscreteBCModel(OBS, CHOICES, [HIDDEN] * 2),
+        "CORL",
+        ("corl",),
+        "BC",
+        lambda: MLPBCModel(OBS, ACTIONS, [CORL_HIDDEN] * 2),
         {"learning_rate": LEARNING_RATE},
-        partial(play_d3rlpy, "DiscreteBC", {}, {"beta": 0.0}),
+        partial(play_corl, "any_percent_bc", references.bc),
         no_noise,
-        ("square of the log-probabilities (beta)",),
+        (),
         ("learning_rate",),
-        discrete=True,
+    ),
+    HAND_BC,
+    replace(
+        HAND_BC,
+        name="BC, Gaussian",
+        model=lambda: MLPBCModel(OBS, ACTIONS, [HIDDEN] * 2, stochastic=True, policy_distribution="gaussian"),
     ),
     Case(
-        "CQL on discrete actions",
-        "cql",
-        "d3rlpy",
-        ("d3rlpy_python",),
-        "DiscreteCQL",
-        lambda: MLPQNetwork(OBS, CHOICES, [HIDDEN] * 2),
-        RATES | {"cql_alpha": 2.0},
-        partial(play_d3rlpy, "DiscreteCQL", {"gamma": "gamma", "tau": "tau", "cql_alpha": "alpha"}, {}),
+        "RLPD",
+        "rlpd",
+        BY_HAND,
+        (),
+        "RLPD",
+        lambda: rlpd_model(OBS, ACTIONS, [HIDDEN] * 2, SUBSET["num_critics"], layer_norm=True),
+        RATES | SUBSET | {"alpha": "auto", "initial_alpha": 0.4, "policy_delay": 2},
+        partial(play_by_hand, by_hand.rlpd),
+        redq_noise,
+        (),
+        (*ALWAYS, "initial_alpha"),
+    ),
+    Case(
+        "IQL on discrete actions",
+        "iql",
+        BY_HAND,
+        (),
+        "DiscreteIQL",
+        lambda: MLPDiscreteIQLModel(OBS, CHOICES, [HIDDEN] * 2),
+        RATES | {"expectile": 0.75, "beta": 2.0, "max_weight": 1.5},
+        partial(play_by_hand, by_hand.discrete_iql),
         no_noise,
-        ("target copied whole",),
-        (*ALWAYS, "cql_alpha"),
+        (),
+        (*ALWAYS, "expectile", "beta", "max_weight"),
         discrete=True,
+    ),
+    HAND_FQE,
+    replace(
+        HAND_FQE,
+        name="FQE on discrete actions",
+        model=partial(fqe_model, CHOICES),
+        play=partial(play_by_hand, partial(by_hand.fqe, choices=CHOICES)),
+        discrete=True,
+    ),
+    replace(
+        DISCRETE_BC,
+        name="BC on discrete actions, by hand",
+        reference=BY_HAND,
+        needs=(),
+        play=partial(play_by_hand, by_hand.discrete_bc),
+        taken_out=(),
+    ),
+    replace(
+        DISCRETE_CQL,
+        name="CQL on discrete actions, by hand",
+        reference=BY_HAND,
+        needs=(),
+        play=partial(play_by_hand, by_hand.discrete_cql),
+        taken_out=(),
     ),
 )
 
 
-def compare(case: Case, options: argparse.Namespace) -> Entry:
-    """Play both sides, then ours again with each mistake."""
+def differences(case: Case, options: argparse.Namespace) -> tuple[Distance, dict[str, float], dict[str, str]]:
+    """Of both sides, of the reference and ours with each mistake, and the versions of the reference."""
     with float64():
         batches = random_batches(discrete=case.discrete, next_actions=case.next_actions)
         learner = case.build()
@@ -386,6 +503,12 @@ def compare(case: Case, options: argparse.Namespace) -> Entry:
         for setting in case.mistakes:
             wrong = case.build(**{setting: 0.99 * getattr(learner.config, setting)})
             seen[setting] = distance(play(wrong, batches), theirs).largest
+    return found, seen, versions
+
+
+def compare(case: Case, options: argparse.Namespace) -> Entry:
+    """Play both sides, then ours again with each mistake."""
+    found, seen, versions = differences(case, options)
     entry = report.stamp("cpu")
     entry["versions"] |= versions
     about = {"name": case.name, "algo": case.algo, "reference": case.reference, "taken_out": case.taken_out}
@@ -432,7 +555,9 @@ def sections(entries: dict[str, Entry]) -> Sections:
         f"Written by `python -m benchmarks.parity`. {UPDATES} updates in float64 from the same weights, batches "
         "and noise: the largest relative difference of a loss, of an entry of a gradient, and of an entry of a "
         "parameter or target after the last update (entries relative to the largest of their tensor); at most "
-        f"{BOUND:.0e} agrees. What a reference does otherwise on purpose is taken out of it and named. Then "
+        f"{BOUND:.0e} agrees. What a reference does otherwise on purpose is taken out of it and named. A reference "
+        "by hand is a second computation from the paper's formulas with torch's own layers, distributions and "
+        "optimisers (`benchmarks/by_hand.py`), which `tests/test_parity_by_hand.py` compares as well. Then "
         "settings of ours are made 1 % wrong, one at a time, which must be seen. DQN, DDPG, TD3, SAC and TQC are "
         "compared with Stable-Baselines3 and sb3-contrib in the same way by every test run "
         "(`tests/test_peer_parity.py`).\n\n"

@@ -1,8 +1,8 @@
 """Reference implementations in torch, imported from a checkout that is given: each one's agent as a `Peer`.
 
-REDQ is the authors' code (github.com/watchernyu/REDQ); EDAC, IQL, CQL, AWAC and TD3+BC are CORL's, one file each
-(github.com/tinkoff-ai/CORL). Nothing of theirs is kept here. Every agent is built from our learner's configuration;
-modules that the references import and an update does not need are stood in for.
+REDQ is the authors' code (github.com/watchernyu/REDQ); BC, EDAC, IQL, CQL, AWAC and TD3+BC are CORL's, one file
+each (github.com/tinkoff-ai/CORL). Nothing of theirs is kept here. Every agent is built from our learner's
+configuration; modules that the references import and an update does not need are stood in for.
 """
 
 from __future__ import annotations
@@ -77,6 +77,19 @@ def twins(critics: Sequence[nn.Module], targets: Sequence[nn.Module]) -> dict[st
     """Places in separate critics and their targets."""
     found = places("model.critics.net", *map(linears, critics))
     return found | places("model.target_critics.net", *map(linears, targets))
+
+
+def bc(module: ModuleType, _: Any) -> Peer:
+    actor = module.Actor(OBS, ACTIONS, 1.0)
+    agent = module.BC(1.0, actor, adam(actor))
+
+    def update(batch: Any, _: Noise) -> Losses:
+        said: Losses = agent.train(columns(batch))
+        return said
+
+    peer = Peer(places("model.actor.net", linears(actor)), update)
+    peer.held.hold(agent.actor_optimizer)
+    return peer
 
 
 def edac(module: ModuleType, config: Any) -> Peer:
