@@ -535,7 +535,7 @@ def as_table(entries: Sequence[Entry]) -> str:
         [
             entry["name"],
             entry["reference"],
-            ", ".join(entry["taken_out"]),
+            ", ".join(entry["taken_out"]) or "nothing",
             *(f"{entry[what]:.0e}" for what in ("losses", "gradients", "parameters")),
             "yes" if agrees(entry) else "**no**",
             mistakes_text(entry),

@@ -258,5 +258,23 @@ def test_random_actions_before_random_steps_are_uniform_in_every_dimension(tmp_p
     assert histogram.max() < 250
 
 
+def test_the_learner_acts_from_the_first_step_after_random_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = {(0, 0): episode(1, 9, "truncated")}
+    collector = collector_of(scripted("sac", tmp_path, script), random_steps=3)
+    explore, calls = collector.learner.explore, []
+
+    def noted(*arguments: Any) -> torch.Tensor:
+        calls.append((collector.steps, arguments[-1]))
+        return explore(*arguments)
+
+    monkeypatch.setattr(collector.learner, "explore", noted)
+    collector.start()
+    for _ in range(5):
+        collector.step()
+    assert calls == [(3, 0.003), (4, 0.004)]  # the step, and its share of the 1,000 of the run
+
+
 def test_spaces_of_a_scripted_world(tmp_path: Path) -> None:
     assert spaces_of(scripted("dqn", tmp_path, {})) == SpaceSpec(3, num_actions=3, start=5, action_dtype="int64")

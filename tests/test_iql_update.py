@@ -39,6 +39,7 @@ def test_every_term_by_hand() -> None:
 def test_the_three_losses_are_those_of_the_paper_before_any_step() -> None:
     learner, batch = build(IQL, expectile=0.9, beta=2.0, gamma=0.95), random_batch()
     model = learner.model
+    torch.nn.init.normal_(model.target_critics.net.head.weight)  # otherwise the targets equal the critics
     with torch.no_grad():
         q_bar = model.target_critics(batch.obs, batch.actions).min(0).values
         u = q_bar - model.value(batch.obs)

@@ -7,7 +7,7 @@ import torch
 from torch import tensor
 
 from rl_training.algorithms import TD3, TD3BC, td3_bc_loss
-from tests.helpers import build, random_batch
+from tests.helpers import build, constant_outputs, random_batch
 
 
 def test_every_term_by_hand() -> None:
@@ -38,6 +38,14 @@ def test_the_actor_loss_uses_the_first_critic_at_its_own_actions() -> None:
     expected = ((own - batch.actions) ** 2).mean() - 1.5 * q.mean() / q.abs().mean()
     loss, _ = learner.actor_loss(batch, torch.zeros_like(batch.actions))
     torch.testing.assert_close(loss, expected)
+
+
+def test_the_actor_listens_to_the_first_critic_only() -> None:
+    learner, batch = build(TD3BC, bc_alpha=1.5), random_batch()
+    constant_outputs(learner.model.critics.net, [3.0, -100.0])
+    _, terms = learner.actor_loss(batch, torch.zeros_like(batch.actions))
+    assert terms["q_scale"].item() == pytest.approx(0.5)
+    assert terms["actor_loss"].item() == pytest.approx(terms["bc_loss"].item() - 1.5)
 
 
 def test_its_critics_are_td3_s_to_the_bit_until_the_actor_moves() -> None:
