@@ -12,7 +12,7 @@ import torch
 from rl_training.algorithms import REDQ, SAC, redq_loss
 from rl_training.algorithms.redq import _sample_target_critic_indices
 from rl_training.models import MLPREDQModel, MLPSACModel
-from tests.helpers import ACTIONS, OBS, constant_outputs, random_batch, snapshot
+from tests.helpers import ACTIONS, OBS, build, constant_outputs, random_batch, snapshot
 
 
 def learner(num_critics: int = 5, **options: Any) -> REDQ:
@@ -103,6 +103,15 @@ def test_unset_the_delay_is_one() -> None:
 def test_a_subset_larger_than_the_ensemble_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^subset_size must be <= num_critics \(5\), got 6$"):
         learner(5, subset_size=6)
+
+
+def test_its_networks_start_as_xavier_does_with_biases_of_zero() -> None:
+    model = build(REDQ).model
+    for net in (model.actor.net, model.critics.net):
+        assert all(not layer.bias.any() for layer in (*net.hidden, net.head))
+        (out, inner) = net.hidden[1].weight.shape[-2:]
+        bound = (6.0 / (out + inner)) ** 0.5
+        assert 0.9 * bound < net.hidden[1].weight.abs().max() <= bound
 
 
 def test_loss_helper_by_hand() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -84,6 +85,17 @@ def test_the_actor_listens_to_the_first_critic_only() -> None:
     constant_outputs(agent.model.critics.net, [3.0, -100.0])
     metrics = agent.update(random_batch()._asdict(), global_step=0).metrics
     assert float(metrics["actor_loss"]) == pytest.approx(-3.0)
+
+
+def test_exploration_noise_is_scaled_and_stays_inside_the_bounds() -> None:
+    obs = torch.randn(20, OBS)
+    noise = torch.from_numpy(np.random.default_rng(3).standard_normal((20, ACTIONS), dtype=np.float32))
+    for scale in (0.0, 0.25, 4.0):
+        agent = learner(exploration_noise=scale)
+        policy = agent.model.policy
+        actions = agent.explore(policy, obs, np.random.default_rng(3), progress=0.0)
+        torch.testing.assert_close(actions, (policy.mode(obs) + scale * noise).clip(-1, 1))
+    assert actions.abs().max() == 1.0
 
 
 def test_loss_helper_by_hand() -> None:

@@ -3,17 +3,18 @@
     python -m tools.mutations [--jobs N] [TEXT …]
 
 Each mistake of `tools.mutation_table` is planted in a temporary copy of the repository, never in the working tree.
-The default tests that must catch it (those that are not slow) run against the copy until the first one fails. Before
-that, the same tests must pass in the copy without a mistake. TEXT selects mistakes whose name, kind or file contains
-it. The exit status is 1 if a mistake survives, or if the tests could not be run.
+The default tests that must catch it (those that are not slow) run against the copy until the first one fails.
+Before that, the same tests must pass in the copy without a mistake. TEXT selects mistakes whose name, kind or file
+contains it. The exit status is 1 if a mistake survives, or if the tests could not be run.
 
-This process imports the libraries once and forks for every mistake, so that a child needs to import only the package
-and its tests. It therefore runs on Unix only.
+This process imports the libraries once and forks for every mistake, so that a child imports only the package and
+its tests. It therefore runs on Unix only.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import re
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -67,9 +68,7 @@ class Verdict(NamedTuple):
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", nargs="*", help="only mistakes whose name, kind or file contains one of these")
-    parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (default: cores)"
-    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time; default: cores")
     return parser.parse_args()
 
 
@@ -104,10 +103,11 @@ def run_tests(copy: Path, tests: Sequence[str], output: Path, *, keep_bytecode: 
     import pytest
 
     code = 70
+    gc.freeze()  # pytest collects garbage several times; what the parent imported is none
     try:
-        target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(target, 1)
-        os.dup2(target, 2)
+        sys.stdout = sys.stderr = output.open("w", encoding="utf-8")
+        os.dup2(sys.stdout.fileno(), 1)
+        os.dup2(sys.stdout.fileno(), 2)
         os.chdir(copy)
         for name in [name for name in sys.modules if name == "tools" or name.startswith("tools.")]:
             del sys.modules[name]
@@ -148,7 +148,7 @@ class Pool:
             self.wait()
         copy = self.free.pop()
         output, began = copy.with_suffix(".txt"), time.monotonic()
-        restore = planted(copy, mutation) if mutation is not None else suppress()
+        restore = planted(copy, mutation) if mutation is not None else nullcontext()
         restore.__enter__()
         pid = os.fork()
         if pid == 0:
@@ -234,9 +234,8 @@ def main() -> None:
             raise SystemExit("\n\n".join(wrong))
         print(f"the tests pass without a mistake ({time.monotonic() - began:.0f} s)", flush=True)
         survivors = check_mutations(pool, mutations)
-    print(
-        f"\n{len(mutations) - len(survivors)} of {len(mutations)} mistakes caught in {time.monotonic() - began:.0f} s"
-    )
+    caught, seconds = len(mutations) - len(survivors), time.monotonic() - began
+    print(f"\n{caught} of {len(mutations)} mistakes caught in {seconds:.0f} s")
     for mutation in survivors:
         print(f"| {mutation.kind} | {mutation.name} | {mutation.file} | {', '.join(mutation.tests)} |")
     sys.exit(1 if survivors else 0)
