@@ -116,6 +116,7 @@ def run_tests(copy: Path, tests: Sequence[str], output: Path, *, keep_bytecode: 
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
         os.environ["PYTHONDONTWRITEBYTECODE"] = "" if keep_bytecode else "1"
         options = ["-x", "-q", "--no-header", "--tb=line", "-rfE", "-p", "no:cacheprovider", "--timeout=120"]
+        options.append(f"--basetemp={copy.with_suffix('.tmp')}")
         code = int(pytest.main([*options, *(f"tests/{name}" for name in tests)], plugins=[_Origin(copy)]))
     finally:
         sys.stdout.flush()
