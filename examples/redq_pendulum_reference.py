@@ -85,7 +85,7 @@ def train(
         if step >= learning_starts:
             for _ in range(UPDATES_PER_STEP):
                 batch = layout.unpack(buffer.sample_rows(BATCH_SIZE))
-                learner.update(batch._asdict(), global_step=step)
+                learner.update(batch, global_step=step)
     env.close()
     return learner, returns
 

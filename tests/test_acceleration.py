@@ -231,7 +231,7 @@ def global_state() -> Any:
 
 def by_update(learner: Learner, rows: BatchSource) -> None:
     batch = rows.layout.unpack(rows.sample_rows(BATCH))
-    learner.update(batch._asdict(), global_step=learner.updates)
+    learner.update(batch, global_step=learner.updates)
 
 
 def by_step(learner: Learner, rows: BatchSource) -> None:
@@ -476,7 +476,7 @@ def test_compiled_updates_are_as_near_as_is_said(kind: Kind, setting: str, devic
 def test_a_cpu_acts_with_the_learner_s_own_tensors() -> None:
     learner = build(SAC)
     acting, obs = ActingPolicy(learner), random_batch().obs
-    learner.update(random_batch()._asdict(), global_step=0)
+    learner.update(random_batch(), global_step=0)
     assert torch.equal(acting.current().mode(obs), learner.model.policy.mode(obs))
 
 
@@ -675,7 +675,7 @@ def test_a_copy_that_acts_computes_what_the_policy_does(kind: Kind, activation: 
                 if noise is not None:
                     assert torch.allclose(copied.sample(obs, noise), policy.sample(obs, noise), rtol=0, atol=1e-6)
         assert differences(held(copied), held(policy)) == []
-        learner.update(random_batch(discrete=kind.discrete)._asdict(), global_step=0)
+        learner.update(random_batch(discrete=kind.discrete), global_step=0)
         learner.normalize_by(torch.linspace(-1.0, 1.0, OBS), torch.linspace(0.5, 2.0, OBS))
 
 

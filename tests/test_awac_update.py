@@ -106,7 +106,7 @@ def test_log_probabilities_are_finite_at_the_bound_and_accurate_before_it() -> N
 def test_an_update_on_actions_at_the_bound_stays_finite() -> None:
     learner, batch = build(AWAC), random_batch()
     for i in range(3):
-        learner.update(batch._replace(actions=batch.actions.sign())._asdict(), global_step=i)
+        learner.update(batch._replace(actions=batch.actions.sign()), global_step=i)
     assert all(p.isfinite().all() for p in learner.model.parameters())
 
 

@@ -38,7 +38,7 @@ def test_it_finds_the_policy_behind_the_data(stochastic: bool) -> None:
     batch = random_batch(size=128)
     batch = batch._replace(actions=torch.tanh(batch.obs[:, :ACTIONS]))
     for i in range(300):
-        learner.update(batch._asdict(), global_step=i)
+        learner.update(batch, global_step=i)
     assert (learner.model.policy.mode(batch.obs) - batch.actions).abs().mean() < 0.06
 
 
@@ -54,7 +54,7 @@ def test_only_a_stochastic_policy_explores() -> None:
 def test_actions_at_the_bound_stay_finite() -> None:
     learner, batch = build(BC, stochastic=True, learning_rate=1e-2), random_batch()
     for i in range(50):
-        learner.update(batch._replace(actions=torch.ones(16, ACTIONS))._asdict(), global_step=i)
+        learner.update(batch._replace(actions=torch.ones(16, ACTIONS)), global_step=i)
     assert all(p.isfinite().all() for p in learner.model.parameters())
 
 

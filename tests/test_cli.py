@@ -600,6 +600,39 @@ def test_collecting_with_a_policy(trained: tuple[Path, Result], tmp_path: Path) 
     assert not (tmp_path / "x.npz").exists()
 
 
+def test_validating_lists_all_faults_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    columns = episodes()
+    columns["rewards"][7], columns["rewards"][9], columns["actions"][5, 1] = np.nan, np.inf, 9
+    columns["terminals"] = columns["terminals"].astype(float) * 0.5
+    save_npz(tmp_path / "bad.npz", columns, action_low=[-2, -1], action_high=[2, 3])
+    result = run("dataset", "validate", "bad.npz")
+    *faults, last = result.stderr.splitlines()
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert faults == [
+        "fault: bad.npz: column 'actions', row 5: 9 (component 1) is outside [-1, 3]; "
+        "actions are expected in the environment's units",
+        "fault: bad.npz: column 'rewards', row 7: nan is not a finite float32 number",
+        "fault: bad.npz: column 'rewards', row 9: inf is not a finite float32 number",
+        "fault: bad.npz: column 'terminals', row 3: 0.5 is not 0 or 1",
+    ]
+    assert last == "error: bad.npz: 4 faults, listed above; correct the file"
+
+
+def test_validating_lists_at_most_ten_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    columns = episodes()
+    columns["actions"] = np.array([0, 1, 2.5, -1, np.nan, 1e30, 4, 5, 6, 7, 8, 9])
+    columns["rewards"][:] = np.nan
+    save_npz(tmp_path / "bad.npz", columns, num_actions=3)
+    result = run("dataset", "validate", "bad.npz")
+    *faults, last = result.stderr.splitlines()
+    assert result.exit_code == 3
+    assert len(faults) == 10
+    assert "'actions', row 4: nan is not a finite" in faults[0]
+    assert last == "error: bad.npz: more than 10 faults, listed above; correct the file"
+
+
 def test_broken_data_are_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     columns = episodes()

@@ -83,7 +83,7 @@ def test_the_multiplier_rises_above_the_threshold_and_falls_below() -> None:
 def test_the_multiplier_is_learned_with_the_critics(threshold: float, rises: bool) -> None:
     learner = build(CQL, lagrange_threshold=threshold)
     for i in range(3):
-        metrics = learner.update(random_batch(seed=i)._asdict(), global_step=i).metrics
+        metrics = learner.update(random_batch(seed=i), global_step=i).metrics
     assert (learner.multiplier().item() > 1.0) == rises
     assert metrics["multiplier"].item() != 1.0
     assert any(p is learner.multiplier.log_value for p in learner.optimizers["critics"].parameters)
@@ -112,7 +112,7 @@ def test_the_actor_clones_for_bc_steps_and_then_climbs() -> None:
     variants = []
     for i in range(4):
         variants.append(learner.variant(learner.updates))
-        learner.update(batch._asdict(), global_step=i)
+        learner.update(batch, global_step=i)
     assert variants == [True, True, False, False]
 
 
@@ -136,7 +136,7 @@ def test_conservatism_lowers_what_the_data_does_not_hold() -> None:
     for weight in (0.0, 5.0):
         learner = build(CQL, cql_alpha=weight, n_actions=5, learning_rate=3e-3)
         for i in range(60):
-            learner.update(batch._asdict(), global_step=i)
+            learner.update(batch, global_step=i)
         with torch.no_grad():
             here, there = (learner.model.critics(batch.obs, sign * batch.actions).mean() for sign in (1, -1))
         preference[weight] = (here - there).item()

@@ -73,7 +73,7 @@ def test_the_target_is_the_minimum_at_an_action_of_the_target_policy() -> None:
 def test_the_target_policy_follows_by_tau_and_is_in_the_state() -> None:
     learner = build(CRR, tau=0.25)
     before = [p.clone() for p in learner.target_actor.parameters()]
-    learner.update(random_batch()._asdict(), global_step=0)
+    learner.update(random_batch(), global_step=0)
     for old, new, actor in zip(before, learner.target_actor.parameters(), learner.model.actor.parameters()):
         torch.testing.assert_close(new, old + 0.25 * (actor.detach() - old))
     names = learner.state_dict()["networks"]
@@ -86,7 +86,7 @@ def test_a_filter_that_keeps_nothing_leaves_the_actor_where_it_is() -> None:
         for p in learner.model.critics.parameters():
             p.zero_()  # every advantage is 0, and 0 is not > 0
     before = [p.detach().clone() for p in learner.model.actor.parameters()]
-    metrics = learner.update(batch._asdict(), global_step=0).metrics
+    metrics = learner.update(batch, global_step=0).metrics
     assert metrics["advantage_weight_mean"] == 0
     assert all(torch.equal(a, b) for a, b in zip(before, learner.model.actor.parameters()))
 

@@ -43,6 +43,16 @@ def refusal(place: str | Path, spaces: SpaceSpec | None = SPACES) -> str:
     return message
 
 
+def test_the_remedies_for_unknown_bounds_exist(tmp_path: Path) -> None:
+    """`load` has no `env_id`: what its message names for Python must be among its arguments."""
+    file = save_npz(tmp_path / "data.npz", episodes())
+    message = refusal(file, spaces=None)
+    assert "give action_low and action_high, or the environment: env_id in a configuration" in message
+    assert "spaces=… in Python" in message
+    for given in ({"action_low": LOW, "action_high": HIGH}, {"spaces": SPACES}):
+        assert len(TransitionDataset.load(file, **given)) == 12
+
+
 # ---- contents ------------------------------------------------------------------------------------
 
 

@@ -56,7 +56,7 @@ def test_the_actor_and_targets_move_at_every_update() -> None:
     agent = DDPG(model=MLPDDPGModel(OBS, ACTIONS, (16,)))
     for i in range(3):
         before = [p.clone() for p in (*agent.model.actor.parameters(), *agent.model.target_actor.parameters())]
-        agent.update(random_batch(seed=i)._asdict(), global_step=i)
+        agent.update(random_batch(seed=i), global_step=i)
         after = (*agent.model.actor.parameters(), *agent.model.target_actor.parameters())
         assert not any(torch.equal(a, b) for a, b in zip(after, before))
 

@@ -68,7 +68,7 @@ def test_the_online_network_chooses_and_the_target_values() -> None:
 def test_a_weight_of_zero_leaves_double_dqn() -> None:
     cql, dqn = build(DiscreteCQL, cql_alpha=0.0, learning_rate=1e-3), build(DQN, double_q=True, learning_rate=1e-3)
     for i in range(2):  # the target of the small DQN moves whole after the second
-        batch = random_batch(discrete=True, seed=i)._asdict()
+        batch = random_batch(discrete=True, seed=i)
         ours, theirs = (one.update(batch, global_step=i).metrics for one in (cql, dqn))
         cql.model.target.load_state_dict(dqn.model.target.state_dict())
         torch.testing.assert_close(ours["critic_loss"], theirs["loss"], rtol=0, atol=0)
@@ -89,7 +89,7 @@ def test_it_finds_the_better_of_two_actions(kind: type[Learner]) -> None:
         actions = torch.where(actions == 0, 1, actions)
     batch = batch._replace(obs=torch.ones(96, OBS), actions=actions, rewards=(actions == 1).float())
     for i in range(100):
-        learner.update(batch._asdict(), global_step=i)
+        learner.update(batch, global_step=i)
     assert learner.model.policy.mode(torch.ones(1, OBS)).item() == 1
 
 
@@ -100,7 +100,7 @@ def test_iql_values_no_action_the_data_do_not_take() -> None:
     before = [head[..., 3].detach().clone() for head in heads]
     for i in range(5):
         batch = random_batch(discrete=True, seed=i)
-        learner.update(batch._replace(actions=batch.actions % 3)._asdict(), global_step=i)
+        learner.update(batch._replace(actions=batch.actions % 3), global_step=i)
     for head, was in zip(heads, before):
         assert torch.equal(head[..., 3], was)
         assert not torch.equal(head[..., 0], was)
@@ -172,7 +172,7 @@ def test_actions_that_are_no_whole_numbers_are_refused(kind: type[Learner], chan
     batch = random_batch(discrete=True)._replace(next_actions=None)
     wrong = batch._replace(actions=change(batch.actions))
     with pytest.raises(ValueError, match=r"actions must be whole numbers of shape \(16,\)"):
-        build(kind).update(wrong._asdict(), global_step=0)
+        build(kind).update(wrong, global_step=0)
 
 
 def test_shapes_that_mean_nothing_are_refused() -> None:

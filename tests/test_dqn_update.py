@@ -31,7 +31,7 @@ def test_double_dqn_values_the_online_network_s_choice(double_q: bool, value: fl
     batch = random_batch(discrete=True)._replace(
         rewards=torch.ones(16), dones=torch.tensor([0.0, 1.0]).repeat(8), actions=torch.full((16,), 2)
     )
-    metrics = agent.update(batch._asdict(), global_step=0).metrics
+    metrics = agent.update(batch, global_step=0).metrics
     bootstrapped = 1.0 + 0.5 * value
     assert float(metrics["target_q_mean"]) == pytest.approx((bootstrapped + 1.0) / 2)
     assert float(metrics["q_mean"]) == pytest.approx(2.0)  # of the action taken
@@ -44,7 +44,7 @@ def test_the_target_moves_only_every_interval(tau: float) -> None:
     agent = learner(target_update_interval=3, tau=tau, learning_rate=1e-2)
     for i in range(1, 7):
         before = [p.clone() for p in agent.model.target.parameters()]
-        agent.update(random_batch(discrete=True, seed=i)._asdict(), global_step=i)
+        agent.update(random_batch(discrete=True, seed=i), global_step=i)
         for old, new, online in zip(before, agent.model.target.parameters(), agent.model.actor.parameters()):
             if i % 3:
                 assert torch.equal(new, old)
@@ -61,7 +61,7 @@ def test_the_update_is_torch_s(double_q: bool) -> None:
     optimizer = torch.optim.Adam(q.parameters(), lr=1e-3)
     for i in range(5):
         batch = random_batch(discrete=True, seed=i)
-        agent.update(batch._asdict(), global_step=i)
+        agent.update(batch, global_step=i)
         with torch.no_grad():
             chosen = (q if double_q else target)(batch.next_obs).argmax(1)
             value = target(batch.next_obs)[torch.arange(16), chosen]
@@ -100,7 +100,7 @@ def test_the_loss_helper_and_the_update_agree() -> None:
         goal = batch.rewards + 0.99 * (1 - batch.dones) * agent.model.target(batch.next_obs).amax(1)
     expected = dqn_loss({"q_values": q, "target_q_values": goal})
     before = snapshot(agent)
-    metrics = agent.update(batch._asdict(), global_step=0).metrics
+    metrics = agent.update(batch, global_step=0).metrics
     assert {name: float(term) for name, term in metrics.items()} == pytest.approx(
         {name: term.item() for name, term in expected.items()}, rel=1e-5
     )

@@ -119,7 +119,7 @@ def test_without_diversity_no_slope_is_computed(monkeypatch: pytest.MonkeyPatch)
         raise AssertionError("slopes were computed")
 
     monkeypatch.setattr(learner.model.critics, "with_slopes", refuse)
-    metrics = learner.update(random_batch()._asdict(), global_step=0).metrics
+    metrics = learner.update(random_batch(), global_step=0).metrics
     assert metrics["diversity_loss"] == 0
     assert metrics["critic_loss"] == metrics["critic_mse_loss"]
 
@@ -131,7 +131,7 @@ def test_diversity_pushes_the_slopes_apart() -> None:
     for eta in (0.0, 20.0):
         learner = build(EDAC, num_critics=4, eta=eta, learning_rate=3e-3)
         for i in range(60):
-            learner.update(batch._asdict(), global_step=i)
+            learner.update(batch, global_step=i)
         _, slopes = learner.model.critics.with_slopes(batch.obs, batch.actions)
         alignment[eta] = critic_diversity_loss(slopes.transpose(0, 1)).item()
     assert alignment[20.0] < alignment[0.0] - 0.5
@@ -162,7 +162,7 @@ def test_a_single_critic_cannot_be_diverse() -> None:
     model = MLPREDQModel(OBS, ACTIONS, (8,), 1)
     with pytest.raises(ValueError, match=r"^num_critics must be >= 2 unless eta is 0, got 1 with eta 1.0$"):
         EDAC(model=model)
-    metrics = EDAC(model=model, eta=0.0).update(random_batch()._asdict(), global_step=0).metrics
+    metrics = EDAC(model=model, eta=0.0).update(random_batch(), global_step=0).metrics
     assert metrics["q_data_std"] == 0
     with pytest.raises(ValueError, match=r"^eta must be >= 0.0, got -1.0$"):
         EDAC(model=model, eta=-1.0)
@@ -180,7 +180,7 @@ def test_diversity_is_refused_where_action_gradients_are_not_defined(network: di
     with pytest.raises(ConfigError, match=message) as caught:
         build(EDAC, network=network)
     assert "\n" not in str(caught.value)
-    build(EDAC, network=network, eta=0.0).update(random_batch()._asdict(), global_step=0)
+    build(EDAC, network=network, eta=0.0).update(random_batch(), global_step=0)
 
 
 def test_the_authors_shapes_are_the_default() -> None:

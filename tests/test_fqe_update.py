@@ -146,9 +146,8 @@ def test_a_discount_must_be_below_1(value: float) -> None:
 
 
 def test_a_batch_without_the_policy_s_actions_is_refused() -> None:
-    columns = random_batch()._asdict() | {"next_actions": None}
     with pytest.raises(ConfigError, match=r"^batch: fqe needs the column 'next_actions'"):
-        build(FQE).update(columns, global_step=0)
+        build(FQE).update(random_batch()._replace(next_actions=None), global_step=0)
 
 
 def test_an_update_moves_the_critic_and_its_target_only() -> None:

@@ -53,7 +53,7 @@ def test_the_three_losses_are_those_of_the_paper_before_any_step() -> None:
             "actor_loss": -((2.0 * u).exp().clamp(max=100.0) * logprobs).mean(),
             "target_q_mean": y.mean(),
         }
-    metrics = learner.update(batch._asdict(), global_step=0).metrics
+    metrics = learner.update(batch, global_step=0).metrics
     for name, value in expected.items():
         torch.testing.assert_close(metrics[name], value, msg=name)
 
@@ -77,7 +77,7 @@ def test_the_value_climbs_to_the_expectile_of_the_data() -> None:
     actions = (2 * rewards - 1)[:, None].expand(16, ACTIONS)
     batch = batch._replace(obs=torch.ones(16, OBS), actions=actions, rewards=rewards)
     for i in range(300):
-        learner.update(batch._asdict(), global_step=i)
+        learner.update(batch, global_step=i)
     assert learner.model.value(batch.obs)[0].item() == pytest.approx(0.9, abs=0.03)
     assert learner.model.policy.mode(batch.obs)[0, 0] > 0.5  # and the policy to the better action
 

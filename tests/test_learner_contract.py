@@ -61,7 +61,7 @@ def batch_for(learner: Learner | type[Learner], **options: Any) -> TransitionBat
 def update(learner: Learner, times: int = 1, **options: Any) -> dict[str, Tensor]:
     metrics: dict[str, Tensor] = {}
     for i in range(times):
-        metrics = learner.update(batch_for(learner, seed=i, **options)._asdict(), global_step=i).metrics
+        metrics = learner.update(batch_for(learner, seed=i, **options), global_step=i).metrics
     return metrics
 
 
@@ -89,7 +89,7 @@ def test_an_update_moves_what_it_owns_and_nothing_else(learner: Any, monkeypatch
         calls.clear()
         held = [t for m in learner.modules().values() for t in (*m.parameters(), *m.buffers())]
         before = {id(t): t.detach().clone() for t in held}
-        learner.update(batch_for(learner, seed=i)._asdict(), global_step=i)
+        learner.update(batch_for(learner, seed=i), global_step=i)
         free = {id(t) for t in held}
         for objectives, targets, tau in calls:
             for name in objectives:
@@ -229,7 +229,7 @@ def test_an_exception_inside_a_step_leaves_the_learner_torn(learner: Any, monkey
 
 
 def test_terms_are_finite_scalars_with_the_promised_names(learner: Any) -> None:
-    result = learner.update(batch_for(learner)._asdict(), global_step=0)
+    result = learner.update(batch_for(learner), global_step=0)
     assert result.num_gradient_steps == 1
     assert set(METRICS.get(learner.name, ())) <= set(result.metrics)
     for name, term in update(learner, UPDATES).items():
@@ -251,7 +251,7 @@ def test_a_restored_learner_takes_the_very_same_step(learner: Any) -> None:
     restored.load_state_dict(copy.deepcopy(learner.state_dict()))
     restored.generator.set_state(learner.generator.get_state())
     assert restored.updates == 3
-    last = batch_for(learner, seed=7)._asdict()
+    last = batch_for(learner, seed=7)
     first_metrics, second_metrics = (x.update(last, global_step=3).metrics for x in (learner, restored))
     ours, theirs = tensors(learner), tensors(restored)
     assert ours.keys() == theirs.keys()
@@ -372,9 +372,64 @@ def test_columns_of_different_length_are_refused(learner: Any) -> None:
             learner.update(batch | {name: batch[name][:-1]}, global_step=0)
 
 
+def test_a_batch_is_given_as_it_is_or_by_its_columns(learner_class: type[Learner]) -> None:
+    batch = batch_for(learner_class)
+    whole, by_columns = build(learner_class), build(learner_class)
+    whole.update(batch, global_step=0)
+    by_columns.update(batch._asdict(), global_step=0)
+    ours, theirs = tensors(whole), tensors(by_columns)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_observations_of_another_width_are_refused(learner: Any) -> None:
+    batch = batch_for(learner)
+    wide = batch._replace(obs=torch.zeros(16, OBS + 2), next_obs=torch.zeros(16, OBS + 2))
+    with pytest.raises(ValueError, match=rf"^batch: obs must have {OBS} components, got {OBS + 2}$"):
+        learner.update(wide, global_step=0)
+    assert learner.updates == 0
+
+
+def test_actions_of_another_width_are_refused(learner: Any) -> None:
+    actions = torch.zeros(16, ACTIONS + 1)
+    wide = batch_for(learner)._replace(actions=actions, next_actions=actions)
+    with pytest.raises(ValueError, match=r"^batch: actions must .*shape \(16,"):
+        learner.update(wide, global_step=0)
+    assert learner.updates == 0
+
+
+@pytest.mark.parametrize("value", [2.0, -1.01, math.nan, -math.inf])
+def test_actions_outside_their_range_are_refused(learner: Any, value: float) -> None:
+    batch = batch_for(learner)
+    actions, message = batch.actions.clone(), rf"^batch: action {value:g} is outside \[-1, 1\]; scale them"
+    if learner.discrete:
+        value = CHOICES if value > 0 else -1
+        message = rf"^batch: action {value:g} is outside 0\.\.{CHOICES - 1}; number them from 0$"
+    actions[3] = value
+    with pytest.raises(ValueError, match=message):
+        learner.update(batch._replace(actions=actions), global_step=0)
+    assert learner.updates == 0
+
+
+def test_actions_at_their_bounds_are_accepted(learner: Any) -> None:
+    batch = batch_for(learner)
+    ends = (0, CHOICES - 1) if learner.discrete else (-1.0 - 1e-7, 1.0 + 1e-7)
+    batch.actions[0], batch.actions[1] = ends
+    learner.update(batch, global_step=0)
+    assert learner.updates == 1
+
+
+def test_a_batch_on_another_device_is_refused(learner: Any) -> None:
+    """`meta` is a device every machine has; nothing can be read from it."""
+    elsewhere = batch_for(learner)._asdict()
+    elsewhere["rewards"] = elsewhere["rewards"].to("meta")
+    with pytest.raises(ValueError, match=r"^batch: rewards is on meta, the learner on cpu; move it with \.to"):
+        learner.update(elsewhere, global_step=0)
+    assert learner.updates == 0
+
+
 def test_a_negative_step_is_refused(learner: Any) -> None:
     with pytest.raises(ValueError, match="global_step must be >= 0, got -1"):
-        learner.update(batch_for(learner)._asdict(), global_step=-1)
+        learner.update(batch_for(learner), global_step=-1)
 
 
 def test_numpy_columns_of_other_types_give_the_same_update(learner_class: type[Learner]) -> None:
@@ -419,9 +474,7 @@ def test_time_limits_bootstrap_and_terminations_do_not(learner_class: type[Learn
 
     def target(done: float, gamma: float) -> float:
         batch = batch_for(learner_class, done=done)
-        return float(
-            build(learner_class, gamma=gamma).update(batch._asdict(), global_step=0).metrics["target_q_mean"]
-        )
+        return float(build(learner_class, gamma=gamma).update(batch, global_step=0).metrics["target_q_mean"])
 
     rewards = float(batch_for(learner_class).rewards.mean())
     assert target(1.0, 1.0) == pytest.approx(rewards, abs=1e-6)
@@ -457,9 +510,9 @@ def test_observations_are_normalised_inside(learner_class: type[Learner]) -> Non
     inside.model.normalizer.set_moments(mean, std)
     for i in range(UPDATES):
         raw = batch_for(learner_class, seed=i)
-        inside.update(raw._asdict(), global_step=i)
+        inside.update(raw, global_step=i)
         seen = inside.model.normalizer
-        plain.update(raw._replace(obs=seen(raw.obs), next_obs=seen(raw.next_obs))._asdict(), global_step=i)
+        plain.update(raw._replace(obs=seen(raw.obs), next_obs=seen(raw.next_obs)), global_step=i)
     ours, theirs = snapshot(inside), snapshot(plain)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 

@@ -255,7 +255,7 @@ def test_actions_at_a_bound_drag_the_squashed_mean_alone(at_bound: float) -> Non
     for name in DISTRIBUTIONS:
         learner = build(BC, stochastic=True, policy_distribution=name, learning_rate=1e-2)
         for i in range(400):
-            learner.update(batch._asdict(), global_step=i)
+            learner.update(batch, global_step=i)
         means[name] = learner.model.actor.net(batch.obs[:1])[0, :ACTIONS].detach()
     dragged = torch.atanh(batch.actions.double().clamp(-LIMIT, LIMIT)).mean(0).float()
     moderate = torch.atanh(batch.actions.mean(0))

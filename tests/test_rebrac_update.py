@@ -149,7 +149,7 @@ def test_the_learner_and_its_helper_agree() -> None:
     terms = rebrac_loss(
         {**batch._asdict(), **values, "next_policy_actions": following, "policy_actions": own, **WEIGHTS}
     )
-    metrics = learner.update(batch._asdict(), global_step=0).metrics
+    metrics = learner.update(batch, global_step=0).metrics
     assert metrics.keys() == terms.keys()
     for name, term in terms.items():
         torch.testing.assert_close(metrics[name], term.detach(), msg=name)
@@ -161,7 +161,7 @@ def test_actor_and_targets_move_only_every_delay(delay: int) -> None:
     last: dict[str, Tensor] = {}
     for i in range(1, 2 * delay + 1):
         before = snapshot(learner)
-        metrics = learner.update(random_batch(seed=i)._asdict(), global_step=i).metrics
+        metrics = learner.update(random_batch(seed=i), global_step=i).metrics
         moved = {name.split(".")[1] for name, t in snapshot(learner).items() if not torch.equal(t, before[name])}
         if i % delay == 0:
             assert moved == {"critics", "target_critics", "actor", "target_actor"}
@@ -187,7 +187,7 @@ def test_a_large_actor_weight_is_cloning() -> None:
     learner, batch = build(ReBRAC, actor_bc_coef=1e3, policy_delay=1, learning_rate=1e-2), random_batch()
     batch = batch._replace(actions=torch.tanh(batch.obs[:, :2]))
     for i in range(300):
-        metrics = learner.update(batch._asdict(), global_step=i).metrics
+        metrics = learner.update(batch, global_step=i).metrics
     assert metrics["bc_loss"].item() < 0.04
 
 

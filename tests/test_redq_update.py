@@ -42,7 +42,7 @@ def test_one_subset_serves_the_whole_batch_and_changes_with_every_update() -> No
     """Critic i says i. The mean target is then a whole number only if all rows share one subset."""
     agent = learner(4, subset_size=2, gamma=1.0, backup_entropy=False, learning_rate=1e-12, tau=1e-12)
     constant_outputs(agent.model.target_critics.net, [0.0, 1.0, 2.0, 3.0])
-    batch = random_batch(done=0.0)._replace(rewards=torch.zeros(16))._asdict()
+    batch = random_batch(done=0.0)._replace(rewards=torch.zeros(16))
     seen = Counter(round(float(agent.update(batch, global_step=i).metrics["target_q_mean"]), 3) for i in range(300))
     assert set(seen) == {0.0, 1.0, 2.0}
     assert [seen[value] / 300 for value in (0.0, 1.0, 2.0)] == pytest.approx([3 / 6, 2 / 6, 1 / 6], abs=0.1)
@@ -55,7 +55,7 @@ def test_two_critics_of_which_both_are_drawn_have_sac_s_target() -> None:
     sac.model.load_state_dict(redq.model.state_dict())
     for agent in (redq, sac):
         agent.seed(4)
-    batch = random_batch()._asdict()
+    batch = random_batch()
     ours, theirs = (agent.update(batch, global_step=0).metrics for agent in (redq, sac))
     assert float(ours["target_q_mean"]) == float(theirs["target_q_mean"])
     assert float(ours["critic_loss"]) == pytest.approx(2 * float(theirs["critic_loss"]), rel=1e-6)
@@ -65,14 +65,14 @@ def test_every_critic_regresses_on_the_same_target_and_losses_add_up() -> None:
     agent = learner(3, subset_size=3, gamma=0.0)
     constant_outputs(agent.model.critics.net, [1.0, 2.0, 3.0])
     batch = random_batch()._replace(rewards=torch.zeros(16))
-    metrics = agent.update(batch._asdict(), global_step=0).metrics
+    metrics = agent.update(batch, global_step=0).metrics
     assert float(metrics["critic_loss"]) == pytest.approx(1 + 4 + 9)
 
 
 def test_the_actor_takes_the_mean_of_all_critics() -> None:
     agent = learner(4, subset_size=1)
     constant_outputs(agent.model.critics.net, [0.0, 1.0, 2.0, 9.0])
-    metrics = agent.update(random_batch()._asdict(), global_step=0).metrics
+    metrics = agent.update(random_batch(), global_step=0).metrics
     assert float(metrics["actor_loss"]) == pytest.approx(float(metrics["entropy_term"]) - 3.0, rel=1e-5)
 
 
@@ -81,7 +81,7 @@ def test_the_actor_moves_on_the_last_of_every_delay_and_its_terms_stay_between()
     values = []
     for i in range(1, 8):
         before = snapshot(agent)
-        metrics = agent.update(random_batch(seed=i)._asdict(), global_step=i).metrics
+        metrics = agent.update(random_batch(seed=i), global_step=i).metrics
         after = snapshot(agent)
         moved = {name.split(".")[1] for name in after if not torch.equal(after[name], before[name])}
         critics = {"critics", "target_critics"}
@@ -96,7 +96,7 @@ def test_the_actor_moves_on_the_last_of_every_delay_and_its_terms_stay_between()
 def test_unset_the_delay_is_one() -> None:
     agent = learner()
     before = [p.clone() for p in agent.model.actor.parameters()]
-    agent.update(random_batch()._asdict(), global_step=0)
+    agent.update(random_batch(), global_step=0)
     assert not any(torch.equal(p, old) for p, old in zip(agent.model.actor.parameters(), before))
 
 

@@ -25,7 +25,7 @@ def test_two_critics_are_sac_to_the_bit(options: dict[str, Any]) -> None:
         learner.seed(1)
         learners.append(learner)
     for i in range(6):
-        batch = random_batch(seed=i)._asdict()
+        batch = random_batch(seed=i)
         first, second = (learner.update(batch, global_step=i).metrics for learner in learners)
         assert first == second
     ours, theirs = (snapshot(learner) for learner in learners)
@@ -80,7 +80,7 @@ def test_layer_norm_is_each_critic_s_own_and_not_the_actor_s() -> None:
     norms = learner.model.critics.net.norms
     assert [tuple(norm.weight.shape) for norm in norms] == [(3, 1, 16), (3, 1, 16)]
     assert not any("norm" in name for name, _ in learner.model.actor.named_parameters())
-    learner.update(random_batch()._asdict(), global_step=0)
+    learner.update(random_batch(), global_step=0)
     gains = norms[0].weight
     assert not torch.equal(gains[0], gains[1])
     batch = random_batch()
@@ -111,7 +111,7 @@ def test_the_actor_moves_once_per_policy_delay() -> None:
     moved = []
     for i in range(6):
         before = [p.detach().clone() for p in learner.model.actor.parameters()]
-        learner.update(random_batch(seed=i)._asdict(), global_step=i)
+        learner.update(random_batch(seed=i), global_step=i)
         moved.append(any(not torch.equal(a, b) for a, b in zip(before, learner.model.actor.parameters())))
     assert moved == [False, False, True] * 2
 

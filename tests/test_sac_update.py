@@ -103,7 +103,7 @@ def test_alpha_rises_while_the_policy_is_too_certain(target_entropy: float, dire
     agent = SAC(
         model=MLPSACModel(OBS, ACTIONS, (16,)), alpha="auto", initial_alpha=0.5, target_entropy=target_entropy
     )
-    seen = [float(agent.update(random_batch(seed=i)._asdict(), global_step=i).metrics["alpha"]) for i in range(5)]
+    seen = [float(agent.update(random_batch(seed=i), global_step=i).metrics["alpha"]) for i in range(5)]
     assert seen[0] == pytest.approx(0.5)
     assert all(direction * (b - a) > 0 for a, b in itertools.pairwise(seen))
 
@@ -111,7 +111,7 @@ def test_alpha_rises_while_the_policy_is_too_certain(target_entropy: float, dire
 def test_a_fixed_alpha_stays() -> None:
     agent = SAC(model=MLPSACModel(OBS, ACTIONS, (16,)), alpha=0.3)
     for i in range(3):
-        metrics = agent.update(random_batch(seed=i)._asdict(), global_step=i).metrics
+        metrics = agent.update(random_batch(seed=i), global_step=i).metrics
     assert float(metrics["alpha"]) == pytest.approx(0.3)
     assert not list(agent.temperature.parameters())
 
@@ -129,7 +129,7 @@ def test_the_backup_can_leave_the_entropy_out() -> None:
     plain, soft = (
         float(
             SAC(model=copy.deepcopy(model), gamma=0.5, backup_entropy=entropy)
-            .update(batch._asdict(), global_step=0)
+            .update(batch, global_step=0)
             .metrics["target_q_mean"]
         )
         for entropy in (False, True)
@@ -141,7 +141,7 @@ def test_the_backup_can_leave_the_entropy_out() -> None:
 def test_the_actor_takes_the_smaller_critic() -> None:
     agent = SAC(model=MLPSACModel(OBS, ACTIONS, (16,)))
     constant_outputs(agent.model.critics.net, [4.0, -9.0])
-    metrics = agent.update(random_batch()._asdict(), global_step=0).metrics
+    metrics = agent.update(random_batch(), global_step=0).metrics
     assert float(metrics["actor_loss"]) == pytest.approx(float(metrics["entropy_term"]) + 9.0, rel=1e-5)
 
 

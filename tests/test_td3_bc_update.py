@@ -52,7 +52,7 @@ def test_its_critics_are_td3_s_to_the_bit_until_the_actor_moves() -> None:
     ours, td3 = build(TD3BC, policy_delay=3), build(TD3, policy_delay=3)
     for i in range(3):
         for learner in (ours, td3):
-            learner.update(random_batch(seed=i)._asdict(), global_step=i)
+            learner.update(random_batch(seed=i), global_step=i)
     for a, b in zip(ours.model.critics.parameters(), td3.model.critics.parameters()):
         assert torch.equal(a, b)
     assert any(not torch.equal(a, b) for a, b in zip(ours.model.actor.parameters(), td3.model.actor.parameters()))
@@ -62,7 +62,7 @@ def test_a_small_bc_alpha_is_cloning() -> None:
     learner, batch = build(TD3BC, bc_alpha=1e-3, policy_delay=1, learning_rate=1e-2), random_batch()
     batch = batch._replace(actions=torch.tanh(batch.obs[:, :2]))
     for i in range(300):
-        metrics = learner.update(batch._asdict(), global_step=i).metrics
+        metrics = learner.update(batch, global_step=i).metrics
     assert metrics["bc_loss"].item() < 0.02
 
 

@@ -28,7 +28,7 @@ def test_actor_and_targets_move_only_every_delay(delay: int) -> None:
     losses = []
     for i in range(1, 2 * delay + 1):
         before = snapshot(agent)
-        metrics = agent.update(random_batch(seed=i)._asdict(), global_step=i).metrics
+        metrics = agent.update(random_batch(seed=i), global_step=i).metrics
         due = i % delay == 0
         everything = {"critics", "target_critics", "actor", "target_actor"}
         assert changed(agent, before) == (everything if due else {"critics"})
@@ -56,7 +56,7 @@ def test_the_target_is_the_smaller_critic_at_the_smoothed_target_action() -> Non
         goal = batch.rewards + 0.9 * (1 - batch.dones) * torch.minimum(*both)[:, 0]
         q = agent.model.q_values(batch.obs, batch.actions)
         loss = (q - goal[:, None]).square().mean(0).sum()
-    metrics = agent.update(batch._asdict(), global_step=0).metrics
+    metrics = agent.update(batch, global_step=0).metrics
     assert float(metrics["target_q_mean"]) == pytest.approx(goal.mean().item(), abs=1e-5)
     assert float(metrics["critic_loss"]) == pytest.approx(loss.item(), rel=1e-5)
 
@@ -65,7 +65,7 @@ def test_without_clip_there_is_no_smoothing() -> None:
     targets = [
         float(
             learner_with_seed(target_policy_noise=5.0, target_noise_clip=0.0, seed=seed)
-            .update(random_batch()._asdict(), global_step=0)
+            .update(random_batch(), global_step=0)
             .metrics["target_q_mean"]
         )
         for seed in (1, 2)
@@ -83,7 +83,7 @@ def learner_with_seed(*, seed: int, **options: Any) -> TD3:
 def test_the_actor_listens_to_the_first_critic_only() -> None:
     agent = learner(policy_delay=1)
     constant_outputs(agent.model.critics.net, [3.0, -100.0])
-    metrics = agent.update(random_batch()._asdict(), global_step=0).metrics
+    metrics = agent.update(random_batch(), global_step=0).metrics
     assert float(metrics["actor_loss"]) == pytest.approx(-3.0)
 
 

@@ -43,7 +43,7 @@ def test_the_critic_loss_by_brute_force(drop: int) -> None:
         kept = mixture.sort(1).values[:, : 6 - 2 * drop] - 0.3 * logprobs[:, None]
         atoms = batch.rewards[:, None] + 0.9 * (1 - batch.dones)[:, None] * kept
         current = agent.model.quantiles(batch.obs, batch.actions)
-    metrics = agent.update(batch._asdict(), global_step=0).metrics
+    metrics = agent.update(batch, global_step=0).metrics
     assert float(metrics["critic_loss"]) == pytest.approx(brute_force(current, atoms), rel=1e-5)
     assert float(metrics["target_q_mean"]) == pytest.approx(atoms.mean().item(), abs=1e-5)
 
@@ -52,14 +52,14 @@ def test_truncation_is_over_the_pooled_mixture_not_per_critic() -> None:
     agent = learner(top_quantiles_to_drop_per_net=1, gamma=1.0, backup_entropy=False)
     constant_outputs(agent.model.target_critics.net, [[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
     batch = random_batch(done=0.0)._replace(rewards=torch.zeros(16))
-    metrics = agent.update(batch._asdict(), global_step=0).metrics
+    metrics = agent.update(batch, global_step=0).metrics
     assert float(metrics["target_q_mean"]) == pytest.approx((1 + 2 + 3 + 10) / 4)  # per critic: 33 / 4
 
 
 def test_the_actor_sees_every_quantile() -> None:
     agent = learner(top_quantiles_to_drop_per_net=2)
     constant_outputs(agent.model.critics.net, [[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
-    metrics = agent.update(random_batch()._asdict(), global_step=0).metrics
+    metrics = agent.update(random_batch(), global_step=0).metrics
     assert float(metrics["actor_loss"]) == pytest.approx(float(metrics["entropy_term"]) - 66 / 6, rel=1e-5)
 
 
@@ -70,7 +70,7 @@ def test_a_single_quantile_is_a_value(num_critics: int) -> None:
     batch = random_batch()
     q = agent.model.quantiles(batch.obs, batch.actions)[..., 0].detach()
     goal = batch.rewards[:, None].expand(16, num_critics)
-    metrics = agent.update(batch._asdict(), global_step=0).metrics
+    metrics = agent.update(batch, global_step=0).metrics
     huber = torch.nn.functional.smooth_l1_loss(q, goal)
     assert float(metrics["critic_loss"]) == pytest.approx(0.5 * huber.item(), rel=1e-5)
 

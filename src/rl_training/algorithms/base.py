@@ -33,6 +33,9 @@ from rl_training.settings import Fraction, PositiveFloat, Settings
 if TYPE_CHECKING:
     from rl_training.spaces import SpaceSpec
 
+# How far rounding may take an action out of [-1, 1].
+_ACTION_SLACK = 1e-5
+
 Terms = dict[str, Tensor]
 Loss = Callable[..., tuple[Tensor, Terms]]
 
@@ -198,17 +201,44 @@ class Learner:
         rate = self.config.learning_rate if learning_rate is None else learning_rate
         return Adam(parameters, rate, **settings)
 
-    def update(self, batch: Mapping[str, Any], *, global_step: int) -> UpdateResult:
-        """One update on a batch given by the caller (see `TransitionBatch` for the columns)."""
+    def update(self, batch: Mapping[str, Any] | TransitionBatch, *, global_step: int) -> UpdateResult:
+        """One update on a batch given by the caller: a `TransitionBatch`, or a mapping with its columns.
+
+        A training loop calls `step` with rows that were checked when they were loaded or collected.
+        """
         if global_step < 0:
             raise ConfigError(f"global_step must be >= 0, got {global_step}")
         columns = TransitionBatch.from_mapping(batch)
         if self.needs_next_actions and columns.next_actions is None:
             raise ConfigError(f"batch: {self.name} needs the column 'next_actions', the data's next action [B, A]")
-        if self.discrete and columns.actions.dtype != torch.int64:
-            raise ConfigError(f"batch: actions must be whole numbers of shape ({len(columns.obs)},), one per row")
+        self._require_fit(columns)
         self.step(columns)
         return UpdateResult(dict(self._terms))
+
+    def _require_fit(self, batch: TransitionBatch) -> None:
+        """Refuse columns on another device, of another width, or with actions outside their range.
+
+        The range is checked on the CPU only: on a GPU, each check would wait for all work queued there.
+        """
+        for name, column in batch._asdict().items():
+            if column is not None and column.device != self.device:
+                raise ConfigError(
+                    f"batch: {name} is on {column.device}, the learner on {self.device}; move it with .to(device)"
+                )
+        rows, actions, choices = len(batch.obs), batch.actions, self.model.num_actions
+        if batch.obs.shape[1] != self.model.obs_dim:
+            raise ConfigError(f"batch: obs must have {self.model.obs_dim} components, got {batch.obs.shape[1]}")
+        if choices and actions.dtype != torch.int64:
+            raise ConfigError(f"batch: actions must be whole numbers of shape ({rows},), one per row")
+        if not choices and tuple(actions.shape) != (rows, self.model.action_dim):
+            wanted = (rows, self.model.action_dim)
+            raise ConfigError(f"batch: actions must have shape {wanted}, got {tuple(actions.shape)}")
+        if rows and self.device.type == "cpu":
+            low, high = (0.0, choices - 1.0) if choices else (-1.0 - _ACTION_SLACK, 1.0 + _ACTION_SLACK)
+            least, most = float(actions.min()), float(actions.max())
+            if not low <= least <= most <= high:  # also if one of them is NaN
+                wanted = f"0..{choices - 1}; number them from 0" if choices else "[-1, 1]; scale them by the bounds"
+                raise ConfigError(f"batch: action {most if most > high else least:g} is outside {wanted}")
 
     def step(self, batch: TransitionBatch) -> None:
         """One update and its bookkeeping."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from rl_training import seeding
-from rl_training.console.output import note, show_json, show_table
+from rl_training.console.output import note, one_line, show_json, show_table
 from rl_training.data.columns import Columns
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_columns, write_columns
 from rl_training.data.formats.minari import minari_folder
 from rl_training.data.loading import DatasetConfig
-from rl_training.data.packing import allocate_rows
+from rl_training.data.packing import allocate_rows, faults_of
 from rl_training.data.statistics import DatasetStatistics
 from rl_training.data.transitions import RowLayout
-from rl_training.data.validation import declared_spaces, resolve_spaces
+from rl_training.data.validation import MOST_FAULTS, declared_spaces, resolve_spaces, settled_spaces
 from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.checkpointing import Checkpoint
@@ -58,12 +59,27 @@ def show(
 
 def validate(source: str, env: str | None, actions: DatasetConfig, *, download: bool, allow_import: bool) -> None:
     spaces = _spaces(env, allow_import)
-    with read_columns(source, download=download) as columns:
-        dataset = TransitionDataset.from_columns(actions.with_bounds(columns), spaces=spaces)
+    with read_columns(source, download=download) as raw:
+        columns = actions.with_bounds(raw)
+        spaces = settled_spaces(columns, spaces)
+        try:
+            dataset = TransitionDataset.from_columns(columns, spaces=spaces)
+        except DatasetError as first:
+            raise _all_faults(source, first, faults_of(columns, spaces)) from None
     episodes = len(dataset.episode_ends)
     print(f"valid: {source}: {len(dataset):,} transitions, {f'{episodes:,} episodes' if episodes else 'unordered'}")
     for remark in dataset.notes:
         note(f"note: {remark}")
+
+
+def _all_faults(source: str, first: DatasetError, faults: list[DatasetError]) -> DatasetError:
+    """The error for a file with `faults`. Several are printed, a line each, and the error says how many."""
+    if len(faults) < 2:
+        return first
+    for fault in faults[:MOST_FAULTS]:
+        print(f"fault: {one_line(fault)}", file=sys.stderr, flush=True)
+    number = f"{len(faults)}" if len(faults) <= MOST_FAULTS else f"more than {MOST_FAULTS}"
+    return DatasetError(f"{source}: {number} faults, listed above; correct the file")
 
 
 def convert(

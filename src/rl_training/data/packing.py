@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rl_training.data.columns import Columns
 from rl_training.data.transitions import RowLayout
-from rl_training.data.validation import Block, Chaining, Checker
+from rl_training.data.validation import MOST_FAULTS, Block, Chaining, Checker
 from rl_training.errors import DatasetError, MemoryLimitError
 from rl_training.memory import available_memory, human_bytes
 from rl_training.spaces import SpaceSpec
@@ -67,9 +67,10 @@ class Walk:
     After the pass, `ends` and `kept` have a flag per row of the columns, and `chaining.ordered()` its verdict.
     """
 
-    def __init__(self, columns: Columns, spaces: SpaceSpec) -> None:
+    def __init__(self, columns: Columns, spaces: SpaceSpec, faults: list[DatasetError] | None = None) -> None:
+        """`faults` collects what is wrong with the rows, instead of the first one being raised."""
         self.columns = columns
-        self.checker = Checker(columns.name, spaces)
+        self.checker = Checker(columns.name, spaces, faults)
         self.chaining = Chaining(columns)
         self.ends = np.zeros(len(columns), np.bool_)
         self.kept = np.ones(len(columns), np.bool_)
@@ -97,6 +98,24 @@ class Walk:
             self.ends[first : first + ready.stop] = end[ready]
             self.kept[first : first + ready.stop] = keep[ready]
             yield Linked(block.rows(ready), next_obs[ready], keep[ready])
+
+
+def faults_of(columns: Columns, spaces: SpaceSpec) -> list[DatasetError]:
+    """What is wrong with the rows of `columns`, in order, and if the numbers are right, with their episodes.
+
+    The pass ends after a chunk with more than `MOST_FAULTS`.
+    """
+    faults: list[DatasetError] = []
+    walk = Walk(columns, spaces, faults)
+    for _ in walk:
+        if len(faults) > MOST_FAULTS:
+            break
+    if not faults and "next_observations" in columns.data:
+        try:
+            walk.chaining.ordered()
+        except DatasetError as fault:
+            faults.append(fault)
+    return faults
 
 
 def pack(columns: Columns, spaces: SpaceSpec, layout: RowLayout, rows: NDArray[np.float32]) -> Packed:

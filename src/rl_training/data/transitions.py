@@ -36,8 +36,9 @@ class TransitionBatch(NamedTuple):
     next_actions: Tensor | None = None  # like `actions`
 
     @classmethod
-    def from_mapping(cls, batch: Mapping[str, Any]) -> TransitionBatch:
-        """Check the names and shapes of a user's mapping; numbers become float32, discrete actions int64."""
+    def from_mapping(cls, batch: Mapping[str, Any] | TransitionBatch) -> TransitionBatch:
+        """Check the names and shapes of a user's batch; numbers become float32, discrete actions int64."""
+        batch = batch._asdict() if isinstance(batch, TransitionBatch) else batch
         needed = [name for name in cls._fields if name not in cls._field_defaults]
         missing = [name for name in needed if name not in batch]
         if missing:

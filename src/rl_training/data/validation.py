@@ -11,6 +11,7 @@ said of the whole set, so `Chaining` gathers evidence and gives its verdict at t
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,6 +26,9 @@ _log = logging.getLogger(__name__)
 ACTION_TOLERANCE = 1e-5  # of the range of each action component; inside it actions are clipped
 CHAIN_TOLERANCE = 1e-5  # absolute and relative; files round observations
 MOST_COUNTED = 100_000  # actions; a larger number is taken for an identifier
+MOST_FAULTS = 10  # that are listed
+# The other way to tell an action space, by the name it has at each entrance.
+_OR_ENVIRONMENT = ", or the environment: env_id in a configuration, --env on the command line, spaces=… in Python"
 
 
 class Block(NamedTuple):
@@ -80,12 +84,12 @@ def _unknown(columns: Columns) -> DatasetError:
     if len(actions.shape) == 1:
         return DatasetError(
             f"{columns.name}: column 'actions' has shape [n], as discrete actions have, but nothing tells their "
-            "number; give num_actions or an env_id (continuous actions have shape [n, A])"
+            f"number; give num_actions{_OR_ENVIRONMENT} (continuous actions have shape [n, A])"
         )
     whole = "; whole numbers of discrete actions have shape [n]" if actions.dtype.kind in "iub" else ""
     return DatasetError(
-        f"{columns.name}: the action bounds are unknown; give action_low and action_high, or an "
-        f"env_id (they are never guessed from the data){whole}"
+        f"{columns.name}: the action bounds are unknown; give action_low and action_high{_OR_ENVIRONMENT} "
+        f"(they are never guessed from the data){whole}"
     )
 
 
@@ -94,9 +98,10 @@ def settled_spaces(columns: Columns, spaces: SpaceSpec | None) -> SpaceSpec:
     if spaces is None and (spaces := counted_spaces(columns)) is not None:
         _log.warning(
             "%s: %d discrete actions, the largest number in the data plus one, because nothing tells their number; "
-            "set num_actions or env_id if there are more",
+            "if there are more, give num_actions%s",
             columns.name,
             spaces.num_actions,
+            _OR_ENVIRONMENT,
         )
     return resolve_spaces(columns, spaces)
 
@@ -117,7 +122,7 @@ def counted_spaces(columns: Columns) -> SpaceSpec | None:
     if first < 0 or last >= MOST_COUNTED:
         raise DatasetError(
             f"{columns.name}: column 'actions' has numbers from {first} to {last}; number the actions from 0, or "
-            "give their number and the first one (num_actions and start) or an env_id"
+            f"give their number and the first one (num_actions and start){_OR_ENVIRONMENT}"
         )
     return SpaceSpec(columns.obs_dim, num_actions=last + 1, action_dtype="int64")
 
@@ -177,11 +182,15 @@ def _describe(spaces: SpaceSpec) -> str:
 
 
 class Checker:
-    """Turns raw chunks into checked blocks."""
+    """Turns raw chunks into checked blocks. The first fault is raised, unless `faults` collects them.
 
-    def __init__(self, name: str, spaces: SpaceSpec) -> None:
+    Blocks with collected faults hold stand-ins for bad numbers and must not be used.
+    """
+
+    def __init__(self, name: str, spaces: SpaceSpec, faults: list[DatasetError] | None = None) -> None:
         self.name = name
         self.spaces = spaces
+        self.faults = faults
 
     def block(self, first: int, raw: dict[str, NDArray[Any]]) -> Block:
         """The columns of one chunk, whose first row is row `first` of the set."""
@@ -195,54 +204,66 @@ class Checker:
             next_obs=None if following is None else self._finite("next_observations", following, first),
         )
 
-    def _fail(self, column: str, row: int, text: str) -> DatasetError:
-        return DatasetError(f"{self.name}: column {column!r}, row {row}: {text}")
+    def _refuse(self, column: str, first: int, rows: NDArray[Any], text: Callable[[int], str]) -> None:
+        """Report `rows` of a chunk, counted from its `first` one; `text` says what is wrong with one of them."""
+        for row in rows[: MOST_FAULTS + 1].tolist():
+            fault = DatasetError(f"{self.name}: column {column!r}, row {first + row}: {text(row)}")
+            if self.faults is None:
+                raise fault
+            self.faults.append(fault)
 
     def _finite(self, column: str, values: NDArray[Any], first: int) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):
             single = np.asarray(values, dtype=np.float32)
         finite = np.isfinite(single)
         if not finite.all():
-            bad = np.argwhere(~finite)[:1]
-            value = values[tuple(bad[0])]
-            raise self._fail(column, first + int(bad[0, 0]), f"{value} is not a finite float32 number")
+            wide, good = values.reshape(len(values), -1), finite.reshape(len(values), -1)
+            self._refuse(
+                column,
+                first,
+                np.flatnonzero(~good.all(1)),
+                lambda row: f"{wide[row, int(np.argmin(good[row]))]} is not a finite float32 number",
+            )
+            single = np.where(finite, single, np.float32(0))
         return single
 
     def _flags(self, column: str, values: NDArray[Any], first: int) -> NDArray[np.bool_]:
         if values.dtype != np.bool_ and len(bad := np.flatnonzero((values != 0) & (values != 1))):
-            raise self._fail(column, first + int(bad[0]), f"{values[bad[0]]} is not 0 or 1")
+            self._refuse(column, first, bad, lambda row: f"{values[row]} is not 0 or 1")
         return values.astype(np.bool_)
 
     def _actions(self, values: NDArray[Any], first: int) -> NDArray[np.float32]:
         spaces = self.spaces
         self._finite("actions", values, first)
+        if self.faults:
+            legal = spaces.start if spaces.discrete else np.asarray(spaces.low)
+            values = np.where(np.isfinite(values), values, legal)
         if spaces.discrete:
-            values = values.reshape(-1)
-            bad = np.flatnonzero(values != np.floor(values))
-            if len(bad):
-                raise self._fail(
-                    "actions", first + int(bad[0]), f"{values[bad[0]]} is no number of a discrete action"
-                )
-            bad = np.flatnonzero((values < spaces.start) | (values >= spaces.start + spaces.num_actions))
-            if len(bad):
-                last = spaces.start + spaces.num_actions - 1
-                raise self._fail(
-                    "actions", first + int(bad[0]), f"{values[bad[0]]} is outside {spaces.start}..{last}"
-                )
-            return spaces.from_env(values)
+            return self._choices(values.reshape(-1), first)
         low, high = np.asarray(spaces.low), np.asarray(spaces.high)
         slack = ACTION_TOLERANCE * (high - low)
         if np.any(values.min(0) < low - slack) or np.any(values.max(0) > high + slack):
-            outside = np.argwhere((values < low - slack) | (values > high + slack))
-            row, component = (int(index) for index in outside[0])
-            raise self._fail(
-                "actions",
-                first + row,
-                f"{values[row, component]:g} (component {component}) is outside "
-                f"[{low[component]:g}, {high[component]:g}]; "
-                "actions are expected in the environment's units",
-            )
+            outside = (values < low - slack) | (values > high + slack)
+            rows = np.flatnonzero(outside.any(1))
+            self._refuse("actions", first, rows, lambda row: self._range(values, outside, row))
         return spaces.from_env(values)
+
+    def _range(self, values: NDArray[Any], outside: NDArray[np.bool_], row: int) -> str:
+        component = int(np.argmax(outside[row]))
+        return (
+            f"{values[row, component]:g} (component {component}) is outside "
+            f"[{self.spaces.low[component]:g}, {self.spaces.high[component]:g}]; "
+            "actions are expected in the environment's units"
+        )
+
+    def _choices(self, values: NDArray[Any], first: int) -> NDArray[np.float32]:
+        start, last = self.spaces.start, self.spaces.start + self.spaces.num_actions - 1
+        broken = values != np.floor(values)
+        rows = np.flatnonzero(broken)
+        self._refuse("actions", first, rows, lambda row: f"{values[row]} is no number of a discrete action")
+        rows = np.flatnonzero(~broken & ((values < start) | (values > last)))
+        self._refuse("actions", first, rows, lambda row: f"{values[row]} is outside {start}..{last}")
+        return np.zeros(len(values), np.float32) if self.faults else self.spaces.from_env(values)
 
 
 class Chaining:

@@ -17,6 +17,7 @@ from rl_training.models.mlp import Activation, Init, frozen_copy
 from rl_training.models.policies import (
     LOG_STD_BOUNDS,
     ActionSample,
+    ChoiceActor,
     GaussianActor,
     Normalizer,
     Policy,
@@ -49,6 +50,11 @@ class Model(nn.Module):
     def policy(self) -> Policy:
         """A view that shares this model's actor and normaliser."""
         return Policy(self.normalizer, self.actor)
+
+    @property
+    def num_actions(self) -> int:
+        """The number of discrete actions; 0 if actions are continuous."""
+        return self.actor.num_actions if isinstance(self.actor, ChoiceActor) else 0
 
     def targets(self) -> dict[nn.Module, nn.Module]:
         """Each target network and the network it follows."""

@@ -39,7 +39,6 @@ class MLPQNetwork(Model):
             )
         q = GreedyQ(obs_dim, num_actions, hidden_sizes, **options)
         super().__init__(obs_dim, q, normalize_observations=normalize_observations)
-        self.num_actions = num_actions
         self.target = frozen_copy(q)
 
     @property

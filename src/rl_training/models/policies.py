@@ -298,6 +298,7 @@ class ChoiceActor(nn.Module):
         self, obs_dim: int, num_actions: int, hidden_sizes: Sequence[int], **options: Unpack[MLPOptions]
     ) -> None:
         super().__init__()
+        self.num_actions = num_actions
         self.net = MLP(obs_dim, hidden_sizes, num_actions, **options)
 
     def forward(self, obs: Tensor) -> Tensor:
