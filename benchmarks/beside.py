@@ -111,7 +111,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
                 evaluations,
                 f"{own:.1f}",
                 *(
-                    f"{ratio * own:.1f} ({ratio:.2f}×)" if (ratio := ratios.get(way)) else "–"
+                    f"{ratio * own:.1f} ({ratio:.2f}×)" if (ratio := ratios.get(way)) else "not measured"
                     for way in WAYS
                     if way != "none"
                 ),
@@ -122,10 +122,18 @@ def sections(entries: dict[str, Entry]) -> Sections:
     text = (
         "## Evaluating beside training\n\nWritten by `python -m benchmarks.beside`: the same run from "
         "HalfCheetah's data once for each column, in one process and compiled before; seconds of training, "
-        f"last evaluation and checkpoints included.\n\n{table(head, rows)}\n\n"
+        f"last evaluation and checkpoints included. On a GPU `beside` is the default without `early_stopping`; "
+        f"{_baseline(entries)}\n\n{table(head, rows)}\n\n"
         f"{report.origins(list(entries.values()))}"
     )
     return {("performance", "beside"): text}
+
+
+def _baseline(entries: dict[str, Entry]) -> str:
+    """What can be said of the default against evaluating in turn."""
+    if all("in turn" in entry["ways"] for entry in entries.values()):
+        return "`in turn` is what it replaces."
+    return "a row without a measurement of `in turn`, which it replaces, does not say what the default saves."
 
 
 def main() -> None:
