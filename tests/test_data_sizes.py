@@ -19,6 +19,8 @@ import torch
 
 from rl_training import cli
 from rl_training.data import columns, mapped
+from rl_training.data.building import unpacked
+from rl_training.data.episodes import hold_out
 from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.data.mapped import open_packed
 from rl_training.data.packing import Linked, Walk
@@ -27,6 +29,8 @@ from rl_training.errors import ConfigError, DatasetError, MemoryLimitError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.population.members import train_population
+from rl_training.report.grouping import Selection, group
+from rl_training.report.reading import read_runs
 from rl_training.runtime.run import Launch
 from tests.dataset_files import HIGH, LOW, episodes, save_hdf5, save_minari, save_npz
 from tests.reliability.processes import Child, wait_for
@@ -102,6 +106,63 @@ def test_a_packed_file_holds_the_rows_that_memory_would(data: Path, name: str, n
         assert made.name == here.name
         assert made.fingerprint() == here.fingerprint()
     assert not isinstance(here.rows, np.memmap)
+
+
+@pytest.mark.parametrize("host_memory", [None, 0])
+@pytest.mark.parametrize("next_actions", [False, True])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_raw_rows_are_those_of_the_file(data: Path, name: str, next_actions: bool, host_memory: int | None) -> None:
+    """Whatever a learner makes of them, in memory, in a packed file and from one made before."""
+    plain = load(data, None)
+    for _ in range(2):
+        made = load(data, host_memory, next_actions=next_actions, **TRANSFORMS[name])
+        assert made.raw == (len(plain), plain.fingerprint())
+    assert hold_out(made, 0.3).training.raw == made.raw
+
+
+def test_raw_rows_tell_files_apart(tmp_path: Path, data: Path) -> None:
+    other = save_hdf5(tmp_path / "other.hdf5", {**WALKS, "rewards": WALKS["rewards"] + 1}, **BOUNDS)
+    mixed = [settings(data), settings(other)]
+    raws = [
+        load(data, None, reward_shift=1.0).raw,
+        load(other, None).raw,
+        load(data, None, datasets=mixed).raw,
+        load(data, None, datasets=mixed[::-1]).raw,
+    ]
+    assert [raw.rows for raw in raws] == [145, 145, 290, 290]
+    assert len({raw.fingerprint for raw in raws}) == 4
+
+
+def test_a_packed_file_without_raw_rows_is_still_read(data: Path) -> None:
+    """Of a version that did not record them: the header of the file and its end are as they were then."""
+    load(data, reward_scale=2.0)
+    (file,) = packed(data.parent)
+    found = open_packed(file, json.loads(file.read_bytes()[:4096].rstrip(b"\0"))["identity"])
+    assert found is not None
+    before = found._replace(about={key: value for key, value in found.about.items() if key != "raw"})
+    made = unpacked(before, "walks", None, Budgets(CPU, None, 0))
+    assert (made.raw, len(made)) == (None, 145)
+
+
+def test_learners_that_leave_rows_out_share_the_task_of_their_file(data: Path, tmp_path: Path) -> None:
+    for algo, kwargs in (("td3_bc", {}), ("rebrac", {}), ("bc", {"validation_fraction": 0.3})):
+        train(config_of(algo, tmp_path / "runs", data, total_timesteps=1, kwargs=kwargs))
+    runs = read_runs(tmp_path / "runs")
+    records = {run.algo: run.dataset for run in runs.runs}
+    assert len({record["rows"] for record in records.values()}) == 3
+    assert len({record["fingerprint"] for record in records.values()}) == 3
+    assert {record["raw_rows"] for record in records.values()} == {145}
+    assert group(runs, Selection()).tasks == ("no environment, walks",)
+
+
+def test_arrays_in_memory_have_raw_rows_too(data: Path, tmp_path: Path) -> None:
+    arrays = load(data, None)
+    for algo in ("td3_bc", "rebrac"):
+        config = tiny(algo, tmp_path / "runs", env_id=None, kwargs={"reward_scale": 2.0}, total_timesteps=1)
+        config = config.replace(algo_kwargs={k: v for k, v in config.algo_kwargs.items() if "dataset" not in k})
+        get_algorithm_spec(algo).train(config, dataset=arrays, launch=Launch(quiet=True))
+    found = {run.dataset["raw_fingerprint"] for run in read_runs(tmp_path / "runs").runs}
+    assert found == {arrays.fingerprint()}
 
 
 def test_in_place_or_not_is_the_same(data: Path) -> None:

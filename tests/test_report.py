@@ -342,6 +342,48 @@ def test_data_that_two_runs_prepare_differently_are_one_task(
     assert len(report.read(tmp_path).summary.groups.tasks) == tasks
 
 
+RAW = {"raw_rows": 10, "raw_fingerprint": "aa"}
+ALL = {"rows": 10, "fingerprint": "aa"}
+FEWER = {"rows": 9, "fingerprint": "bb"}  # without the last row of an episode that was cut
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "tasks"),
+    [
+        (ALL | RAW, FEWER | RAW, {"Pendulum-v1, medium"}),
+        (ALL | RAW, FEWER, {"Pendulum-v1, medium"}),
+        (ALL, FEWER, {"Pendulum-v1, medium"}),
+        (ALL, FEWER | RAW, {"Pendulum-v1, medium"}),
+        (
+            ALL,
+            FEWER | {"raw_rows": 10, "raw_fingerprint": "cc"},
+            {"Pendulum-v1, medium [aa]", "Pendulum-v1, medium [cc]"},
+        ),
+        (ALL, FEWER | {"rows": 11}, {"Pendulum-v1, medium [aa]", "Pendulum-v1, medium [bb]"}),
+        (ALL, FEWER | {"rows": 4}, {"Pendulum-v1, medium [aa]", "Pendulum-v1, medium [bb]"}),
+    ],
+)
+def test_rows_that_rebrac_leaves_out_make_no_other_task(
+    others: dict[str, Any], own: dict[str, Any], tasks: set[str], tmp_path: Path
+) -> None:
+    """Runs of 0.2 recorded the rows that were left, later ones the raw rows as well."""
+    for algo, data in (("iql", others), ("td3_bc", others), ("rebrac", own)):
+        write_run(tmp_path / algo, settings=settings_of(algo), dataset={"name": "/data/medium.npz", **data})
+    assert set(report.read(tmp_path).summary.groups.tasks) == tasks
+
+
+def test_old_runs_of_rebrac_on_two_files_are_two_tasks(tmp_path: Path) -> None:
+    for number, mark in enumerate(("aa", "bb")):
+        data = {"name": f"/{number}/medium.npz", "rows": 9, "fingerprint": mark}
+        write_run(tmp_path / mark, seed=number, settings=settings_of("rebrac"), dataset=data)
+    assert len(report.read(tmp_path).summary.groups.tasks) == 2
+
+
+def test_a_table_tells_how_many_rows_were_used(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", settings=settings_of("rebrac"), dataset={"name": "medium.npz", **FEWER, **RAW})
+    assert "medium.npz (9 of 10 rows, fingerprint aa)" in report.read(tmp_path).tables["compared"].csv()
+
+
 def test_data_are_called_by_their_files(tmp_path: Path) -> None:
     mixed = "/a/hopper-medium.npz + /a/b.c/hopper-expert.hdf5"
     assert data_name(mixed) == "hopper-medium + hopper-expert"
@@ -382,6 +424,32 @@ def test_equal_results_have_no_scale_and_no_crash(tmp_path: Path, drawn: None) -
     text = words(found)
     assert "every run has the same result" in text
     assert "No difference between any two methods" in text
+
+
+def test_choosing_goes_by_the_evaluations_that_count(tmp_path: Path) -> None:
+    """Each run's best evaluation is its second, of which its log tells how far its episodes were apart."""
+    for gamma in (0.9, 0.95, 0.99):
+        best, settings = 100 * gamma, settings_of(gamma=gamma)
+        folder = write_run(tmp_path / str(gamma), [0.0, best, 10 * gamma, 0.0], settings=settings, metrics={})
+        head, *lines = (folder / "metrics.csv").read_text().splitlines()
+        log = [f"{head},eval/std_reward", *(f"{line},{2.0 if ',,,' in line else ''}" for line in lines)]
+        (folder / "metrics.csv").write_text("\n".join(log) + "\n")
+    scale = {"Pendulum-v1": (0.0, 100.0)}
+    chosen = {
+        "last": report.read(tmp_path, references=scale),
+        "best": report.read(tmp_path, references=scale, score="best"),
+        "at": report.read(tmp_path, references=scale, at=300),
+    }
+    found = {name: [round(each.best, 3) for each in of.summary.selecting] for name, of in chosen.items()}
+    assert found == {"last": [0.0], "best": [0.99], "at": [0.099]}
+
+
+def test_the_best_evaluation_needs_its_own_spread(tmp_path: Path) -> None:
+    """run.json has that of the last evaluation alone, which says nothing of an earlier one."""
+    for gamma in (0.9, 0.95, 0.99):
+        write_run(tmp_path / str(gamma), [0.0, gamma, gamma / 2], settings=settings_of(gamma=gamma))
+    assert len(report.read(tmp_path).summary.selecting) == 1
+    assert report.read(tmp_path, score="best").summary.selecting == ()
 
 
 def test_a_sweep_shows_each_setting_and_the_price_of_choosing(tmp_path: Path, drawn: None) -> None:

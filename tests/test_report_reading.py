@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rl_training import report
+from rl_training.console.reports import _tell
 from rl_training.errors import ConfigError
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml, read_dumped
 from rl_training.report.logs import read_log
@@ -15,7 +18,7 @@ from rl_training.report.reading import read_runs
 from rl_training.study.packing import pack
 from rl_training.study.plan import read_plan
 from rl_training.study.trials import Failure, note_failure
-from tests.report_files import CREATED, log_of, settings_of, write_run
+from tests.report_files import CREATED, log_of, record_of, settings_of, write_run
 from tests.runs import interrupted, tiny, train
 from tests.studies import study_in
 
@@ -35,6 +38,70 @@ def test_a_run_folder(tmp_path: Path) -> None:
     assert found.curve.values.tolist() == [-3, -1, -2]
     assert (found.last, found.best, found.step) == (-2.0, -1.0, 300)
     assert (found.created, found.updated) == (CREATED, CREATED + 6)
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize("field", ["seed", "seconds", "metrics", "dataset", "schema", "population"])
+def test_a_number_that_no_float_holds_costs_its_run_alone(tmp_path: Path, field: str) -> None:
+    write_run(tmp_path / "good")
+    value = (
+        HUGE if field in ("seed", "seconds", "schema") else {"update_count": HUGE, "rows": HUGE, "members": [HUGE]}
+    )
+    write_run(tmp_path / "bad", **{"seed": 0, field: value})
+    found = report.read(tmp_path)
+    assert [run.name for run in found.summary.reading.runs] == ["good"]
+    [unread] = found.summary.reading.unread
+    assert unread.reason == "bad/run.json: damaged: an integer of 401 digits, at most 300 are read"
+    assert found.tables["runs"].csv().count("\n") == 2
+
+
+STRANGE = (-1, 10**25, True, 1.5, "x", [], [[]], {}, {"a": 1}, None)
+FIELDS = (
+    *("seed", "status", "seconds", "created", "updated", "resumed", "metrics", "population", "dataset", "versions"),
+    *("dataset.rows", "dataset.fingerprint", "dataset.raw_rows", "dataset.raw_fingerprint", "dataset.name"),
+    *("metrics.update_count", "metrics.eval_return_std", "population.members", "cause", "host", "device"),
+)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_report_survives_strange_fields(tmp_path: Path, field: str) -> None:
+    settings = settings_of("iql", dataset_path="d.npz")
+    data = {"name": "d.npz", "rows": 10, "fingerprint": "aa", "raw_rows": 10, "raw_fingerprint": "aa"}
+    good = write_run(tmp_path / "good", settings=settings, dataset=data, population={"members": ["a", "b"]})
+    for number, value in enumerate(STRANGE):
+        record = {**record_of(good), "seed": 1 + number}
+        section, _, key = field.rpartition(".")
+        (record[section] if section else record)[key] = value
+        folder = write_run(tmp_path / f"strange-{number}", settings=settings)
+        (folder / "run.json").write_text(json.dumps(record))
+    found = report.read(tmp_path)
+    assert len(found.summary.reading.runs) + len(found.summary.reading.unread) == 1 + len(STRANGE)
+    json.dumps(found.to_dict())
+    assert all(table.markdown() for table in found.tables.values())
+
+
+def test_strange_numbers_in_settings_and_logs(tmp_path: Path) -> None:
+    write_run(tmp_path / "good")
+    one = write_run(tmp_path / "settings", seed=1)
+    (one / "config.resolved.yaml").write_text(json.dumps(settings_of(learning_rate=HUGE)))
+    two = write_run(tmp_path / "log", [1.0, 2.0, 3.0], seed=2)
+    log = (two / "metrics.csv").read_text().replace("\n200,", f"\n{HUGE},").replace("\n100,", f"\n{10**25},")
+    (two / "metrics.csv").write_text(log)
+    found = report.read(tmp_path)
+    by_name = {run.name: run for run in found.summary.reading.runs}
+    assert any("learning_rate is not a finite number" in note for note in by_name["settings"].notes)
+    assert by_name["log"].curve.steps.tolist() == [300]
+    assert found.tables["runs"].markdown()
+
+
+def test_the_command_names_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "good")
+    write_run(tmp_path / "bad", seed=HUGE)
+    _tell(report.read(tmp_path), tmp_path / "report.html")
+    line = f"warning: 1 run could not be read or is missing: {tmp_path / 'bad'}: bad/run.json: damaged"
+    assert line in capsys.readouterr().err
 
 
 def test_folders_at_any_depth_each_run_once(tmp_path: Path) -> None:

@@ -126,10 +126,14 @@ def plot(
     _tell(found, output)
 
 
-def _tell(found: Report, output: Path) -> None:
-    summary = found.summary
-    if unread := len(summary.reading.unread):
-        warn(f"{unread} run{'s' * (unread > 1)} could not be read or {'are' if unread > 1 else 'is'} missing")
+def _tell(report: Report, output: Path) -> None:
+    summary = report.summary
+    if found := summary.reading.unread:
+        several = len(found) > 1
+        warn(
+            f"{len(found)} run{'s' * several} could not be read or {'are' if several else 'is'} missing"
+            f"{', the first' * several}: {found[0].place}: {found[0].reason}"
+        )
     note(f"{len(summary.reading.runs)} runs, {len(summary.methods)} methods, {len(summary.groups.tasks)} tasks")
     print(output)
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.columns import Columns
-from rl_training.data.datasets import TransitionDataset, mix, require_same_spaces
+from rl_training.data.datasets import RawRows, TransitionDataset, mix, require_same_spaces
 from rl_training.data.mapped import Contents, as_tensor
 from rl_training.data.placement import Budgets
 from rl_training.data.transitions import RowLayout
@@ -55,7 +55,7 @@ class Build:
             made.append(self._place(part, spaces, rows[used:]))
             used += len(made[-1])
         dataset = mix(list(zip(made, self.weights)), rows=rows[:used]) if self.weights else made[0]
-        dataset = self.transform(dataset)
+        dataset = self.transform(dataset.as_raw())
         return dataset.filled_with_next_actions() if self.layout.next_actions else dataset
 
     def _place(
@@ -65,16 +65,7 @@ class Build:
         if isinstance(part, Columns):
             wide = self.layout.next_actions
             return TransitionDataset.from_columns(part, spaces=spaces, rows=rows, next_actions=wide)
-        view = part.layout.unpack(as_tensor(part.rows))
-        self.layout.pack(
-            obs=view.obs.numpy(),
-            actions=view.actions.numpy(),
-            rewards=view.rewards.numpy(),
-            next_obs=view.next_obs.numpy(),
-            dones=view.dones.numpy(),
-            out=rows[: len(part)],
-            next_actions=view.actions.numpy() if self.layout.next_actions else None,
-        )
+        self.layout.pack_batch(part.layout.unpack(as_tensor(part.rows)), out=rows[: len(part)])
         return replace(part, rows=rows[: len(part)], next_actions=self.layout.next_actions, checksum=None)
 
     def contents(self, rows: NDArray[np.float32]) -> Contents:
@@ -87,6 +78,7 @@ class Build:
             "next_actions": data.next_actions,
             "spaces": data.spaces.record(),
             "fingerprint": data.fingerprint(),
+            "raw": list(data.raw or ()),
         }
         return Contents(data.rows, data.episode_ends, about)
 
@@ -99,6 +91,7 @@ def unpacked(contents: Contents, name: str, spaces: SpaceSpec | None, budgets: B
     own: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in about["spaces"].items()
     }
+    raw = about.get("raw")  # files of 0.2 have none
     return TransitionDataset(
         rows,
         spaces or SpaceSpec(**own),
@@ -109,4 +102,5 @@ def unpacked(contents: Contents, name: str, spaces: SpaceSpec | None, budgets: B
         (about["reward_map"][0], about["reward_map"][1]),
         about["next_actions"],
         checksum=about["fingerprint"],
+        raw=RawRows(*raw) if raw else None,
     )

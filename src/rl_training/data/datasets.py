@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -37,6 +37,13 @@ RANKING_DISCOUNT = 0.99
 _CHUNK_ROWS = 1 << 18  # worked on in memory at a time
 
 
+class RawRows(NamedTuple):
+    """Number and fingerprint of the rows of a source, before a run prepares them."""
+
+    rows: int
+    fingerprint: str
+
+
 @dataclass(frozen=True, eq=False)
 class TransitionDataset:
     """Packed rows `[n, layout.width]`, in memory or memory-mapped, and the last row of each episode.
@@ -57,6 +64,7 @@ class TransitionDataset:
     next_actions: bool = False
     memory_limit: int | None = field(default=None, repr=False)
     checksum: str | None = field(default=None, repr=False)  # `fingerprint()`, where it is known
+    raw: RawRows | None = field(default=None, repr=False)  # of the rows these were made of, see `as_raw`
 
     @classmethod
     def from_arrays(
@@ -188,10 +196,19 @@ class TransitionDataset:
         """A checksum of every number in the rows: data that changed between two runs are noticed."""
         if self.checksum is not None:
             return self.checksum
-        checksum = 0
-        for chunk in chunks(0, len(self), _CHUNK_ROWS):
-            checksum = zlib.crc32(np.ascontiguousarray(self.rows[chunk]).data, checksum)
-        return f"{checksum:08x}"
+        return _checksum(self.rows[chunk] for chunk in chunks(0, len(self), _CHUNK_ROWS))
+
+    def as_raw(self) -> Self:
+        """This data set with `raw` set to its own rows. Every data set made of it keeps `raw`.
+
+        Room for next actions does not count: all learners that load a file get the same `raw`.
+        """
+        if not self.next_actions:
+            known = self.fingerprint()
+            return replace(self, checksum=known, raw=RawRows(len(self), known))
+        plain = RowLayout.of(self.spaces)
+        found = _checksum(plain.pack_batch(batch) for batch in self.viewed_chunks())
+        return replace(self, raw=RawRows(len(self), found))
 
     def columns(self) -> Columns:
         """The transitions in the environment's units, to be written to a file."""
@@ -386,6 +403,13 @@ def require_same_spaces(name: str, spaces: SpaceSpec, other_name: str, other: Sp
     """Refuse to mix data sets of different spaces."""
     if difference := spaces.difference(other, "the first has", "the second has"):
         raise DatasetError(f"{name} and {other_name} cannot be mixed: {difference}")
+
+
+def _checksum(parts: Iterable[NDArray[np.float32]]) -> str:
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(np.ascontiguousarray(part).data, checksum)
+    return f"{checksum:08x}"
 
 
 def _bound(value: ArrayLike | None) -> tuple[float, ...] | None:

@@ -111,6 +111,18 @@ class RowLayout:
         rows[:, -1] = dones
         return rows
 
+    def pack_batch(self, batch: TransitionBatch, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """A batch on the host as rows; where the layout has next actions, the batch's actions stand in for them."""
+        return self.pack(
+            obs=batch.obs.numpy(),
+            actions=batch.actions.numpy(),
+            rewards=batch.rewards.numpy(),
+            next_obs=batch.next_obs.numpy(),
+            dones=batch.dones.numpy(),
+            out=out,
+            next_actions=batch.actions.numpy() if self.next_actions else None,
+        )
+
     def unpack(self, rows: Tensor) -> TransitionBatch:
         """Views into `rows [B, width]`; only discrete actions are converted."""
         o, a = self.obs_dim, self.action_dim

@@ -15,6 +15,7 @@ from rl_training.errors import ClaimLost
 from rl_training.version import __version__
 
 MAX_JSON_BYTES = 256 * 2**20
+_MOST_DIGITS = 300
 # Of run.json, metrics.csv and the records of a checkpoint; what earlier ones meant is in `history`.
 SCHEMA = 2
 
@@ -98,13 +99,26 @@ def decode_json(data: bytes) -> Any:
     if len(data) > MAX_JSON_BYTES:
         raise ValueError(f"{len(data)} bytes of JSON, at most {MAX_JSON_BYTES} are read")
     try:
-        return json.loads(data, parse_constant=_refuse_constant)
+        return json.loads(data, parse_constant=_refuse_constant, parse_float=_finite_float, parse_int=_moderate_int)
     except RecursionError:
         raise ValueError("JSON nested too deeply") from None
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite_float(text: str) -> float:
+    if math.isfinite(value := float(text)):
+        return value
+    raise ValueError(f"{text} is larger than any float")
+
+
+def _moderate_int(text: str) -> int:
+    """Integers may exceed 64 bits (states of random generators do), but not the range of a float."""
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits, at most {_MOST_DIGITS} are read")
+    return int(text)
 
 
 def _check_plain(value: Any, path: str) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from rl_training.report.grouping import Groups, base_of, differences
-from rl_training.report.reading import Run
+from rl_training.report.reading import Run, finite
 from rl_training.study.plan import described
 
 _MOST_NAMED = 4
@@ -86,17 +85,17 @@ def _count(value: Any) -> str:
 
 
 def _rate(run: Run) -> float | None:
-    updates = run.metrics.get("update_count")
-    if not isinstance(updates, int | float) or not run.seconds or not math.isfinite(updates):
-        return None
-    return float(updates) / run.seconds
+    updates = finite(run.metrics.get("update_count"))
+    return None if updates is None or not run.seconds else updates / run.seconds
 
 
 def _data(run: Run) -> str:
     if not run.dataset:
         return ""
-    rows = _count(run.dataset.get("rows"))
-    return f"{run.dataset.get('name')} ({rows} rows, fingerprint {run.dataset.get('fingerprint')})"
+    data = run.dataset
+    used, rows = _count(data.get("rows")), _count(data.get("raw_rows", data.get("rows")))
+    of = rows if used == rows else f"{used} of {rows}"
+    return f"{data.get('name')} ({of} rows, fingerprint {data.get('raw_fingerprint', data.get('fingerprint'))})"
 
 
 def _versions(run: Run) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rl_training.errors import ConfigError
 from rl_training.report.reading import Reading, Run, Unread
@@ -24,8 +24,16 @@ Score = Literal["last", "best"]
 # Settings of looking on, which change no result; and the old name of one of how a run is made.
 _IGNORED = frozenset({"algo", "env_id", "log_interval", "checkpoint_interval", "algo_kwargs.eval_interval"})
 _OLD_NAMES = frozenset({"env_processes", "allow_import"})
-# What `DatasetConfig.transform` does to data.
-_PREPARING = ("reward_scale", "reward_shift", "reward_range_scaling", "top_fraction")
+# Settings that change rows before a run learns from them, and their values that change nothing.
+_PREPARING = {
+    "reward_scale": 1,
+    "reward_shift": 0,
+    "reward_range_scaling": False,
+    "top_fraction": 1,
+    "validation_fraction": 0,
+}
+# Algorithms whose runs, before raw rows were recorded, recorded only the rows with a next action.
+_NEXT_ACTIONS = frozenset({"rebrac"})
 _OVER = ("finished", "stopped", "diverged")
 _MOST_WORDS = 120
 
@@ -43,12 +51,17 @@ class Selection:
     names: Mapping[str, str] = field(default_factory=dict)
     """other names of methods and tasks"""
 
-    def value_of(self, run: Run) -> float | None:
-        """The number a run counts with."""
+    def place_of(self, run: Run) -> int | None:
+        """The place in a run's curve of the evaluation it counts with."""
         curve = run.curve if self.at is None else run.curve.until(self.at)
         if not len(curve):
             return None
-        return float(curve.values[-1] if self.score == "last" else curve.values.max())
+        return len(curve) - 1 if self.score == "last" else int(curve.values.argmax())
+
+    def value_of(self, run: Run) -> float | None:
+        """The number a run counts with."""
+        place = self.place_of(run)
+        return None if place is None else float(run.curve.values[place])
 
 
 @dataclass(frozen=True)
@@ -167,8 +180,40 @@ def _tasks(runs: Iterable[Run]) -> dict[Run, str]:
     for (_, data), sharing in of_data.items():
         several = _other_contents(sharing)
         for run in sharing:
-            found[run] += f", {data}" + (f" [{run.dataset.get('fingerprint')}]" if several else "")
+            found[run] += f", {data}" + (f" [{_contents(run).fingerprint}]" if several else "")
     return found
+
+
+class _Contents(NamedTuple):
+    """What a run recorded of its data: which preparation it was recorded after, and the rows at that time."""
+
+    prepared: str  # empty: before any
+    fingerprint: str
+    rows: int | None
+    part: Literal["all", "most", "some"] = "all"  # of the rows of the source
+
+
+def _contents(run: Run) -> _Contents:
+    data = run.dataset
+    if "raw_fingerprint" in data:
+        return _Contents("", _text(data["raw_fingerprint"]), _count(data.get("raw_rows")))
+    given = {key: run.settings.get(f"algo_kwargs.{key}") for key in _PREPARING}
+    prepared = {key: value for key, value in given.items() if value not in (None, _PREPARING[key])}
+    part: Literal["all", "most", "some"] = "all"
+    if run.algo in _NEXT_ACTIONS:
+        prepared["next_actions"], part = True, "most"
+    if "top_fraction" in prepared or "validation_fraction" in prepared:
+        part = "some"
+    words = text_of(prepared) if prepared else ""
+    return _Contents(words, _text(data.get("fingerprint")), _count(data.get("rows")), part)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else text_of(value)
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def data_name(name: str) -> str:
@@ -180,17 +225,23 @@ def data_name(name: str) -> str:
 def _other_contents(runs: Iterable[Run]) -> bool:
     """Whether data of one name are different data.
 
-    A fingerprint is that of the rows as a run prepared them: it tells data apart where runs prepare them alike.
-    Where they do not, the number of rows has to do, which a preparation keeps unless it leaves episodes out.
+    Runs record the fingerprint of the raw rows. Those of 0.2 recorded that of the rows as they prepared them, which
+    tells data apart only if the preparations are alike. If they are not, the number of rows is compared: all of a
+    source's, or, where rows were left out, no more than these. A row without a next action is the last of an
+    episode, so leaving these out keeps at least half.
     """
-    prints: dict[str, set[Any]] = {}
-    rows = set()
-    for run in runs:
-        prepared = {key: run.settings.get(f"algo_kwargs.{key}") for key in _PREPARING}
-        prints.setdefault(text_of(prepared), set()).add(run.dataset.get("fingerprint"))
-        if prepared["top_fraction"] in (None, 1):
-            rows.add(run.dataset.get("rows"))
-    return len(rows) > 1 or any(len(found) > 1 for found in prints.values())
+    found = {_contents(run) for run in runs}
+    prints: dict[str, set[str]] = {}
+    for one in found:
+        prints.setdefault(one.prepared, set()).add(one.fingerprint)
+    whole = {one.rows for one in found if one.part == "all"}
+    if len(whole) > 1 or any(len(several) > 1 for several in prints.values()):
+        return True
+    rows = next(iter(whole), None)
+    if rows is None:
+        return False
+    least = {"all": rows, "most": rows / 2, "some": 0}
+    return any(one.rows is not None and not least[one.part] <= one.rows <= rows for one in found)
 
 
 def _varying(runs: Iterable[Run], tasks: Mapping[Run, str]) -> dict[str, list[str]]:

@@ -16,7 +16,8 @@ from rl_training.experiment.vocabulary import tag_of
 
 Floats = NDArray[np.float64]
 
-_UPDATES = tag_of("update_count")
+_MOST_DIGITS = 15
+_UPDATES, _SPREAD = tag_of("update_count"), tag_of("eval_return_std")
 
 
 def _none() -> Floats:
@@ -34,6 +35,8 @@ class Curve:
     seconds: Floats = field(default_factory=_none)
     """spent training, without the time between an interruption and its resumption"""
     values: Floats = field(default_factory=_none)
+    spreads: Floats = field(default_factory=_none)
+    """standard deviation of the returns of each evaluation, NaN where the log does not tell; empty if unknown"""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -41,7 +44,8 @@ class Curve:
     def until(self, step: float) -> Curve:
         """What was evaluated up to `step`."""
         kept = self.steps <= step
-        return Curve(self.steps[kept], self.updates[kept], self.seconds[kept], self.values[kept])
+        columns = (self.steps, self.updates, self.seconds, self.values, self.spreads)
+        return Curve(*(column[kept[: len(column)]] for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class _Rows:
 
     times: list[float] = field(default_factory=list)
     last: int = 0
-    evaluated: dict[int, tuple[float, float]] = field(default_factory=dict)  # step: time, value
+    evaluated: dict[int, tuple[float, float, float]] = field(default_factory=dict)  # step: time, value, spread
     updated: dict[int, float] = field(default_factory=dict)  # step: updates
 
 
@@ -81,9 +85,9 @@ def read_log(data: bytes, metric: str, created: float | None = None, resumed: Se
     if not rows.times:
         return Log(Curve(), bad=bad)
     steps = np.array(sorted(rows.evaluated), dtype=np.float64)
-    pairs = np.array([rows.evaluated[int(step)] for step in steps]).reshape(-1, 2)
-    worked = _worked(np.array(rows.times), pairs[:, 0], created, resumed)
-    curve = Curve(steps, _updates_at(steps, rows.updated), worked, pairs[:, 1].copy())
+    found = np.array([rows.evaluated[int(step)] for step in steps]).reshape(-1, 3)
+    worked = _worked(np.array(rows.times), found[:, 0], created, resumed)
+    curve = Curve(steps, _updates_at(steps, rows.updated), worked, found[:, 1].copy(), found[:, 2].copy())
     return Log(curve, rows.last, rows.times[-1], bad)
 
 
@@ -92,8 +96,9 @@ def _collect(lines: Any, header: list[str], tag: str) -> tuple[_Rows, int]:
     rows, bad, width = _Rows(), 0, len(header)
     value_at = header.index(tag) if tag in header else None
     updates_at = header.index(_UPDATES) if _UPDATES in header else None
+    spread_at = header.index(_SPREAD) if _SPREAD in header else None
     for cells in lines:
-        if len(cells) != width or not cells[0].isdecimal() or not math.isfinite(time := _number(cells[1])):
+        if len(cells) != width or not _is_step(cells[0]) or not math.isfinite(time := _number(cells[1])):
             continue
         rows.last = step = int(cells[0])
         rows.times.append(time)
@@ -102,10 +107,15 @@ def _collect(lines: Any, header: list[str], tag: str) -> tuple[_Rows, int]:
         if value_at is not None and cells[value_at]:
             value = _number(cells[value_at])
             if math.isfinite(value):
-                rows.evaluated[step] = time, value
+                rows.evaluated[step] = time, value, math.nan if spread_at is None else _number(cells[spread_at])
             else:
                 bad += 1
     return rows, bad
+
+
+def _is_step(cell: str) -> bool:
+    """Whether a cell is a whole number that a float holds exactly."""
+    return cell.isdecimal() and len(cell) <= _MOST_DIGITS
 
 
 def _number(cell: str) -> float:

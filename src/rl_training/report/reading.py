@@ -6,6 +6,7 @@ any length and age, in work at this moment, interrupted or broken; what cannot b
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import zipfile
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.files import MAX_JSON_BYTES
@@ -67,8 +68,7 @@ class Run:
     @property
     def seconds(self) -> float | None:
         """Of work so far, all resumptions together."""
-        found = self.record.get("seconds")
-        return float(found) if isinstance(found, int | float) else None
+        return finite(self.record.get("seconds"))
 
     @property
     def metrics(self) -> Mapping[str, Any]:
@@ -307,10 +307,14 @@ def _parsed(text: str, notes: list[str]) -> tuple[Mapping[str, Any], tuple[str, 
         value = read_dumped(text, RESOLVED)
         if not isinstance(value, dict) or not isinstance(value.get("algo_kwargs"), dict):
             raise ConfigError(f"{RESOLVED}: not a configuration")
+        settings = identity(value)
+        for key, one in settings.items():
+            if isinstance(one, int | float) and finite(one) is None:
+                raise ConfigError(f"{RESOLVED}: {key} is not a finite number")
     except RLTrainingError as error:
         notes.append(f"its settings are unknown: {error}")
         return {}, ()
-    return printable(identity(value)), _tags(value)
+    return printable(settings), _tags(value)
 
 
 def _tags(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -325,6 +329,19 @@ def printable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {printable(key): printable(item) for key, item in value.items()}
     return [printable(item) for item in value] if isinstance(value, list) else value
+
+
+@overload
+def finite(value: Any) -> float | None: ...
+@overload
+def finite(value: Any, otherwise: float) -> float: ...
+def finite(value: Any, otherwise: float | None = None) -> float | None:
+    """A number of a file as a float, if it is one and finite."""
+    try:
+        found = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return otherwise
+    return found if math.isfinite(found) else otherwise
 
 
 def _inode(path: Path) -> tuple[int, int]:

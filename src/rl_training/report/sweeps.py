@@ -11,7 +11,7 @@ import numpy as np
 
 from rl_training.report.grouping import Groups, Selection, text_of
 from rl_training.report.normalising import Scale
-from rl_training.report.reading import RETURN, Run
+from rl_training.report.reading import Run, finite
 from rl_training.report.statistics import Choice, Estimate, Floats, choice, estimate
 from rl_training.study.plan import short
 
@@ -86,8 +86,14 @@ def selecting(groups: Groups, scales: Mapping[str, Scale | None], selection: Sel
 
 
 def _score_and_spread(run: Run, selection: Selection) -> tuple[float, float] | None:
-    """Mean and deviation of the episodes of a run's last evaluation, which run.json has."""
-    mean, spread = run.metrics.get(RETURN), run.metrics.get("eval_return_std")
-    if selection.at is not None or not isinstance(mean, int | float) or not isinstance(spread, int | float):
+    """Mean and standard deviation of the episodes of the evaluation that a run counts with.
+
+    A log without the standard deviation leaves that of the last evaluation, which run.json has.
+    """
+    place = selection.place_of(run)
+    if place is None:
         return None
-    return (float(mean), float(spread)) if np.isfinite(mean) and np.isfinite(spread) and spread >= 0 else None
+    spread = float(run.curve.spreads[place]) if len(run.curve.spreads) else np.nan
+    if np.isnan(spread) and place == len(run.curve) - 1:
+        spread = finite(run.metrics.get("eval_return_std"), np.nan)
+    return (float(run.curve.values[place]), spread) if np.isfinite(spread) and spread >= 0 else None

@@ -86,7 +86,7 @@ def _build_offline_dataset(
         env = config.env_id
         if spaces is not None and (difference := given.spaces.difference(spaces, "the data have", f"{env} has")):
             raise ConfigError(f"dataset: its spaces differ from {env}'s ({difference})")
-        data = section.transform(given)
+        data = section.transform(given.as_raw())
         return data.with_next_actions() if next_actions else data
     return load_dataset(
         section,
@@ -174,11 +174,13 @@ class Prepared:
 
     def dataset_record(self) -> dict[str, Any]:
         """What run.json and each checkpoint say of the data."""
+        raw = self.dataset.raw
         return {
             "name": self.dataset.name,
             "rows": len(self.dataset),
             "fingerprint": self.fingerprint,
             "in_memory": self.in_memory,
+            **({} if raw is None else {"raw_rows": raw.rows, "raw_fingerprint": raw.fingerprint}),
         }
 
 
