@@ -231,8 +231,8 @@ class Learner:
         if choices and actions.dtype != torch.int64:
             raise ConfigError(f"batch: actions must be whole numbers of shape ({rows},), one per row")
         if not choices and tuple(actions.shape) != (rows, self.model.action_dim):
-            wanted = (rows, self.model.action_dim)
-            raise ConfigError(f"batch: actions must have shape {wanted}, got {tuple(actions.shape)}")
+            shape = (rows, self.model.action_dim)
+            raise ConfigError(f"batch: actions must have shape {shape}, got {tuple(actions.shape)}")
         if rows and self.device.type == "cpu":
             low, high = (0.0, choices - 1.0) if choices else (-1.0 - _ACTION_SLACK, 1.0 + _ACTION_SLACK)
             least, most = float(actions.min()), float(actions.max())
