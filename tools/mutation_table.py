@@ -722,8 +722,8 @@ _MODELS = [
         "tanh slope",
         "the slope of tanh lacks its factor 2",
         "models/policies.py",
-        "return 2.0 * (math.log(2.0) - pre_tanh",
-        "return (math.log(2.0) - pre_tanh",
+        "return 2.0 * (math.log(2.0) - size",
+        "return (math.log(2.0) - size",
         "test_models.py",
     ),
     _mistake(

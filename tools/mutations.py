@@ -225,6 +225,8 @@ def main() -> None:
     mutations = chosen(options.text)
     if not mutations:
         raise SystemExit(f"no mistake matches {' '.join(options.text)}")
+    for mutation in mutations:  # before any test runs: the table must fit the source
+        mutated((ROOT / "src" / "rl_training" / mutation.file).read_text(encoding="utf-8"), mutation)
     for library in LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(library)
