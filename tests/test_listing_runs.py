@@ -170,3 +170,11 @@ def test_runs_are_listed_without_torch(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "0 []\n"
+
+
+def test_a_folder_name_with_a_line_break_stays_on_its_line(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "two\nlines", [1.0])
+    write_run(tmp_path / "runs" / "plain", [1.0])
+    result = command(tmp_path / "runs")
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == 3  # the header and a line for each run

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rl_training.errors import ClaimLost
+from rl_training.errors import ClaimLost, ConfigError
 from rl_training.experiment import files
-from rl_training.study.claims import Claim, Owner, read_claim, take
+from rl_training.study import claims
+from rl_training.study.claims import Claim, DiskClock, Owner, read_claim, take
 from tests.reliability.processes import Child, wait_for
 
 GROUP = "g00000"
@@ -132,3 +133,52 @@ def test_deaths_are_forgotten_when_something_is_gained(tmp_path: Path) -> None:
     forge(tmp_path, age=LONG, deaths=2, progress=7)
     with claimed(tmp_path, timeout=1.0, progress=8) as mine:
         assert mine.record.deaths == 0
+
+
+def test_a_claim_that_does_not_move_is_taken_over_whatever_its_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forge(tmp_path, age=-365 * 86_400.0)
+    clock, seconds = DiskClock(tmp_path), [0.0]
+    now = time.monotonic()
+    monkeypatch.setattr(claims.time, "monotonic", lambda: now + seconds[0])
+    assert take(tmp_path, GROUP, Owner.me(), 60.0, clock=clock) is None
+    seconds[0] = 50.0
+    place = tmp_path / "claims" / GROUP / "1.json"
+    os.utime(place, (place.stat().st_mtime + 1,) * 2)  # a sign of life
+    assert take(tmp_path, GROUP, Owner.me(), 60.0, clock=clock) is None
+    seconds[0] = 105.0
+    assert take(tmp_path, GROUP, Owner.me(), 60.0, clock=clock) is None
+    seconds[0] = 111.0
+    found = take(tmp_path, GROUP, Owner.me(), 60.0, clock=clock)
+    assert found is not None
+    found.release()
+
+
+def test_only_deaths_while_the_kernel_was_out_of_memory_count_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = Owner.me()
+    gone = Owner(me.host, me.machine, me.pid, "12345", "token")
+    monkeypatch.setattr(claims, "out_of_memory_kills", lambda: 3)
+    forge(tmp_path, gone, deaths=2, by_memory=1, kills=3)
+    mine = claimed(tmp_path)
+    assert (mine.record.deaths, mine.record.by_memory, mine.record.kills) == (3, 1, 3)
+    mine.release()
+    place = tmp_path / "claims" / GROUP / "2.json"
+    record = files.decode_json(place.read_bytes())
+    place.write_bytes(files.encode_json(record | {"released": False, "owner": asdict(gone)}))
+    monkeypatch.setattr(claims, "out_of_memory_kills", lambda: 4)
+    with claimed(tmp_path) as again:
+        assert (again.record.deaths, again.record.by_memory, again.record.kills) == (4, 2, 4)
+
+
+@pytest.mark.parametrize("linked", ["claims", f"claims/{GROUP}"])
+def test_nothing_is_claimed_through_a_link(tmp_path: Path, linked: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    place = tmp_path / "study" / linked
+    place.parent.mkdir(parents=True)
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="a link, in which nothing is claimed"):
+        claim(tmp_path / "study")
+    assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -108,7 +108,10 @@ def test_seeds(value: Any, seeds: tuple[int, ...]) -> None:
         ({"population": 0}, "population must be auto, off or the most trials"),
         ({"name": "../x"}, "name must be a plain folder name"),
         ({"claim_timeout": 0}, "claim_timeout must be > 0"),
-        ({"grid": {"gamma": list(range(400)), "tau": list(range(400))}}, "160,000 configurations, at most 100,000"),
+        ({"claim_timeout": 1e300}, "claim_timeout must be <= 2592000"),
+        ({"threads": 10**9}, "threads must be <= 1024"),
+        ({"grid": {"gamma": list(range(400)), "tau": list(range(400))}}, "are 320,000 trials; at most 100,000"),
+        ({"grid": {"gamma": list(range(1000))}, "seeds": "0..999"}, "are 1,000,000 trials; at most 100,000"),
     ],
 )
 def test_what_is_wrong_is_one_line(fields: dict[str, Any], words: str) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from rl_training.cli import main
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.runs import amend_record
 from rl_training.runtime.workflows import predict_checkpoint
@@ -224,3 +226,27 @@ def test_what_was_packed_before_it_was_done_starts_again_and_what_was_done_stays
     assert record_of(done)["created"] == created
     assert record_of(done)["resumed"] == []
     assert (open_ / "metrics.csv").read_bytes()
+
+
+def test_a_file_that_grows_a_hundredfold_is_refused_unless_it_is_allowed(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_USUAL_SIZE", 10_000)
+    with zipfile.ZipFile(packed) as archive:
+        (log, *_) = [name for name in archive.namelist() if name.endswith("metrics.csv")]
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    members[log] = bytes(200 * packed.stat().st_size)
+    big = tmp_path / "big.zip"
+    with zipfile.ZipFile(big, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    with pytest.raises(ConfigError, match=r"unpack to .* allow that with --max-size \d+"):
+        unpack(big, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+    result = CliRunner().invoke(
+        main, ["study", "unpack", str(big), "-o", str(tmp_path / "back"), "--max-size", "1GB"]
+    )
+    assert result.exit_code == 0, result.output
+    unpack(packed, tmp_path / "usual")
+    with pytest.raises(ConfigError, match="--max-size"):
+        unpack(packed, tmp_path / "small", max_size=10)

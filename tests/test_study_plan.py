@@ -11,7 +11,7 @@ import pytest
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
-from rl_training.study import planning
+from rl_training.study import Study, planning
 from rl_training.study.description import read_description
 from rl_training.study.plan import Plan, hash_of, identity, read_plan
 from tests.runs import tiny
@@ -72,6 +72,100 @@ def test_data_count_by_their_name_and_not_by_their_folder() -> None:
     assert digest(dataset_path="/a/hopper.npz") == digest(dataset_path="b/hopper.npz")
     assert digest(dataset_path="/a/hopper.npz") != digest(dataset_path="/a/walker.npz")
     assert digest(datasets=[{"dataset_path": "/a/x.npz"}]) == digest(datasets=[{"dataset_path": "x.npz"}])
+
+
+def on_data(folder: Path, path: Path | None, **fields: Any) -> Study:
+    """A study of BC on a file; nothing of it is read but its bytes."""
+    settings: dict[str, Any] = {"total_timesteps": 20, "device": "cpu", "dataset_kind": "npz"}
+    settings |= {} if path is None else {"dataset_path": str(path)}
+    study = {"name": "tiny", "base": "bc/pendulum", "set": settings, "seeds": [0], "threads": 1, **fields}
+    return Study(study, output_dir=folder)
+
+
+def data_file(path: Path, text: str = "hopper") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def as_planned_by_0_2(folder: Path) -> str:
+    """Rewrite the plan as version 0.2 would have written it, without contents; the name of its trial."""
+    place = folder / "tiny" / "plan.json"
+    record = json.loads(place.read_text()) | {"schema": 1}
+    (old,) = record["configurations"]
+    del old["data"], record["tasks"][0]["data"]
+    old["hash"] = hash_of(identity(old["settings"]))
+    place.write_text(json.dumps(record))
+    begin(folder)
+    return read_plan(folder / "tiny").trials[0].name
+
+
+def test_files_of_one_name_with_different_contents_are_different_trials(tmp_path: Path) -> None:
+    paths = [data_file(tmp_path / task / "medium.npz", task) for task in ("hopper", "walker")]
+    plan = on_data(tmp_path, None, grid={"dataset_path": [str(path) for path in paths]}).plan()
+    assert len({trial.name for trial in plan.trials}) == 2
+    begin(tmp_path)
+    again = on_data(tmp_path, None, grid={"dataset_path": [str(path) for path in paths]}, seeds=[0, 1]).plan()
+    assert again.configurations == plan.configurations
+    both = on_data(tmp_path / "b", paths[0]).plan(), on_data(tmp_path / "c", paths[1]).plan()
+    assert both[0].trials != both[1].trials
+
+
+def test_the_same_file_in_another_folder_is_the_same_trial(tmp_path: Path) -> None:
+    plan = on_data(tmp_path, data_file(tmp_path / "here" / "medium.npz")).plan()
+    begin(tmp_path)
+    there = data_file(tmp_path / "there" / "medium.npz")
+    moved = on_data(tmp_path, there, seeds=[0, 1]).plan()
+    assert moved.trials[0] == plan.trials[0]
+    assert len(moved.configurations) == 1
+    assert moved.configurations[0].settings["algo_kwargs"]["dataset_path"] == str(there)
+    there.unlink()  # planned on a machine that has not got it
+    assert on_data(tmp_path, there, seeds=[0, 1]).plan() == moved
+
+
+def test_a_base_on_other_data_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    here = data_file(tmp_path / "hopper" / "medium.npz")
+    on_data(tmp_path, here).plan()
+    begin(tmp_path)
+    with pytest.raises(ConfigError, match="dataset_path names a file of other contents"):
+        on_data(tmp_path, data_file(tmp_path / "walker" / "medium.npz", "walker")).plan()
+    here.write_text("made anew")
+    with pytest.raises(ConfigError, match="dataset_path names a file of other contents"):
+        on_data(tmp_path, here).plan()
+
+
+@pytest.mark.parametrize("still_there", [True, False])
+def test_a_plan_without_contents_goes_on_and_keeps_its_names(tmp_path: Path, still_there: bool) -> None:
+    here = data_file(tmp_path / "here" / "medium.npz")
+    on_data(tmp_path, here).plan()
+    name = as_planned_by_0_2(tmp_path)
+    there = data_file(tmp_path / "there" / "medium.npz")
+    if not still_there:
+        here.unlink()
+    after = on_data(tmp_path, there, seeds=[0, 1]).plan()
+    assert [trial.name for trial in after.trials] == [name, name.replace("__s0", "__s1")]
+    assert after.configurations[0].data != {}
+    with pytest.raises(ConfigError, match="names a file of other contents"):
+        on_data(tmp_path, data_file(tmp_path / "walker" / "medium.npz", "walker"), seeds=[0, 1]).plan()
+
+
+def test_a_plan_without_contents_does_not_take_other_data_for_its_own(tmp_path: Path) -> None:
+    on_data(tmp_path, data_file(tmp_path / "hopper" / "medium.npz")).plan()
+    as_planned_by_0_2(tmp_path)
+    with pytest.raises(ConfigError, match="names a file of other contents"):
+        on_data(tmp_path, data_file(tmp_path / "walker" / "medium.npz", "walker")).plan()
+
+
+def test_a_large_plan_compares_each_configuration_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(settings: Any) -> Any:
+        calls.append(1)
+        return identity(settings)
+
+    monkeypatch.setattr(planning, "identity", counted)
+    plan_of(tmp_path, grid={"gamma": [0.5 + i / 100 for i in range(40)]})
+    assert len(calls) < 4 * 40
 
 
 def test_a_default_that_is_spelt_out_is_the_same_trial(tmp_path: Path) -> None:
@@ -247,11 +341,36 @@ def test_a_damaged_plan_is_one_line(tmp_path: Path, text: str, words: str) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["../../x", "a\nb", "\x1b[31mred", ".hidden", ""])
+def test_names_that_are_not_plain_are_refused(tmp_path: Path, name: str) -> None:
     plan_of(tmp_path)
     place = tmp_path / "tiny" / "plan.json"
     record = json.loads(place.read_text())
-    record["configurations"][0]["hash"] = "../../x"
+    place.write_text(json.dumps(record | {"name": name}))
+    with pytest.raises(CheckpointError, match="its names are not plain"):
+        read_plan(tmp_path / "tiny")
+    record["configurations"][0]["hash"] = f"{name}/x" if name.startswith(".") else name or "../../x"
     place.write_text(json.dumps(record))
     with pytest.raises(CheckpointError, match="its names are not plain"):
         read_plan(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("threads", 10**9),
+        ("threads", True),
+        ("claim_timeout", 1e308),
+        ("claim_timeout", "60"),
+        ("claim_timeout", 0),
+    ],
+)
+def test_numbers_out_of_bounds_are_refused_in_a_plan_from_elsewhere(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    plan_of(tmp_path)
+    place = tmp_path / "tiny" / "plan.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {field: value}))
+    with pytest.raises(CheckpointError, match=f"{field} must be") as caught:
+        read_plan(tmp_path / "tiny")
+    assert "\n" not in str(caught.value)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from rl_training.errors import ConfigError, DivergedError, EnvironmentFailure
+from rl_training.cli import main
+from rl_training.errors import ConfigError, DiskFullError, DivergedError, EnvironmentFailure
+from rl_training.experiment import files
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.runs import hold
 from rl_training.population import members
 from rl_training.runtime.run import Launch
-from rl_training.study import Study, worker
-from rl_training.study.claims import read_claim
+from rl_training.study import Study, claims, worker
+from rl_training.study.claims import Owner, read_claim
 from rl_training.study.plan import read_plan
+from rl_training.study.planning import has_begun
 from rl_training.study.trials import Failure, note_failure, read_failure
 from rl_training.study.worker import Member, one_after_another, work
 from tests.reliability.processes import Child, wait_for
@@ -272,7 +278,14 @@ def test_a_group_is_trained_by_the_function_that_is_given(tmp_path: Path) -> Non
     assert seen == [[0, 1], [2]]
 
 
-def test_a_trial_that_ends_its_workers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("evidence", "most", "message"),
+    [(True, 5, "it ended 5 workers in a row"), (False, 25, "25 workers in a row died in it")],
+    ids=["out of memory", "unknown"],
+)
+def test_a_trial_that_ends_its_workers_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evidence: bool, most: int, message: str
+) -> None:
     folder = planned(tmp_path, seeds=[0, 1])
     original = worker.train_member
 
@@ -282,14 +295,29 @@ def test_a_trial_that_ends_its_workers_is_given_up(tmp_path: Path, monkeypatch: 
         original(member, launch)
 
     monkeypatch.setattr(worker, "train_member", train)
-    for attempt in range(5):
+    kills = [0]
+    monkeypatch.setattr(claims, "out_of_memory_kills", lambda: kills[0])
+    for attempt in range(most):
         assert Child(lambda: work(folder), tmp_path / f"output-{attempt}").wait() == -signal.SIGKILL
+        kills[0] += evidence
     assert work(folder).failed == 1
     status = Study(folder).status()
     assert status.counts["done"] == 1
     (failed,) = status.failed
     assert failed.failure is not None
-    assert "it ended 5 workers in a row" in failed.failure.message
+    assert message in failed.failure.message
+
+
+def test_a_trial_is_not_given_up_because_its_workers_were_killed(tmp_path: Path) -> None:
+    """Twenty kills shortly after the claim, before the first checkpoint, by somebody else."""
+    folder = planned(tmp_path, seeds=[0])
+
+    def die(members: Sequence[Member], launch: Launch) -> dict[str, Exception]:
+        os._exit(9)
+
+    for attempt in range(20):
+        assert Child(lambda: work(folder, train_group=die), tmp_path / f"output-{attempt}").wait() == 9
+    assert Study(folder).run().counts["done"] == 1
 
 
 def test_a_run_that_somebody_holds_by_hand_is_left_alone(tmp_path: Path) -> None:
@@ -363,3 +391,92 @@ def test_tasks_of_different_algorithms_and_data(tmp_path: Path) -> None:
     assert status.counts["done"] == 6, [one.failure for one in status.failed]
     assert {record["algo"] for record in study.frame()} == {"bc", "iql", "sac"}
     assert study.best(task="iql/pendulum").trials[0]["algo"] == "iql"
+
+
+def held_elsewhere(folder: Path, age: float) -> Path:
+    """The first group claimed by a worker of another machine, which last touched it `age` seconds ago."""
+    place = folder / "claims" / "g00000" / "1.json"
+    place.parent.mkdir(parents=True)
+    owner = asdict(Owner("elsewhere", "elsewhere 1", 1, "1", "token"))
+    place.write_bytes(files.encode_json({"owner": owner, "released": False, "deaths": 0, "progress": 0}))
+    then = time.time() - age
+    os.utime(place, (then, then))
+    return place
+
+
+def test_a_claim_dated_in_the_future_holds_its_trial_no_longer_than_any(tmp_path: Path) -> None:
+    folder = planned(tmp_path, seeds=[0], claim_timeout=0.5)
+    held_elsewhere(folder, -365 * 86_400.0)
+    assert Study(folder).status().counts["running"] == 0
+    said: list[str] = []
+    worked = work(folder, say=said.append)
+    assert "its claim is dated in the future" in said[0]
+    assert not worked.others_hold
+    assert Study(folder).status().counts["done"] == 1
+
+
+def test_claims_are_read_by_the_clock_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine is two minutes ahead of the disk; another one works."""
+    folder = planned(tmp_path, seeds=[0])
+    held_elsewhere(folder, 1.0)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 120.0)
+    status = Study(folder).status()
+    assert status.counts["running"] == 1
+    heartbeat = status.trials[0].heartbeat
+    assert heartbeat is not None
+    assert heartbeat < 60.0
+    assert has_begun(folder, read_plan(folder))
+    assert work(folder).others_hold
+
+
+def test_a_full_disk_is_no_failure_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = [True]
+
+    def train(member: Member, launch: Launch) -> None:
+        if full:
+            if member.config.seed == 0:
+                raise DiskFullError("free some disk space and resume")
+            try:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            except OSError:
+                raise ConfigError("runs/x: cannot be made") from None
+        original(member, launch)
+
+    original = worker.train_member
+    monkeypatch.setattr(worker, "train_member", train)
+    made = study_in(tmp_path)
+    status = made.run()
+    assert [one.failure and one.failure.code for one in status.failed] == [5, 5]
+    full.clear()
+    assert made.run().counts["done"] == 2
+
+
+def test_a_disk_that_stays_full_ends_a_run_with_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str) -> None:
+        if name.startswith("before write") and "safetensors" in name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "failpoint", fail)
+    made = study_in(tmp_path, seeds=[0])
+    (failed,) = made.run().failed
+    assert failed.failure is not None
+    assert failed.failure.code == 5
+    assert "free some disk space" in failed.failure.message
+    monkeypatch.undo()
+    assert made.run().counts["done"] == 1
+
+
+def test_work_ends_with_1_if_trials_of_the_study_have_failed(tmp_path: Path) -> None:
+    folder = planned(tmp_path, seeds=[0])
+    (trial,) = read_plan(folder).trials
+    note_failure(folder, trial, Failure(1, "another worker saw it"))
+    assert CliRunner().invoke(main, ["--quiet", "work", str(folder)]).exit_code == 1
+
+
+@pytest.mark.parametrize("workers", [0, 10**9])
+def test_a_number_of_workers_that_nobody_can_mean(tmp_path: Path, workers: int) -> None:
+    with pytest.raises(ConfigError, match="workers must be >= 1 and <= 10000"):
+        study_in(tmp_path).run(workers)

@@ -50,6 +50,10 @@ class NotPlainDataError(CheckpointError):
     """Something to be saved is not plain data; trying again will not help."""
 
 
+class DiskFullError(CheckpointError):
+    """A checkpoint could not be written because the disk has no room, or a quota is spent."""
+
+
 class DatasetError(RLTrainingError):
     """A data set is missing, damaged or not a set of transitions."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Iterator
@@ -34,6 +35,15 @@ def available_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(int(quota + 0.5) for quota in _quotas(proc, cgroups))]))
+
+
+def out_of_memory_kills(proc: Path = Path("/proc")) -> int:
+    """The number of processes that the kernel's out-of-memory killer has ended since the machine started; 0 if it
+    is not known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = (proc / "vmstat").read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    return 0
 
 
 def room_on_gpu(device: torch.device) -> int:

@@ -72,8 +72,9 @@ def seed_list(value: Any) -> tuple[int, ...]:
     for seed in value:
         if type(seed) is not int or not 0 <= seed < 2**32:
             raise ValueError(f"must be whole numbers from 0 to 2**32 - 1, got {seed!r}")
-    if twice := [seed for seed in value if list(value).count(seed) > 1]:
-        raise ValueError(f"{twice[0]} is given twice")
+    if len(set(value)) < len(value):
+        twice = next(seed for place, seed in enumerate(value) if seed in value[:place])
+        raise ValueError(f"{twice} is given twice")
     return tuple(value)
 
 

@@ -111,7 +111,8 @@ def program_name() -> str:
 
 
 def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
-    """Rows on standard output; without a header the first column holds the names."""
+    """Rows on standard output, each cell on one line; without a header the first column holds the names."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         import rich.box
         from rich.console import Console

@@ -129,11 +129,22 @@ def unpack(
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="The folder to make; studies/NAME if unset."),
     ] = None,
+    max_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="The most it may unpack to: 4GB. By default 256 MiB or 100 times the file."
+        ),
+    ] = None,
 ) -> None:
     """Unpack a study that was packed; nothing is overwritten, and nothing in it can run."""
+    from rl_training.settings import byte_size
     from rl_training.study.packing import unpack as unpack_into
 
-    print(f"wrote {unpack_into(file, output)}")
+    try:
+        limit = None if max_size is None else int(byte_size(max_size))
+    except ValueError as error:
+        raise typer.BadParameter(f"--max-size {error}") from None
+    print(f"wrote {unpack_into(file, output, max_size=limit)}")
 
 
 def _show(status: StudyStatus) -> None:

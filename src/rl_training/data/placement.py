@@ -126,14 +126,19 @@ class Slot:
         )
 
 
-def _state(source: Path) -> dict[str, Any]:
-    """What changes when a file does: size, time of modification, and what stands in some of its blocks."""
+def contents_of(source: Path) -> dict[str, int]:
+    """What is the same in every copy of a file: its size, and a checksum of some of its blocks."""
     with source.open("rb") as file:
-        stat, checksum = os.fstat(file.fileno()), 0
+        size, checksum = os.fstat(file.fileno()).st_size, 0
         for i in range(_SAMPLES):
-            file.seek(max(0, stat.st_size - _SAMPLE_BYTES) * i // (_SAMPLES - 1))
+            file.seek(max(0, size - _SAMPLE_BYTES) * i // (_SAMPLES - 1))
             checksum = zlib.crc32(file.read(_SAMPLE_BYTES), checksum)
-    return {"name": source.name, "bytes": stat.st_size, "modified": stat.st_mtime_ns, "samples": checksum}
+    return {"bytes": size, "samples": checksum}
+
+
+def _state(source: Path) -> dict[str, Any]:
+    """What changes when a file does: its contents and the time of its modification."""
+    return {"name": source.name, "modified": source.stat().st_mtime_ns, **contents_of(source)}
 
 
 def _hash(value: Any) -> str:

@@ -13,7 +13,6 @@ anything is used. Unchanged replay shards are hard links: one copy on the disk, 
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import re
@@ -29,7 +28,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rl_training.errors import CheckpointError, NotPlainDataError
+from rl_training.errors import CheckpointError, DiskFullError, NotPlainDataError
 from rl_training.experiment import files
 from rl_training.experiment.manifest import (
     FORMAT,
@@ -68,7 +67,6 @@ __all__ = [
 ]
 
 _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-_FULL_DISK = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,8 @@ def write_checkpoint(
     except Exception as error:
         shutil.rmtree(staging, ignore_errors=True)
         if isinstance(error, OSError):
-            raise CheckpointError(_write_problem(final, error, plan)) from error
+            kind = DiskFullError if error.errno in files.NO_ROOM else CheckpointError
+            raise kind(_write_problem(final, error, plan)) from error
         raise
     return CheckpointInfo(final, manifest.num_bytes, time.perf_counter() - started)
 
@@ -219,7 +218,7 @@ def _commit(staging: Path, final: Path) -> None:
 
 
 def _write_problem(final: Path, error: OSError, plan: list[_File]) -> str:
-    if error.errno not in _FULL_DISK:
+    if error.errno not in files.NO_ROOM:
         return f"{final}: cannot be written: {error.strerror or error}"
     needed = sum(file.estimate for file in plan if file.link_from is None)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -18,6 +19,8 @@ MAX_JSON_BYTES = 256 * 2**20
 _MOST_DIGITS = 300
 # Of run.json, metrics.csv and the records of a checkpoint; what earlier ones meant is in `history`.
 SCHEMA = 2
+# The numbers of an `OSError` that say that the disk has no room for a file.
+NO_ROOM = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 
 
 def _go_on(name: str) -> None:

@@ -67,7 +67,8 @@ class Session:
     broken_off: int | None = None
     # Whether the loop is at work, so that its state may not be whole between two iterations.
     _in_step = False
-    _save_failed = False
+    # What kept the last checkpoint from being written.
+    _save_failed: type[CheckpointError] | None = None
     # What `_standing` was when a checkpoint was last written.
     _saved: tuple[Any, ...] = ()
 
@@ -170,7 +171,7 @@ class Session:
         finally:
             self.metrics_log.settle()
         self.broken_off = None
-        retry = self._save_failed and reported
+        retry = self._save_failed is not None and reported
         asked = self._guard.saves_requested
         if self.save_cadence.due(now) or retry or asked > self._saves_answered:
             self._saves_answered = asked
@@ -271,9 +272,9 @@ class Session:
         except CheckpointError as error:
             if not self._save_failed:
                 self.say(f"warning: {error}; training goes on and tries again")
-            self._save_failed = True
+            self._save_failed = type(error)
             return
-        self._save_failed = False
+        self._save_failed = None
         if not self.run.record.get("saved"):
             self.note_in_run(saved=True)
         self.metrics_log.cover(self.clock.ticks)
@@ -351,7 +352,7 @@ class Session:
         if self.evaluated_at != before:
             self.save()
         if self._save_failed or self.checkpoint_path is None:
-            raise CheckpointError(
+            raise (self._save_failed or CheckpointError)(
                 f"{self.run.checkpoints}: the last checkpoint could not be written and the work since "
                 f"{self.checkpoint_path or 'the start'} is not saved; free some disk space and resume"
             )

@@ -6,7 +6,9 @@ owner touches its own file every sixth of `claim_timeout`. A claim may be taken 
 
 - has released it (the trials ended, or a signal ended the worker),
 - is a process of this machine that is gone, at once, or
-- has given no sign of life for `claim_timeout` seconds, by the clock of the disk.
+- has given no sign of life for `claim_timeout` seconds, by the clock of the disk, or has not moved for that long as
+  this process saw it: a file that is dated in the future, because a clock was wrong, would otherwise hold its group
+  until then.
 
 The last may be a process that only stalled (a suspended laptop, SIGSTOP, a disk that hung) and wakes up. Therefore
 `Claim.check` is the fence of its runs: asked before each rename that commits a checkpoint, run.json or metrics.csv,
@@ -29,13 +31,16 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from rl_training.errors import ClaimLost
+from rl_training.errors import ClaimLost, ConfigError
 from rl_training.experiment import files
+from rl_training.memory import out_of_memory_kills
 
 CLAIMS = "claims"
 _BEATS_PER_TIMEOUT = 6
 # Seconds after which the disk is asked for its time again.
 _CLOCK_HOLDS = 10.0
+# Seconds between two looks at a claim that is dated in the future.
+WATCH_INTERVAL = 0.2
 
 
 @dataclass(frozen=True)
@@ -97,10 +102,19 @@ class ClaimRecord:
     deaths: int  # owners in a row that died without getting any further
     progress: int  # what the group had reached when it was claimed
     touched: float  # Unix seconds, by the disk's clock
+    by_memory: int = 0  # of `deaths`, those during which the kernel ended a process for want of memory
+    kills: int = 0  # how many it had ended on the owner's machine when the group was claimed
 
     def is_free(self, now: float, timeout: float) -> bool:
         """Whether another worker may take over."""
         return self.released or (self.owner is not None and self.owner.is_gone) or now - self.touched > timeout
+
+    def deaths_now(self, me: Owner, progress: int) -> tuple[int, int]:
+        """`deaths` and `by_memory` of the next claim."""
+        if self.released or progress > self.progress:
+            return 0, 0
+        here = self.owner is not None and self.owner.machine == me.machine
+        return self.deaths + 1, self.by_memory + (here and out_of_memory_kills() > self.kills)
 
 
 def read_claim(study: Path, group: str) -> ClaimRecord | None:
@@ -109,13 +123,15 @@ def read_claim(study: Path, group: str) -> ClaimRecord | None:
     generation = _newest(folder)
     if generation == 0:
         return None
-    path = folder / f"{generation}.json"
-    touched = path.stat().st_mtime
+    with (folder / f"{generation}.json").open("rb") as file:
+        touched = os.fstat(file.fileno()).st_mtime  # of an open file: a shared disk may remember an older time
+        data = file.read()
     try:
-        record = files.decode_json(path.read_bytes())
+        record = files.decode_json(data)
         owner = Owner(**record["owner"])
+        counts = (int(record.get(name, 0)) for name in ("by_memory", "kills"))  # version 0.2 wrote neither
         return ClaimRecord(
-            generation, owner, record["released"], int(record["deaths"]), int(record["progress"]), touched
+            generation, owner, record["released"], int(record["deaths"]), int(record["progress"]), touched, *counts
         )
     except (ValueError, TypeError, KeyError):
         return ClaimRecord(generation, None, False, 0, -1, touched)
@@ -174,23 +190,34 @@ class Claim:
 
 
 class DiskClock:
-    """What time the disk thinks it is: machines that share one need not agree on the time of day.
+    """The time of day by the disk: machines that share one need not agree on it.
 
-    Looked up by touching a file, and again after a while.
+    Looked up by touching a file, and again after a while; this machine's own time if the disk cannot be written to.
+    It also remembers since when each claim has not moved.
     """
 
     def __init__(self, study: Path) -> None:
         self._probe = study / CLAIMS / f".clock-{secrets.token_hex(8)}"
-        self._ahead, self._until = 0.0, -math.inf
+        self._ahead, self._until = 0.0, -math.inf  # of the monotonic clock
+        self._seen: dict[str, tuple[tuple[int, float], float]] = {}
 
     def now(self) -> float:
         if time.monotonic() > self._until:
-            with contextlib.suppress(OSError):
-                self._probe.touch()
-                self._ahead = self._probe.stat().st_mtime - time.time()
-                self._probe.unlink()
+            self._ahead = time.time() - time.monotonic()
+            if not self._probe.parent.is_symlink():
+                with contextlib.suppress(OSError):
+                    self._probe.touch()
+                    self._ahead = self._probe.stat().st_mtime - time.monotonic()
+                    self._probe.unlink()
             self._until = time.monotonic() + _CLOCK_HOLDS
-        return time.time() + self._ahead
+        return time.monotonic() + self._ahead
+
+    def is_free(self, group: str, claim: ClaimRecord, timeout: float) -> bool:
+        """Whether another worker may take the group over, by its date or because its claim has not moved."""
+        state, now = (claim.generation, claim.touched), time.monotonic()
+        before, since = self._seen.get(group, (state, now))
+        self._seen[group] = state, since if before == state else now
+        return claim.is_free(self.now(), timeout) or now - self._seen[group][1] > timeout
 
 
 def take(
@@ -201,12 +228,11 @@ def take(
     `progress` is any number that grows while the group gets on: by it a claim knows how many owners in a row died
     without effect.
     """
+    _require_no_link(study, group)
     old = read_claim(study, group)
-    deaths = 0
-    if old is not None:
-        if not old.is_free((clock or DiskClock(study)).now(), timeout):
-            return None
-        deaths = old.deaths + 1 if not old.released and progress <= old.progress else 0
+    if old is not None and not (clock or DiskClock(study)).is_free(group, old, timeout):
+        return None
+    deaths, by_memory = (0, 0) if old is None else old.deaths_now(me, progress)
     generation = 1 if old is None else old.generation + 1
     path = study / CLAIMS / group / f"{generation}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,7 +240,7 @@ def take(
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
         return None
-    record = ClaimRecord(generation, me, False, deaths, progress, 0.0)
+    record = ClaimRecord(generation, me, False, deaths, progress, 0.0, by_memory, out_of_memory_kills())
     try:
         _write(handle, record)
         os.fsync(handle)
@@ -224,9 +250,31 @@ def take(
     return Claim(path, generation, handle, record, timeout)
 
 
+def _require_no_link(study: Path, group: str) -> None:
+    """A link in a folder from elsewhere could lead to any folder of ours."""
+    for place in (study / CLAIMS, study / CLAIMS / group):
+        if place.is_symlink():
+            raise ConfigError(f"{place}: a link, in which nothing is claimed; remove it if you trust this folder")
+
+
+def held_claim(study: Path, group: str, timeout: float, clock: DiskClock) -> ClaimRecord | None:
+    """The claim by which a worker holds a group now; None if the group is free or its claim is dated in the
+    future."""
+    claim = read_claim(study, group)
+    if claim is None or claim.is_free(clock.now(), timeout) or is_ahead(study, group, timeout, clock):
+        return None
+    return claim
+
+
+def is_ahead(study: Path, group: str, timeout: float, clock: DiskClock) -> bool:
+    """Whether the claim of a group is dated in the future; an owner that still touches it soon corrects that."""
+    claim = read_claim(study, group)
+    return claim is not None and claim.touched - clock.now() > timeout
+
+
 def _write(handle: int, record: ClaimRecord) -> None:
-    fields = {"owner": asdict(record.owner) if record.owner else None, "released": record.released}
-    data = files.encode_json({**fields, "deaths": record.deaths, "progress": record.progress})
+    fields = {name: value for name, value in asdict(record).items() if name not in ("generation", "touched")}
+    data = files.encode_json(fields)
     os.pwrite(handle, data.ljust(os.fstat(handle).st_size), 0)  # padded: a reader never sees two records mixed
 
 

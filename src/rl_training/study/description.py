@@ -24,6 +24,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, ValidationError
 
+from rl_training.console.output import note
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import (
     PlainMapping,
@@ -37,11 +38,13 @@ from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
 from rl_training.runtime.init_from import find_origin
 from rl_training.runtime.online import OnlineConfig, require_updates
 from rl_training.runtime.regime import Job
-from rl_training.settings import PathText, PositiveFloat, PositiveInt, Settings, describe, list_as_tuple, seed_list
-from rl_training.study.plan import described
+from rl_training.settings import PathText, PositiveInt, Settings, describe, list_as_tuple, seed_list
+from rl_training.study.plan import LONGEST_TIMEOUT, MOST_THREADS, described
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-_MOST_CONFIGURATIONS = 100_000
+MOST_TRIALS = 100_000
+# From how many trials on a line says that they are being planned.
+_MANY_TRIALS = 5_000
 # The study decides these itself, or they may only be said on the command line.
 _NOT_TO_SET = {
     "seed": "give the seeds as `seeds: 0..9`",
@@ -118,10 +121,10 @@ class ManyRuns(Settings):
     """settings of every trial"""
     population: Annotated[Any, BeforeValidator(_population)] = "auto"
     """the most trials of one group, which differ in seed and numbers alone: a number, `off` (1), or `auto`"""
-    threads: PositiveInt | None = None
+    threads: Annotated[PositiveInt, Field(le=MOST_THREADS)] | None = None
     """threads of each worker; null: the cores shared among the workers of the first sweep. Fixed with the plan,
     because bits depend on it"""
-    claim_timeout: PositiveFloat = 60.0
+    claim_timeout: Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT)] = 60.0
     """seconds without a sign of life after which a worker's trial is given to another"""
 
     @classmethod
@@ -227,6 +230,7 @@ def read_description(source: str | Path | Mapping[str, Any], here: Here | None =
         file = StudyFile.parse(document.value)
         tasks = _tasks(file, None if isinstance(source, Mapping) else Path(source).expanduser().parent)
         name = file.name or plain_name(stem)
+        _check_number(file, len(tasks))
         expanded = [_expand(i, task, file, here or Here()) for i, task in enumerate(tasks)]
     except ConfigError as error:
         raise explain(error, place, lines, {}) from None
@@ -242,6 +246,25 @@ def read_description(source: str | Path | Mapping[str, Any], here: Here | None =
         tuple(wanted for _, found in expanded for wanted in found),
         lines,
     )
+
+
+def _check_number(file: StudyFile, tasks: int) -> None:
+    """Refuse more trials than are planned, before the work; say so if planning them takes a while."""
+    zipped = len(next(iter(file.zipped.values()), [0]))
+    number = tasks * math.prod(len(column) for column in file.grid.values()) * zipped * max(1, len(file.entries))
+    require_few_trials(number, len(file.seeds or (0,)), "grid")
+    if number * len(file.seeds or (0,)) >= _MANY_TRIALS:
+        note(f"planning {number * len(file.seeds or (0,)):,} trials: checking {number:,} configurations …")
+
+
+def require_few_trials(configurations: int, seeds: int, key: str) -> None:
+    """Refuse a study of more trials than are planned."""
+    if configurations * seeds > MOST_TRIALS:
+        raise ConfigError(
+            f"{configurations:,} configurations of {seeds:,} seeds are {configurations * seeds:,} trials; at most "
+            f"{MOST_TRIALS:,} are planned: vary less, or make several studies",
+            key=key,
+        )
 
 
 def text_of(source: str | Path | Mapping[str, Any], kind: str = "study") -> tuple[str, str, str]:
@@ -295,9 +318,6 @@ def _points(
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The values of every configuration of a task, and what was changed in them."""
     rows = [dict(zip(file.zipped, row)) for row in zip(*file.zipped.values())] or [{}]
-    number = math.prod(len(column) for column in file.grid.values()) * len(rows) * max(1, len(file.entries))
-    if number > _MOST_CONFIGURATIONS:
-        raise ConfigError(f"{number:,} configurations, at most {_MOST_CONFIGURATIONS:,} are planned", key="grid")
     grid = [dict(zip(file.grid, point)) for point in itertools.product(*file.grid.values())]
     for entry, row, point in itertools.product(file.entries or ({},), rows, grid):
         changed, taken = copy.deepcopy(values), dict(places)

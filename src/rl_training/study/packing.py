@@ -49,6 +49,8 @@ _MODE = (stat.S_IFREG | 0o644) << 16
 _MOST_MEMBERS = 1_000_000
 _LARGEST_MEMBER = 2**31
 _CHUNK = 2**20
+# A study may always unpack to so many bytes, and to so many times the bytes of its file.
+_USUAL_SIZE, _USUAL_RATIO = 256 * 2**20, 100
 
 
 def pack(folder: Path, target: Path, *, policies: Policies = "best") -> None:
@@ -110,12 +112,16 @@ def _read(folder: Path, name: str) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def unpack(file: Path, target: Path | None = None) -> Path:
-    """Unpack a study into the new folder `target` (`studies/NAME` if it is None), and return that."""
+def unpack(file: Path, target: Path | None = None, *, max_size: int | None = None) -> Path:
+    """Unpack a study into the new folder `target` (`studies/NAME` if it is None), and return that.
+
+    More than `max_size` bytes are refused; if it is None, more than 256 MiB that are also a hundred times the file.
+    """
     try:
         with zipfile.ZipFile(file) as archive:
             packed = Packed(archive, file)
             target = target or Path("studies") / packed.plan.name
+            _require_size(packed.members, file, max_size)
             _extract(archive, packed.members, target, file)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise CheckpointError(f"{file}: not a packed study, or damaged: {error}") from None
@@ -183,6 +189,16 @@ def _bytes(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: Path) -> bytes
     if len(data) != info.file_size:
         raise CheckpointError(f"{file}: {info.filename!r} is not of the size it declares")
     return data
+
+
+def _require_size(members: dict[str, zipfile.ZipInfo], file: Path, limit: int | None) -> None:
+    """Refuse a small file that declares far more than any study is compressed by."""
+    needed, packed = sum(info.file_size for info in members.values()), file.stat().st_size
+    if needed > (max(_USUAL_SIZE, _USUAL_RATIO * packed) if limit is None else limit):
+        raise ConfigError(
+            f"{file}: its {human_bytes(packed)} unpack to {human_bytes(needed)}; if you trust it, allow that with "
+            f"--max-size {needed}"
+        )
 
 
 def _extract(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], target: Path, file: Path) -> None:

@@ -10,7 +10,8 @@
         tuning.json             of a tuning: what was asked, and what came of it
 
 A configuration is known by a hash of what its results depend on: every setting with its default spelt out, but for
-the seed and for where and how a run is made (`_HOW`). Data files count by their name, not by their folder. The
+the seed and for where and how a run is made (`_HOW`). Data files count by their name and contents, not by their
+folder; a plan of version 0.2 has no contents, and its files count by their name until they are found again. The
 settings are kept beside the hash, so a default that changes in a later version changes no trial that is planned; a
 setting that is new in a later version, and left at its default, makes no new trial.
 """
@@ -18,6 +19,7 @@ setting that is new in a later version, and left at its default, makes no new tr
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -34,7 +36,11 @@ STUDY = "study.yaml"
 TUNING = "tuning.json"
 RUNS = "runs"
 KIND = "rl_training.study"
-SCHEMA = 1
+SCHEMA = 2
+_SCHEMA_WITHOUT_DATA = 1
+# Threads of a worker, and seconds without a sign of life.
+MOST_THREADS, LONGEST_TIMEOUT = 1024, 30 * 86_400.0
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 # Where and how a run is made: no result depends on these.
 _HOW = frozenset(
     {
@@ -66,16 +72,32 @@ def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_folders(name: str, value: Any) -> Any:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: _without_folders(key, item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_without_folders(name, item) for item in value]
-    return PurePath(value).name if name.endswith("dataset_path") and isinstance(value, str) else value
+    return PurePath(value).name if isinstance(value, str) and _names_a_file(name) else value
 
 
-def hash_of(known: Mapping[str, Any]) -> str:
-    """The hash of an identity."""
-    return hashlib.sha256(files.encode_json(dict(known))).hexdigest()
+def _names_a_file(place: str) -> bool:
+    return place.endswith("dataset_path")
+
+
+def data_files(value: Any, place: str = "") -> dict[str, str]:
+    """The data files that settings name, by dotted place."""
+    if isinstance(value, Mapping):
+        parts = [data_files(item, f"{place}.{key}" if place else key) for key, item in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [data_files(item, f"{place}.{i}") for i, item in enumerate(value) if isinstance(item, Mapping)]
+    else:
+        return {place: value} if isinstance(value, str) and _names_a_file(place) else {}
+    return {name: path for part in parts for name, path in part.items()}
+
+
+def hash_of(known: Mapping[str, Any], contents: Mapping[str, str] | None = None) -> str:
+    """The hash of an identity and of the contents of its data files."""
+    whole = {**known, "data": dict(contents)} if contents else dict(known)
+    return hashlib.sha256(files.encode_json(whole)).hexdigest()
 
 
 def with_how(settings: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,6 +123,7 @@ class Configuration:
     task: int
     changes: dict[str, Any]  # what varies, by dotted place
     settings: dict[str, Any]  # a TrainConfig with every default spelt out
+    data: dict[str, str] = field(default_factory=dict)  # contents of its data files, by dotted place
 
     @property
     def name(self) -> str:
@@ -131,7 +154,7 @@ class Plan:
     name: str
     threads: int
     claim_timeout: float
-    tasks: list[dict[str, Any]]  # source and settings of each base
+    tasks: list[dict[str, Any]]  # source, settings and contents of the data of each base
     configurations: list[Configuration] = field(default_factory=list)
     members: list[list[tuple[int, int]]] = field(default_factory=list)
 
@@ -160,7 +183,12 @@ class Plan:
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
-    record = {"kind": KIND, "schema": SCHEMA, **asdict(plan)}
+    record = asdict(plan)
+    for configuration in record["configurations"]:
+        if not configuration["data"]:
+            del configuration["data"]
+    has_data = any(one.data for one in plan.configurations)
+    record |= {"kind": KIND, "schema": SCHEMA if has_data else _SCHEMA_WITHOUT_DATA}
     files.replace_atomically(folder / PLAN, files.encode_json(record))
 
 
@@ -198,8 +226,11 @@ def _plan_of(record: dict[str, Any]) -> Plan:
     names = [trial.name for trial in plan.trials]
     if len(set(names)) < len(names):
         raise ValueError("a trial is in it twice")
-    if type(plan.threads) is not int or plan.threads < 1 or not float(plan.claim_timeout) > 0:
-        raise ValueError("threads or claim_timeout is no number above 0")
-    if any("/" in name or name.startswith(".") for name in (plan.name, *names)):
-        raise ValueError("its names are not plain")
+    if type(plan.threads) is not int or not 1 <= plan.threads <= MOST_THREADS:
+        raise ValueError(f"threads must be a whole number from 1 to {MOST_THREADS}, got {str(plan.threads)[:40]}")
+    timeout = plan.claim_timeout
+    if type(timeout) not in (int, float) or not 0 < timeout <= LONGEST_TIMEOUT:
+        raise ValueError(f"claim_timeout must be > 0 and <= {LONGEST_TIMEOUT:g}, got {str(timeout)[:40]}")
+    if not all(isinstance(name, str) and _PLAIN.fullmatch(name) for name in (plan.name, *names)):
+        raise ValueError("its names are not plain: letters, digits, '.', '_' and '-' alone")
     return plan

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rl_training.data.placement import contents_of
 from rl_training.errors import ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
@@ -19,8 +20,9 @@ from rl_training.experiment.runs import hold
 from rl_training.memory import available_cores
 from rl_training.population.members import signature
 from rl_training.runtime.building import MOST_THREADS
-from rl_training.study.claims import CLAIMS, read_claim
+from rl_training.study.claims import CLAIMS, DiskClock, read_claim
 from rl_training.study.description import Description, Wanted
+from rl_training.study.plan import MOST_THREADS as MOST_STUDY_THREADS
 from rl_training.study.plan import (
     PLAN,
     RUNS,
@@ -28,6 +30,7 @@ from rl_training.study.plan import (
     TUNING,
     Configuration,
     Plan,
+    data_files,
     described,
     hash_of,
     identity,
@@ -41,6 +44,38 @@ from rl_training.study.trials import FAILURES, home_of
 # The most trials of a group where the population is `auto` and they train on a GPU; on a CPU each is a group.
 _TOGETHER = 16
 _MOST_DIFFERENCES = 6
+
+
+class Contents:
+    """The contents of data files as they are now, each read once: size and checksum as text."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str | None] = {}
+
+    def of(self, path: str) -> str | None:
+        """None if there is no such file, or it cannot be read."""
+        if path not in self._known:
+            self._known[path] = None
+            with contextlib.suppress(OSError):
+                found = contents_of(Path(path).expanduser())
+                self._known[path] = f"{found['bytes']}-{found['samples']:08x}"
+        return self._known[path]
+
+    def of_all(self, settings: Mapping[str, Any]) -> dict[str, str]:
+        """Those of every file that settings name and that is there, by dotted place."""
+        found = {place: self.of(path) for place, path in data_files(settings).items()}
+        return {place: contents for place, contents in found.items() if contents is not None}
+
+    def differing(
+        self, before: Mapping[str, Any], recorded: Mapping[str, str], now: Mapping[str, Any]
+    ) -> list[str]:
+        """The places at which two settings of one identity name files of different contents.
+
+        `recorded` is what is known of those of `before`; a file of which nothing is known and that is not there is
+        taken for the same.
+        """
+        known, new = {**self.of_all(before), **recorded}, self.of_all(now)
+        return [place for place in new if known.get(place, new[place]) != new[place]]
 
 
 def prepare(description: Description, folder: Path, workers: int) -> Plan:
@@ -83,8 +118,8 @@ def has_begun(folder: Path, plan: Plan) -> bool:
     """Whether a run folder exists, or somebody is about to make one."""
     if any(home_of(folder, trial).exists() for trial in plan.trials):
         return True
-    claims = [read_claim(folder, group.name) for group in plan.groups]
-    return any(claim is not None and not claim.is_free(time.time(), plan.claim_timeout) for claim in claims)
+    claims, clock = [read_claim(folder, group.name) for group in plan.groups], DiskClock(folder)
+    return any(claim is not None and not claim.is_free(clock.now(), plan.claim_timeout) for claim in claims)
 
 
 def _first(description: Description, workers: int) -> Plan:
@@ -98,16 +133,18 @@ def _first(description: Description, workers: int) -> Plan:
 
 
 def _tasks(description: Description) -> list[dict[str, Any]]:
-    return [
-        {"source": source, "settings": base.to_dict()}
-        for source, base in zip(description.sources, description.bases)
-    ]
+    contents, found = Contents(), []
+    for source, base in zip(description.sources, description.bases):
+        settings = base.to_dict()
+        data = contents.of_all(settings)
+        found.append({"source": source, "settings": settings} | ({"data": data} if data else {}))
+    return found
 
 
 def _threads(description: Description, workers: int) -> int:
     """The cores shared among the workers; beside a GPU one thread is enough."""
     if (given := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and int(given) > 0:
-        return int(given)
+        return min(int(given), MOST_STUDY_THREADS)
     if any(_on_gpu(base) for base in description.bases):
         return 1
     return max(1, min(MOST_THREADS, available_cores() // workers))
@@ -128,7 +165,11 @@ def _extended(old: Plan, description: Description) -> Plan:
             key="threads",
         )
     _require_same_bases(old, description)
-    plan = old.changed(claim_timeout=description.file.claim_timeout, tasks=_tasks(description))
+    tasks = _tasks(description)
+    for before, now in zip(old.tasks, tasks):  # a file that is not there now keeps the contents it had
+        if data := {**before.get("data", {}), **now.get("data", {})}:
+            now["data"] = data
+    plan = old.changed(claim_timeout=description.file.claim_timeout, tasks=tasks)
     return _with_wanted(plan, description)
 
 
@@ -139,14 +180,19 @@ def _require_same_bases(old: Plan, description: Description) -> None:
         raise ConfigError(f"the task {gone} was planned and is missing now; a study only grows", key="tasks")
     changes = [*(one.changes for one in old.configurations), *(one.changes for one in description.wanted)]
     varied = {place for each in changes for place in each}
+    contents = Contents()
     for task, base in zip(old.tasks, description.bases):
         before, now = identity(task["settings"]), identity(base.to_dict())
         new = {name for name in now if name not in before}
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in varied]
         if at_default(base, new):
             changed = [name for name in changed if name not in new]
+        told = "; ".join(f"{short(n)} {before.get(n)} -> {now.get(n)}" for n in changed[:_MOST_DIFFERENCES])
+        if not changed:
+            other = contents.differing(task["settings"], task.get("data", {}), base.to_dict())
+            changed = [place for place in other if not any(f"{place}.".startswith(f"{one}.") for one in varied)]
+            told = "; ".join(f"{short(n)} names a file of other contents" for n in changed)
         if changed:
-            told = "; ".join(f"{short(n)} {before.get(n)} -> {now.get(n)}" for n in changed[:_MOST_DIFFERENCES])
             more = f" and {len(changed) - _MOST_DIFFERENCES} more" if len(changed) > _MOST_DIFFERENCES else ""
             raise ConfigError(
                 f"{task['source']} has changed since this study began ({told}{more}); undo that, or give the "
@@ -169,25 +215,14 @@ def at_default(config: TrainConfig, names: Iterable[str]) -> bool:
 
 def _with_wanted(plan: Plan, description: Description) -> Plan:
     """The plan with every wanted trial in it: known ones where they are, new ones in groups at the end."""
-    configurations = list(plan.configurations)
-    known = {one.hash: index for index, one in enumerate(configurations)}
+    known = _Known(plan.configurations)
     places: dict[int, Wanted] = {}
     for wanted in description.wanted:
-        index = _find(wanted.config, configurations, known)
-        if index is None:
-            index = len(configurations)
-            settings = wanted.config.to_dict()
-            digest = hash_of(identity(settings))
-            known[digest] = index
-            configurations.append(Configuration(digest, wanted.task, dict(wanted.changes), settings))
-        else:
-            old = configurations[index]
-            configurations[index] = Configuration(
-                old.hash, wanted.task, dict(wanted.changes), _kept(old.settings, wanted.config.to_dict())
-            )
+        index = known.place(wanted)
         if index in places:
             raise ConfigError(f"{_label(places[index])} and {_label(wanted)} are the same trial")
         places[index] = wanted
+    configurations = known.configurations
     if len({one.name for one in configurations}) < len(configurations):
         raise ConfigError(
             "two configurations have the same short hash, by chance; add a tiny change to one setting"
@@ -210,18 +245,58 @@ def _label(wanted: Wanted) -> str:
     return described(wanted.changes) or f"task {wanted.task + 1}"
 
 
-def _find(config: TrainConfig, configurations: list[Configuration], known: Mapping[str, int]) -> int | None:
-    """The planned configuration that this is, also where it was planned before some settings existed."""
-    now = identity(config.to_dict())
-    if (index := known.get(hash_of(now))) is not None:
+class _Known:
+    """The configurations of a plan, found by what their results depend on."""
+
+    def __init__(self, configurations: Iterable[Configuration]) -> None:
+        self.configurations = list(configurations)
+        self._contents = Contents()
+        self._alike: dict[str, list[int]] = {}  # by the hash of the identity alone: they differ in their data
+        self._names: set[frozenset[str]] = set()
+        for index, one in enumerate(self.configurations):
+            self._remember(index, identity(one.settings))
+
+    def _remember(self, index: int, known: Mapping[str, Any]) -> None:
+        self._alike.setdefault(hash_of(known), []).append(index)
+        self._names.add(frozenset(known))
+
+    def place(self, wanted: Wanted) -> int:
+        """Where the wanted configuration is in the plan; it is added if it is new."""
+        settings = wanted.config.to_dict()
+        now, data, changes = identity(settings), self._contents.of_all(settings), dict(wanted.changes)
+        index = self._find(wanted.config, settings, now)
+        if index is None:
+            index = len(self.configurations)
+            self._remember(index, now)
+            self.configurations.append(Configuration(hash_of(now, data), wanted.task, changes, settings, data))
+        else:
+            old = self.configurations[index]
+            kept = _kept(old.settings, settings)
+            self.configurations[index] = Configuration(old.hash, wanted.task, changes, kept, {**old.data, **data})
         return index
-    for names in {frozenset(identity(one.settings)) for one in configurations}:
-        new = now.keys() - names
-        if new and now.keys() > names and at_default(config, new):
-            digest = hash_of({name: value for name, value in now.items() if name in names})
-            if digest in known:
-                return known[digest]
-    return None
+
+    def _find(self, config: TrainConfig, settings: Mapping[str, Any], now: Mapping[str, Any]) -> int | None:
+        """The planned configuration that this is, also if it was planned before some settings existed."""
+        alike = list(self._alike.get(hash_of(now), ()))
+        for names in self._names:
+            new = now.keys() - names
+            if new and now.keys() > names and at_default(config, new):
+                digest = hash_of({name: value for name, value in now.items() if name in names})
+                alike += self._alike.get(digest, ())
+        same = [index for index in alike if not self._differs(index, settings)]
+        if len(same) > 1:  # a file of that name is not there: its path has to tell
+            paths = data_files(settings)
+            same = [index for index in same if data_files(self.configurations[index].settings) == paths]
+            if len(same) != 1:
+                raise ConfigError(
+                    f"{next(iter(paths.values()))}: no such file, and this study learns from several of that name",
+                    key="dataset_path",
+                )
+        return same[0] if same else None
+
+    def _differs(self, index: int, settings: Mapping[str, Any]) -> bool:
+        one = self.configurations[index]
+        return bool(self._contents.differing(one.settings, one.data, settings))
 
 
 def _require_nothing_gone(plan: Plan, places: Mapping[int, Wanted]) -> None:
@@ -243,10 +318,12 @@ def _grouped(
     """Trials in groups of those a population could train together, the first seeds of all configurations first."""
     buckets: dict[tuple[str, int], list[tuple[int, int]]] = {}
     rank = {seed: i for i, seed in enumerate(dict.fromkeys(seed for _, seed in members))}
+    kinds: dict[int, tuple[str, int]] = {}
     for index, seed in sorted(members, key=lambda member: (rank[member[1]], member[0])):
-        config = configurations[index]
-        size = _group_size(description.file.population, TrainConfig(**config.settings))
-        buckets.setdefault((signature(TrainConfig(**config.settings)), size), []).append((index, seed))
+        if index not in kinds:
+            config = TrainConfig(**configurations[index].settings)
+            kinds[index] = signature(config), _group_size(description.file.population, config)
+        buckets.setdefault(kinds[index], []).append((index, seed))
     groups = [
         bucket[start : start + size]
         for (_, size), bucket in buckets.items()

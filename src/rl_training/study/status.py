@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_training.study.claims import ClaimRecord, read_claim
+from rl_training.study.claims import ClaimRecord, DiskClock, held_claim
 from rl_training.study.plan import Group, Plan, Trial, described, read_plan, short
 from rl_training.study.trials import (
     Failure,
@@ -121,25 +120,30 @@ def read_status(folder: Path, known: dict[str, TrialStatus] | None = None) -> St
     """How the study in `folder` stands. `known` remembers trials that are done, for whoever looks repeatedly."""
     plan = read_plan(folder)
     known = {} if known is None else known
+    clock = DiskClock(folder)
     trials: list[TrialStatus] = []
     for group in plan.groups:
         if not all(trial.name in known for trial in group.trials):
-            known |= _over(folder, plan, group, trials)
+            known |= _over(folder, plan, group, trials, clock)
         else:
             trials += [known[trial.name] for trial in group.trials]
     return StudyStatus(plan.name, plan, tuple(trials))
 
 
-def _over(folder: Path, plan: Plan, group: Group, trials: list[TrialStatus]) -> dict[str, TrialStatus]:
+def _over(
+    folder: Path, plan: Plan, group: Group, trials: list[TrialStatus], clock: DiskClock
+) -> dict[str, TrialStatus]:
     """Append how the trials of a group stand; returns those that are over."""
-    claim = read_claim(folder, group.name)
-    live = claim if claim is not None and not claim.is_free(time.time(), plan.claim_timeout) else None
-    found = [_status_of(folder, plan, trial, live, alone=len(group.trials) == 1) for trial in group.trials]
+    claim = held_claim(folder, group.name, plan.claim_timeout, clock)
+    age = 0.0 if claim is None else round(max(0.0, clock.now() - claim.touched), 1)
+    found = [_status_of(folder, plan, trial, claim, age, alone=len(group.trials) == 1) for trial in group.trials]
     trials += found
     return {one.trial.name: one for one in found if one.state == "done"}
 
 
-def _status_of(folder: Path, plan: Plan, trial: Trial, claim: ClaimRecord | None, *, alone: bool) -> TrialStatus:
+def _status_of(
+    folder: Path, plan: Plan, trial: Trial, claim: ClaimRecord | None, age: float, *, alone: bool
+) -> TrialStatus:
     home, configuration = home_of(folder, trial), plan.configurations[trial.configuration]
     record, failure = record_of(home), read_failure(folder, trial)
     metrics = record.get("metrics") if is_done(record) else None
@@ -159,7 +163,7 @@ def _status_of(folder: Path, plan: Plan, trial: Trial, claim: ClaimRecord | None
         state,
         {short(place): value for place, value in configuration.changes.items()},
         host=None if at_work is None or at_work.owner is None else at_work.owner.host,
-        heartbeat=None if at_work is None else round(max(0.0, time.time() - at_work.touched), 1),
+        heartbeat=None if at_work is None else age,
         failure=failure if state == "failed" else None,
         step=int(numbers.get("update_count" if "epoch" in numbers else "global_step", progress.step)),
         total=int(configuration.settings["total_timesteps"]),

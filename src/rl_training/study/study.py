@@ -14,7 +14,7 @@ from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.settings import at_home
 from rl_training.study.plan import Plan, read_plan
 from rl_training.study.status import StudyStatus, TrialStatus, as_record, read_status
-from rl_training.study.trials import NEVER_RETRIED, home_of
+from rl_training.study.trials import FULL_DISK, NEVER_RETRIED, home_of
 
 if TYPE_CHECKING:
     from rl_training.judging.selecting import Selection
@@ -24,8 +24,15 @@ Say = Callable[[str], None]
 _POLL = 1.0
 # How often in a row a sweep tries what nobody seems to hold and its workers nevertheless left.
 _PATIENCE = 3
+_MOST_WORKERS = 10_000
 # Workers among whom the cores are shared, where it is not known how many there will be.
 _ONE_THREAD_EACH = 2**31
+
+
+def require_workers(workers: int | None) -> None:
+    """Refuse a number of workers that nobody can mean."""
+    if workers is not None and not 1 <= workers <= _MOST_WORKERS:
+        raise ConfigError(f"workers must be >= 1 and <= {_MOST_WORKERS}, got {workers}")
 
 
 def iqm(values: Sequence[float]) -> float:
@@ -113,8 +120,7 @@ class Study:
         many as there is room for. A trial that fails does not stop the others: look at `failed` of what is
         returned. `retry_failed` tries those again that failed for a reason which may have gone.
         """
-        if workers is not None and workers < 1:
-            raise ConfigError(f"workers must be >= 1, got {workers}")
+        require_workers(workers)
         if ray is not None:
             return self._run_on_ray(ray, workers, bool(gpus), retry_failed, allow_import, say)
         from rl_training.study import worker
@@ -161,8 +167,7 @@ class Study:
         """Have workers `work`, who are told how many trials wait, until every trial is done or failed."""
         from rl_training.study import worker
 
-        if retry_failed:
-            worker.retry_failed(self.folder, plan, NEVER_RETRIED)
+        worker.retry_failed(self.folder, plan, NEVER_RETRIED, only=None if retry_failed else (FULL_DISK,))
         say(f"{plan.name}: {len(plan.trials)} trials in {self.folder}")
         idle = 0
         while not (status := self.status()).is_over:

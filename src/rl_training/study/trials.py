@@ -19,11 +19,13 @@ FAILURES = "failures"
 _DONE = ("finished", "stopped")
 # Usage and configuration, checkpoint and data, divergence: trying again would give the same.
 NEVER_RETRIED = (2, 3, 4)
+# The code of a trial for which the disk had no room, whatever the command line returns then: it is tried again.
+FULL_DISK = 5
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a trial failed: the exit code the command line would have had, and one line."""
+    """Why a trial failed: the exit code the command line would have had, or `FULL_DISK`, and one line."""
 
     code: int
     message: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,13 +20,13 @@ from rl_training.errors import ConfigError, RLTrainingError, RunInUse
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.settings import at_home
-from rl_training.study.claims import Claim, Owner, take
+from rl_training.study.claims import WATCH_INTERVAL, Claim, DiskClock, Owner, is_ahead, take
 from rl_training.study.description import Wanted
 from rl_training.study.plan import PLAN, TUNING, Plan, described, hash_of, identity, read_plan, short
-from rl_training.study.planning import has_begun, prepare, require_own
+from rl_training.study.planning import Contents, has_begun, prepare, require_own
 from rl_training.study.sampler import propose, require_optuna
 from rl_training.study.status import StudyStatus, TrialStatus
-from rl_training.study.study import Say, Study
+from rl_training.study.study import Say, Study, require_workers
 from rl_training.study.tuning_file import read_tuning
 from rl_training.study.tuning_record import Outcome, Record, Tried, read_record, write_record
 from rl_training.study.worker import retry_failed
@@ -121,6 +122,7 @@ class Tuning:
         self.folder = Path(at_home(str(output_dir))) / self._described.name
         self._configs: dict[int, TrainConfig] = {}  # by the trial's number, as are their hashes
         self._hashes: dict[int, str] = {}
+        self._contents = Contents()
 
     def run(
         self,
@@ -135,12 +137,11 @@ class Tuning:
 
         With several workers as many trials are asked for at a time, and told together.
         """
-        together = max(1, len(gpus)) if workers is None else workers
-        if together < 1:
-            raise ConfigError(f"workers must be >= 1, got {workers}")
+        require_workers(workers)
+        together = workers or max(1, len(gpus))
         require_optuna()
         hands = _Hands(self.folder, together, gpus, allow_import, quiet, say)
-        self._configs, self._hashes = {0: self._described.base}, {}
+        self._configs, self._hashes, self._contents = {0: self._described.base}, {}, Contents()
         with self._claimed() as claim:
             record = self._begun(claim, together)
             self._plan(record, together)  # a base that has changed is refused before anything is written
@@ -163,9 +164,11 @@ class Tuning:
             if (self.folder / PLAN).exists() and not (self.folder / TUNING).exists():
                 raise ConfigError(f"{self.folder}: holds a study that is no tuning; give this one another name")
             self.folder.mkdir(parents=True, exist_ok=True)
-            claim = take(self.folder, _ASKING, Owner.me(), self._file.claim_timeout)
-            if claim is None:
-                raise RunInUse(f"{self.folder}: another process is tuning here; wait for it, or stop it")
+            timeout, clock, me = self._file.claim_timeout, DiskClock(self.folder), Owner.me()
+            while (claim := take(self.folder, _ASKING, me, timeout, clock=clock)) is None:
+                if not is_ahead(self.folder, _ASKING, timeout, clock):
+                    raise RunInUse(f"{self.folder}: another process is tuning here; wait for it, or stop it")
+                time.sleep(WATCH_INTERVAL)
             with claim:
                 yield claim
         except OSError as error:
@@ -260,7 +263,8 @@ class Tuning:
         for number in range(len(record.trials)):
             if self._problem(record, number) is None:
                 if number not in self._hashes:
-                    self._hashes[number] = hash_of(identity(self._config(record, number).to_dict()))
+                    settings = self._config(record, number).to_dict()
+                    self._hashes[number] = hash_of(identity(settings), self._contents.of_all(settings))
                 found[number] = first.setdefault(self._hashes[number], number)
         return found
 

@@ -32,6 +32,7 @@ from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.experiment.vocabulary import METRICS
 from rl_training.settings import NonNegativeInt, PathText, PositiveInt, Settings, seed_list
 from rl_training.study.description import (
+    MOST_TRIALS,
     Description,
     ManyRuns,
     Wanted,
@@ -39,6 +40,7 @@ from rl_training.study.description import (
     found_beside,
     plain_name,
     put_settings,
+    require_few_trials,
     require_origins,
     text_of,
 )
@@ -47,7 +49,6 @@ from rl_training.study.space import Dimension, parse_space
 
 # Above so many corners each setting is taken to its ends alone.
 _MOST_CORNERS = 256
-_MOST_TRIALS = 100_000
 _HIGHEST_SEED = 2**32 - 1
 
 
@@ -77,7 +78,7 @@ class TuningFile(ManyRuns):
     """`0..2` or a list: every trial runs all of them"""
     space: Annotated[dict[str, Any], BeforeValidator(parse_space)]
     """settings to search: `{low, high, log, step}` or a list of choices"""
-    trials: Annotated[PositiveInt, Field(le=_MOST_TRIALS)] = 20
+    trials: Annotated[PositiveInt, Field(le=MOST_TRIALS)] = 20
     """configurations to try, the base among them"""
     metric: Annotated[str, BeforeValidator(_metric)] = "eval_return_mean"
     """what is to become as high as possible, by its name in results or in the log"""
@@ -177,6 +178,7 @@ def _described(
 
 
 def _check_seeds(file: TuningFile) -> None:
+    require_few_trials(file.trials, len(file.seeds), "trials")
     if both := sorted({*file.seeds} & {*file.fresh_seeds}):
         raise ConfigError(
             f"confirm.seeds must be fresh: {both[0]} is one of the trials' `seeds`", key="confirm.seeds"

@@ -13,6 +13,7 @@ import secrets
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from rl_training.console.output import one_line
-from rl_training.errors import ClaimLost, ConfigError, RLTrainingError, RunInUse
+from rl_training.errors import ClaimLost, ConfigError, DiskFullError, RLTrainingError, RunInUse
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
@@ -33,9 +34,19 @@ from rl_training.population.members import train_in_folders
 from rl_training.runtime.run import Launch
 from rl_training.runtime.signals import TrainingInterrupted
 from rl_training.runtime.workflows import resume_training
-from rl_training.study.claims import Claim, DiskClock, Owner, previous_owner, take
+from rl_training.study.claims import (
+    WATCH_INTERVAL,
+    Claim,
+    ClaimRecord,
+    DiskClock,
+    Owner,
+    is_ahead,
+    previous_owner,
+    take,
+)
 from rl_training.study.plan import RUNS, Group, Plan, Trial, read_plan
 from rl_training.study.trials import (
+    FULL_DISK,
     Failure,
     forget_failure,
     home_of,
@@ -45,8 +56,9 @@ from rl_training.study.trials import (
     record_of,
 )
 
-# A trial that ended this many workers, one after the other and without getting any further, is given up.
-_MOST_DEATHS = 5
+# A trial is given up if so many workers in a row died in it without getting any further: the first number if the
+# kernel's out-of-memory killer was at work, the second if nothing is known of why they died.
+_MOST_OUT_OF_MEMORY, _MOST_DEATHS = 5, 25
 _USAGE = 2
 
 
@@ -127,7 +139,7 @@ def _clear(home: Path) -> None:
 
 @dataclass(frozen=True)
 class Worked:
-    """What a worker leaves: whether others still hold groups, and how many trials it saw fail."""
+    """What a worker leaves: whether others still hold groups, and how many trials of the study have failed."""
 
     others_hold: bool
     failed: int
@@ -156,7 +168,7 @@ def work(
         raise ConfigError(
             f"{error.filename or folder}: the study cannot go on: {error.strerror or error}"
         ) from None
-    return Worked(worker.others_hold, worker.failed)
+    return Worked(worker.others_hold, len(failed_trials(folder, read_plan(folder))))
 
 
 class _Worker:
@@ -169,14 +181,33 @@ class _Worker:
         say: Callable[[str], None],
     ) -> None:
         self.folder, self.me = folder, Owner.me()
-        self.others_hold, self.failed = False, 0
+        self.others_hold = False
         self._train_group, self._quiet, self._allow_import, self._say = train_group, quiet, allow_import, say
         self._clock = DiskClock(folder)
         self._over: set[str] = set()
 
     def next_claim(self) -> tuple[Plan, Group, Claim] | None:
-        """The first group that is open and free, claimed. The plan is read again: it may have been extended."""
-        plan, self.others_hold = read_plan(self.folder), False
+        """The first group that is open and free, claimed. The plan is read again: it may have been extended.
+
+        If a claim is dated in the future, it is watched until it moves or has not done so for `claim_timeout`.
+        """
+        told = False
+        while True:
+            plan, ahead = read_plan(self.folder), list[str]()
+            if (found := self._claim_first(plan, ahead)) is not None or not ahead:
+                return found
+            if not told:
+                self._say(
+                    f"{ahead[0]}: its claim is dated in the future; waiting up to {plan.claim_timeout:g} s for a "
+                    "sign of life"
+                )
+            told = True
+            time.sleep(WATCH_INTERVAL)
+
+    def _claim_first(self, plan: Plan, ahead: list[str]) -> tuple[Plan, Group, Claim] | None:
+        """The first group that is open and free, claimed; `ahead` receives groups whose claims are dated in the
+        future."""
+        self.others_hold = False
         for group in plan.groups:
             if group.name in self._over or not self._open_trials(group):
                 self._over.add(group.name)
@@ -185,6 +216,7 @@ class _Worker:
             claim = take(self.folder, group.name, self.me, plan.claim_timeout, progress=progress, clock=self._clock)
             if claim is None:
                 self.others_hold = True
+                ahead += [group.name] if is_ahead(self.folder, group.name, plan.claim_timeout, self._clock) else []
             elif not self._open_trials(group):  # its last owner ended between the two looks
                 claim.release()
             else:
@@ -215,13 +247,11 @@ class _Worker:
                 self._say(f"left: {error}")
                 self._over.add(group.name)
                 return
-        self.failed += len(failed)
         for name in trials:
             self._say(f"failed: {name}: {failed[name].message}" if name in failed else f"done: {name}")
 
     def _failures(self, plan: Plan, group: Group, claim: Claim, trials: list[Trial]) -> dict[str, Failure]:
-        if claim.record.deaths >= _MOST_DEATHS:
-            message = f"it ended {claim.record.deaths} workers in a row without getting further; out of memory?"
+        if (message := _given_up(claim.record)) is not None:
             return {trial.name: Failure(1, message) for trial in trials}
         for trial in trials:
             _take_over(
@@ -237,13 +267,33 @@ class _Worker:
         return {name: failure_of(error) for name, error in failed.items()}
 
 
+def _given_up(claim: ClaimRecord) -> str | None:
+    """Why a group is not tried again; None if it is."""
+    if claim.by_memory >= _MOST_OUT_OF_MEMORY:
+        return f"it ended {claim.by_memory} workers in a row without getting further: out of memory"
+    if claim.deaths >= _MOST_DEATHS:
+        return f"{claim.deaths} workers in a row died in it without getting further; see their logs"
+    return None
+
+
 def failure_of(error: Exception) -> Failure:
-    """Exit code and message of what ended a trial, as the command line would tell it."""
+    """Exit code and message of what ended a trial, as the command line would tell it; a full disk has its own."""
+    if _is_full_disk(error):
+        return Failure(FULL_DISK, one_line(error))
     if isinstance(error, RLTrainingError):
         return Failure(error.exit_code, one_line(error))
     if isinstance(error, MemoryError):
         return Failure(_USAGE, f"out of memory: {one_line(error) or 'an allocation failed'}")
     return Failure(1, f"{type(error).__name__}: {one_line(error)}")
+
+
+def _is_full_disk(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was raised for, is that the disk has no room."""
+    while error is not None:
+        if isinstance(error, DiskFullError) or (isinstance(error, OSError) and error.errno in files.NO_ROOM):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _progress(folder: Path, group: Group) -> int:
@@ -272,12 +322,23 @@ def _take_over(home: Path, before: Owner | None) -> None:
             leftover.unlink()
 
 
-def retry_failed(folder: Path, plan: Plan, never: Sequence[int]) -> list[Trial]:
-    """Open the failed trials again, but for those whose exit code says that they would fail in the same way."""
+def failed_trials(folder: Path, plan: Plan) -> list[Trial]:
+    """The trials that have failed and are not done."""
+    return [
+        trial
+        for trial in plan.trials
+        if read_failure(folder, trial) is not None and not is_done(record_of(home_of(folder, trial)))
+    ]
+
+
+def retry_failed(
+    folder: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None
+) -> list[Trial]:
+    """Open the failed trials again, except those of the codes `never`; with `only`, those of these codes alone."""
     again = []
     for trial in plan.trials:
         failure = read_failure(folder, trial)
-        if failure is not None and failure.code not in never:
+        if failure is not None and failure.code not in never and (only is None or failure.code in only):
             forget_failure(folder, trial)
             again.append(trial)
     return again
