@@ -80,7 +80,10 @@ def chosen(texts: Sequence[str]) -> list[Mutation]:
 def mutated(source: str, mutation: Mutation) -> str:
     """`source` with the mistake in it."""
     if (count := source.count(mutation.old)) != 1:
-        raise ValueError(f"{mutation.file}: the text of {mutation.name!r} occurs {count} times, not once")
+        raise ValueError(
+            f"{mutation.file}: the text of {mutation.name!r} occurs {count} times, not once; "
+            "change `old` and `new` in tools/mutation_table.py"
+        )
     return source.replace(mutation.old, mutation.new)
 
 
