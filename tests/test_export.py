@@ -325,3 +325,31 @@ def test_the_page_tells_the_value_of_every_algorithm() -> None:
     table = PAGE.partition("## Values")[2]
     told = [name for row in re.findall(r"^\| (`[^|]+) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)]
     assert sorted(told) == sorted(ALL)
+
+
+def test_a_run_does_not_start_from_an_export(runs: Callable[[str], TrainResult], tmp_path: Path) -> None:
+    """The message names the run; the file alone, moved away from its .json, knows it too."""
+    run = runs("sac").run_dir
+    made = export_checkpoint(run, tmp_path / "policy.npz")
+    moved = tmp_path / "elsewhere" / "moved.npz"
+    moved.parent.mkdir()
+    moved.write_bytes(made.path.read_bytes())
+    words = (
+        "train",
+        "--algo",
+        "sac",
+        "--env",
+        "Skewed-v0",
+        "--steps",
+        "30",
+        "--output-dir",
+        str(tmp_path / "runs"),
+    )
+    for path in (made.path, made.path.with_suffix(".json"), moved):
+        result = CliRunner().invoke(cli.main, [*words, "--init-from", str(path)])
+        wanted = f"error: {path}: an export holds no trainable state; use the run folder {run.name}\n"
+        assert (result.exit_code, result.stderr) == (3, wanted)
+    for name, content in (("data.npz", b"PK"), ("deep.json", b"[" * 10**5)):
+        (tmp_path / name).write_bytes(content)
+        result = CliRunner().invoke(cli.main, [*words, "--init-from", str(tmp_path / name)])
+        assert "a file, not a checkpoint folder written by this package" in result.stderr

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from typer.testing import CliRunner, Result
 
-from rl_training import IQL, SAC
+from rl_training import IQL, SAC, cli, load
 from rl_training.environments.given import bring
 from rl_training.errors import ConfigError
 from rl_training.runtime.workflows import resume_training
@@ -58,8 +63,10 @@ def test_a_class_or_a_callable_makes_as_many_as_are_needed(env: Any, tmp_path: P
     result = model.learn(60, progress_bar=False)
     assert result.metrics["eval_episodes"] == 2
     assert model.evaluate()["eval_return_mean"] == result.metrics["eval_return_mean"]
-    assert model.config.given_envs == ("env_id",)
-    assert result.run_dir.name.startswith(f"{env.__name__.strip('<>')}__sac")
+    named = env is Point  # by its module: another process can make it
+    assert model.config.given_envs == (() if named else ("env_id",))
+    assert model.config.env_id == (f"{__name__}:Point" if named else env.__name__.strip("<>"))
+    assert result.run_dir.name.startswith(f"{model.config.env_id.replace(':', '-')}__sac")
 
 
 def test_the_same_run_from_class_callable_and_object(tmp_path: Path) -> None:
@@ -181,13 +188,15 @@ def test_a_callable_that_makes_something_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", [Point, "object"])
 def test_such_a_run_resumes_exactly_when_it_is_given_again(given: Any, tmp_path: Path) -> None:
     options = tiny(tmp_path / "short", eval_env=Point)
-    whole = SAC(Point, **tiny(tmp_path / "whole", eval_env=Point)).learn(60, progress_bar=False)
+    whole = SAC(Point() if given == "object" else given, **tiny(tmp_path / "whole", eval_env=Point))
+    whole = whole.learn(60, progress_bar=False)
     short = SAC(Point() if given == "object" else given, **options).learn(30, progress_bar=False)
-    with pytest.raises(
-        ConfigError, match=r"^env_id: Point was given as a Python object and cannot be made by its name"
-    ):
+    refused = r"Point was given as a Python object and cannot be made by its name"
+    if given is Point:
+        refused = rf"'{__name__}:Point' would import the module '{__name__}'; allow it with --allow-import"
+    with pytest.raises(ConfigError, match=rf"^env_id: {refused}, or|^env_id: {refused}; give it again"):
         resume_training(short.run_dir, changes={"total_timesteps": 60}, quiet=True)
-    with pytest.raises(ConfigError, match=r"^env_id: Point was given"):
+    with pytest.raises(ConfigError, match=rf"^env_id: {refused}.* rl_training\.load\(path, env=…\)"):
         SAC.load(short.run_dir).resume(60, progress_bar=False)
     model = SAC.load(short.run_dir)
     resumed = model.resume(60, progress_bar=False, env=Point() if given == "object" else given, eval_env=Point)
@@ -227,3 +236,103 @@ def test_a_time_limit_of_its_own_is_seen(tmp_path: Path) -> None:
     assert limited.learn(30, progress_bar=False).metrics["eval_length_mean"] == 9
     bounded = SAC(Endless, **tiny(tmp_path, eval_max_steps=11))
     assert bounded.learn(30, progress_bar=False).metrics["eval_length_mean"] == 11
+
+
+VALVE = """
+import gymnasium as gym
+from tests.test_given_environments import Point
+class Tank(Point): pass
+class Outer:
+    class Tank(Point): pass
+class Listed(Point): pass
+gym.register("Listed-v0", entry_point=Listed, max_episode_steps=3)
+"""
+
+
+@pytest.fixture
+def valve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A user's module in the current folder."""
+    (tmp_path / "valve.py").write_text(VALVE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("valve", None)
+    yield importlib.import_module("valve")
+    sys.modules.pop("valve", None)
+    gym.registry.pop("Listed-v0", None)
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.main, [str(argument) for argument in arguments])
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a new process would find it: the module is not imported."""
+    monkeypatch.delitem(sys.modules, "valve")
+
+
+@pytest.mark.parametrize("name", ["Tank", "Outer.Tank"])
+def test_the_command_line_finds_a_class_by_its_module(
+    name: str, valve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = valve.Tank if name == "Tank" else valve.Outer.Tank
+    result = SAC(env, **tiny(tmp_path / "runs", env_kwargs={"push": 0.2})).learn(30, progress_bar=False)
+    forget(monkeypatch)
+    refused = command("evaluate", result.run_dir)
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 2)  # what is evaluated, and the error
+    assert f"error: env_id: 'valve:{name}' would import the module 'valve'; allow it with" in refused.stderr
+    assert "valve" not in sys.modules
+    found = command("evaluate", result.run_dir, "--allow-import", "--json", "--episodes", 2)
+    assert json.loads(found.stdout)["eval_return_mean"] == result.metrics["eval_return_mean"]
+    forget(monkeypatch)
+    assert command("resume", result.run_dir).exit_code == 2
+    assert "valve" not in sys.modules
+    resumed = command("resume", result.run_dir, "--allow-import", "--set", "total_timesteps=40")
+    assert resumed.exit_code == 0, resumed.output
+
+
+def test_a_run_whose_environment_has_no_name_gets_one(
+    valve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = SAC(lambda: valve.Tank(), **tiny(tmp_path / "runs")).learn(30, progress_bar=False)
+    forget(monkeypatch)
+    assert (
+        "or name its class: --set env_id=module:Class --allow-import" in command("evaluate", result.run_dir).stderr
+    )
+    named = ("--set", "env_id=valve:Tank")
+    assert "allow it with --allow-import" in command("evaluate", result.run_dir, *named).stderr
+    assert "valve" not in sys.modules
+    found = command("evaluate", result.run_dir, *named, "--allow-import", "--json", "--episodes", 2)
+    assert json.loads(found.stdout)["eval_return_mean"] == result.metrics["eval_return_mean"]
+
+
+def test_only_what_another_process_finds_is_recorded_by_its_module(valve: Any) -> None:
+    class Local(Point):
+        pass
+
+    main = type("Main", (Point,), {"__module__": "__main__"})
+    sys.modules["__main__"].Main = main
+    try:
+        assert [bring(env).name for env in (Local, main)] == ["Local", "Main"]
+        assert not any(bring(env).by_name for env in (Local, main))
+    finally:
+        delattr(sys.modules["__main__"], "Main")
+    # Gymnasium would make `valve:Listed` with the time limit of Listed-v0.
+    assert (bring(valve.Listed).name, bring(valve.Listed).by_name) == ("Listed", False)
+    assert (bring(valve.Tank).name, bring(valve.Tank).by_name) == ("valve:Tank", True)
+
+
+def test_loading_replaces_env_kwargs(tmp_path: Path) -> None:
+    settings = tiny(tmp_path, env_kwargs={"push": 0.2}, eval_episodes=1)
+    result = SAC(Point, **settings).learn(30, progress_bar=False)
+    words = (
+        r"^env_id: lambda could not be made with env_kwargs \{'push': 0\.2\}: TypeError: .*'push'; give others, "
+        r"as in rl_training\.load\(path, env=…, env_kwargs=\{…\}\)$"
+    )
+    for clash in (lambda **options: Point(push=0.0, **options), lambda: Point(0.0)):
+        with pytest.raises(ConfigError, match=words):
+            SAC.load(result.run_dir, env=clash).evaluate(2)
+        still = load(result.run_dir, env=clash, env_kwargs={}).evaluate(2)
+        assert still == SAC.load(result.run_dir, env=Point, env_kwargs={"push": 0.0}).evaluate(2)
+    made = gym.make("Pendulum-v1", g=3.0)
+    with pytest.raises(ConfigError, match=r"^env_kwargs: the environment is made already"):
+        SAC.load(result.run_dir, env=made, env_kwargs={"g": 1.0})

@@ -121,10 +121,8 @@ class ManagedAlgorithm:
     def _configure(cls, env: Environment | None, settings: dict[str, Any]) -> tuple[TrainConfig, Given]:
         """The plain configuration, and the environments that no configuration can hold."""
         train, judge = bring(env), bring(settings.get("eval_env"), "eval_env")
-        if train.maker is not None and train.kwargs and settings.get("env_kwargs"):
-            raise ConfigError(
-                "env_kwargs: the environment is made already; give its id or its class", key="env_kwargs"
-            )
+        if train.maker is not None and train.kwargs:
+            _require_unmade(settings.get("env_kwargs"))
         brought: dict[str, Any] = {"env_kwargs": dict(train.kwargs)} if train.kwargs else {}
         if judge.name is not None:
             brought["eval_env"] = judge.name
@@ -333,10 +331,12 @@ class ManagedAlgorithm:
         env: Environment | None = None,
         eval_env: Environment | None = None,
         wrappers: Sequence[Any] | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
     ) -> Self:
         """A trained algorithm from a checkpoint or run folder; neither environment nor data are needed.
 
         `env`, `eval_env` and `wrappers` bring back what was given as objects, to evaluate in and to go on with.
+        `env_kwargs` replace those of the run, which are otherwise passed to `env`.
         `ManagedAlgorithm.load` and `rl_training.load` find the class that trained it.
         """
         checkpoint = open_checkpoint(path)
@@ -347,22 +347,27 @@ class ManagedAlgorithm:
         with understood(checkpoint):
             model._steps = int(checkpoint.records["trainer"]["clock"]["global_step"])
         model._loaded = load_policy(checkpoint)
-        model._bring(env, eval_env, wrappers)
+        model._bring(env, eval_env, wrappers, env_kwargs)
         return model
 
     def _bring(
-        self, env: Environment | None, eval_env: Environment | None, wrappers: Sequence[Any] | None = None
+        self,
+        env: Environment | None,
+        eval_env: Environment | None,
+        wrappers: Sequence[Any] | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Take up environments in place of those in the configuration; returns the fields that name them."""
         given: set[str] = set(self.config.given_envs)
         makers = {"env_id": self._given.env, "eval_env": self._given.eval_env}
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = {} if env_kwargs is None else {"env_kwargs": dict(env_kwargs)}
         for key, value in (("env_id", env), ("eval_env", eval_env)):
             if value is not None:
                 brought = bring(value, key)
                 fields[key], makers[key] = brought.name, brought.maker
                 given = given - {key} if brought.by_name else given | {key}
                 if key == "env_id" and brought.kwargs:
+                    _require_unmade(env_kwargs)
                     fields["env_kwargs"] = dict(brought.kwargs)
         own = self._given.wrappers
         if wrappers is not None:
@@ -412,9 +417,15 @@ def load(
     env: Environment | None = None,
     eval_env: Environment | None = None,
     wrappers: Sequence[Any] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
 ) -> ManagedAlgorithm:
     """A trained model from any run folder or checkpoint, whichever algorithm trained it."""
-    return ManagedAlgorithm.load(path, env=env, eval_env=eval_env, wrappers=wrappers)
+    return ManagedAlgorithm.load(path, env=env, eval_env=eval_env, wrappers=wrappers, env_kwargs=env_kwargs)
+
+
+def _require_unmade(env_kwargs: Mapping[str, Any] | None) -> None:
+    if env_kwargs:
+        raise ConfigError("env_kwargs: the environment is made already; give its id or its class", key="env_kwargs")
 
 
 def _class_of(algo: str) -> type[ManagedAlgorithm]:

@@ -37,9 +37,14 @@ class EnvMaker:
         self._stock: list[Env] = []
 
     def __call__(self, kwargs: Mapping[str, Any]) -> Env:
-        env: Any = self._stock.pop() if self._stock else self._make(**kwargs)
+        try:
+            env: Any = self._stock.pop() if self._stock else self._make(**kwargs)
+        except Exception as error:
+            clash = kwargs and isinstance(error, TypeError) and "keyword argument" in str(error)
+            remedy = "; give others, as in rl_training.load(path, env=…, env_kwargs={…})" if clash else ""
+            raise not_made(self.name, kwargs, error, remedy) from error
         if not isinstance(env, gym.Env):
-            raise TypeError(f"it made a {type(env).__name__}, not a gymnasium.Env")
+            raise not_made(self.name, kwargs, TypeError(f"it made a {type(env).__name__}, not a gymnasium.Env"))
         self.time_limit = _limit_of(env)
         return env
 
@@ -71,6 +76,14 @@ class EnvMaker:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stock": []}
+
+
+def not_made(name: str | None, kwargs: Mapping[str, Any], error: Exception, remedy: str = "") -> ConfigError:
+    """One line for an environment that could not be made."""
+    return ConfigError(
+        f"env_id: {name} could not be made with env_kwargs {dict(kwargs)}: {type(error).__name__}: {error}{remedy}",
+        key="env_id",
+    )
 
 
 @dataclass(frozen=True)
@@ -143,7 +156,9 @@ def bring(env: Any, key: str = "env_id") -> Brought:
     if isinstance(env, gym.Env):
         return _from_object(env, key)
     if isinstance(env, type) and issubclass(env, gym.Env):
-        return Brought(env.__name__, EnvMaker(env.__name__, env, certain=True), by_name=False)
+        place = _place_of(env)
+        maker = EnvMaker(env.__name__, env, certain=True)
+        return Brought(place or env.__name__, maker, by_name=place is not None)
     if callable(env) and not isinstance(env, type):
         name = _name_of(env)
         return Brought(name, EnvMaker(name, env), by_name=False)
@@ -153,6 +168,17 @@ def bring(env: Any, key: str = "env_id") -> Brought:
         f"{key} must be a Gymnasium id, a gymnasium.Env, its class or a callable that makes one, got {kind}{hint}",
         key=key,
     )
+
+
+def _place_of(env: type[Env]) -> str | None:
+    """`module:Class`, if importing that module in another process gives this class; else None.
+
+    Gymnasium takes the name for an id of its own if one is registered, of any version.
+    """
+    name = env.__qualname__
+    if env.__module__ in ("__main__", "__mp_main__") or not is_importable(env):
+        return None
+    return None if any(spec.name == name for spec in gym.registry.values()) else f"{env.__module__}:{name}"
 
 
 def _from_object(env: Env, key: str) -> Brought:

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training.environments.given import Given
+from rl_training.environments.given import Given, not_made
 from rl_training.environments.importing import current_folder, not_importable
 from rl_training.environments.recipe import EnvSettings
 from rl_training.environments.wrapping import time_limit_of, wrap
@@ -35,21 +35,19 @@ def make_env(config: EnvSettings, given: Given | None = None) -> gym.Env[Any, An
 def _bare(config: EnvSettings, given: Given | None) -> gym.Env[Any, Any]:
     env_id = config.env_id
     if given is not None and given.env is not None:
-        try:
-            return given.env(config.env_kwargs)
-        except Exception as error:
-            raise _not_made(config, error) from error
+        return given.env(config.env_kwargs)
     if env_id is None:
         raise ConfigError("env_id: this needs an environment; set env_id", key="env_id")
     if "env_id" in config.given_envs:
         raise ConfigError(
             f"env_id: {env_id} was given as a Python object and cannot be made by its name; give it again, as in "
-            "rl_training.load(path, env=…)",
+            "rl_training.load(path, env=…), or name its class: --set env_id=module:Class --allow-import",
             key="env_id",
         )
     if ":" in env_id and not config.allow_import:
         raise ConfigError(
-            f"env_id: {env_id!r} would import the module {env_id.split(':')[0]!r}; allow it with --allow-import",
+            f"env_id: {env_id!r} would import the module {env_id.split(':')[0]!r}; allow it with --allow-import, "
+            "or give the class in Python, as in rl_training.load(path, env=…)",
             key="env_id",
         )
     try:
@@ -69,7 +67,7 @@ def _bare(config: EnvSettings, given: Given | None) -> gym.Env[Any, Any]:
             hint = "; its module neither registers such an id nor has a gymnasium.Env of that name"
         raise ConfigError(f"env_id: unknown environment {env_id!r}{hint}", key="env_id") from None
     except Exception as error:
-        raise _not_made(config, error) from error
+        raise not_made(env_id, config.env_kwargs, error) from error
 
 
 def _made(env_id: str, kwargs: Mapping[str, Any]) -> gym.Env[Any, Any]:
@@ -78,7 +76,9 @@ def _made(env_id: str, kwargs: Mapping[str, Any]) -> gym.Env[Any, Any]:
         return gym.make(env_id, disable_env_checker=True, **kwargs)
     except gym.error.UnregisteredEnv:
         module, _, name = env_id.rpartition(":")
-        found = getattr(sys.modules.get(module), name, None)  # making it has imported the module
+        found: Any = sys.modules.get(module)  # making it has imported the module
+        for part in name.split("."):
+            found = getattr(found, part, None)
         if not (isinstance(found, type) and issubclass(found, gym.Env)):
             raise
         return found(**kwargs)
@@ -102,14 +102,6 @@ def _missing(env_id: str, error: Exception) -> MissingDependencyError:
     cause = " ".join(str(error).split())
     return MissingDependencyError(
         f"env_id: {env_id} needs a package that is not here ({cause}); {remedy}", key="env_id"
-    )
-
-
-def _not_made(config: EnvSettings, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"env_id: {config.env_id} could not be made with env_kwargs {config.env_kwargs}: "
-        f"{type(error).__name__}: {error}",
-        key="env_id",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Callable
@@ -48,8 +49,7 @@ def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Pa
     """
     path = published(path) or path
     if not path.is_dir():
-        what = "a file, not a checkpoint folder written by this package" if path.exists() else "no such checkpoint"
-        raise CheckpointError(f"{path}: {what}")
+        raise CheckpointError(f"{path}: {_no_folder(path)}")
     if (path / MANIFEST).exists() or _STEP.fullmatch(path.name):
         return path
     parent = path / "checkpoints" if (path / "checkpoints").is_dir() else path
@@ -60,6 +60,34 @@ def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Pa
         for warning in warnings:
             warn(warning)
     return found
+
+
+def _no_folder(path: Path) -> str:
+    """Why a path that is no folder is no checkpoint; an export names the run that it comes from."""
+    if not path.exists():
+        return "no such checkpoint"
+    run = _exported_from(path)
+    if run is None:
+        return "a file, not a checkpoint folder written by this package"
+    return f"an export holds no trainable state; use the run folder{run and f' {run}'}"
+
+
+def _exported_from(path: Path) -> str | None:
+    """The name of the run that an exported policy comes from, empty if it does not tell; None for other files."""
+    texts = []
+    with contextlib.suppress(OSError):
+        texts.append(path.with_suffix(".json").read_bytes())
+    if path.suffix == ".npz":
+        import numpy as np
+
+        with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as file:  # it may be any file
+            texts.append(str(file["info"]).encode())
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            told = files.decode_json(text)
+            if isinstance(told, dict) and {"algorithm", "run", "observation"} <= told.keys():
+                return str(told["run"] or "")
+    return "" if path.suffix == ".onnx" else None
 
 
 def prune(parent: Path, keep: int) -> list[Path]:
@@ -94,6 +122,13 @@ def discard(folder: Path) -> None:
         shutil.rmtree(trash, ignore_errors=True)
         files.rename(folder, trash)
         shutil.rmtree(trash, ignore_errors=True)
+
+
+def set_aside(folder: Path, parent: Path) -> None:
+    """Move a checkpoint into a new numbered folder in `parent`."""
+    target = parent / str(1 + len(list(parent.glob("*"))))
+    target.mkdir(parents=True)
+    files.rename(folder, target / folder.name)
 
 
 def sweep(parent: Path) -> None:

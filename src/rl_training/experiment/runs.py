@@ -4,7 +4,7 @@
     config.yaml             as given          config.resolved.yaml    with every default
     command.txt             how it was started
     run.json                versions, machine, device, status, timestamps
-    metrics.csv   tb/       the log           checkpoints/   best/
+    metrics.csv   tb/       the log           checkpoints/   best/   earlier_best/ (in another environment)
     lock                    held by the process that trains here
 """
 
@@ -148,6 +148,11 @@ class RunDirectory:
     def best(self) -> Path:
         """Parent of the best checkpoint, written like any other: `best/step_…`."""
         return self.path / "best"
+
+    @property
+    def earlier_best(self) -> Path:
+        """Parent of the numbered folders with the best checkpoints of environments that the run has left."""
+        return self.path / "earlier_best"
 
     @property
     def tensorboard(self) -> Path:

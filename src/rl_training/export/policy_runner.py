@@ -3,6 +3,10 @@
     policy = Policy("policy.npz")
     action = policy(observation)  # one [O] or a batch [B, O], raw; the action is in the environment's units
 
+Observations that are dictionaries, tuples or whole numbers are passed as they are: one, a list of dictionaries or
+tuples, or one dictionary of batches. `policy.parts` lists their parts in the order of the flat vector [O]: that of
+the environment's Dict space, which need not be alphabetical. Whole numbers are one-hot in the vector.
+
 A policy that was exported with --stochastic takes standard normal numbers of the shape of its action as well:
 `policy(observation, noise)`. `policy.info` tells what it is.
 """
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -67,19 +72,103 @@ OPERATIONS: dict[str, Any] = {
 NOISY = ("gaussian", "add_noise", "categorical")
 
 
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _leaves(observation: Any, place: str = "") -> list[tuple[str, Any]]:
+    """The parts of a dictionary or tuple by their dotted names."""
+    if isinstance(observation, Mapping):
+        named = list(observation.items())
+    elif isinstance(observation, tuple):
+        named = list(enumerate(observation))
+    else:
+        return [(place, observation)]
+    return [leaf for key, one in named for leaf in _leaves(one, f"{place}.{key}" if place else str(key))]
+
+
+def _shape(part: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(part["shape"]) if "shape" in part else np.shape(part.get("nvec", 0))
+
+
+def _flat(part: dict[str, Any], values: Any) -> Any:
+    """One part of B observations as numbers `[B, count]`."""
+    given, kind = np.reshape(values, (len(values), -1)), part["kind"]
+    if kind == "Box":
+        return given
+    first, count = np.ravel(part.get("start", 0)), np.ravel(part.get("nvec", part.get("n", 2)))
+    whole = given.dtype.kind in ("iub" if kind == "MultiBinary" else "iu")
+    if not whole or (given < first).any() or (given >= first + count).any():
+        raise ValueError(f"observation: {part['part'] or 'it'} must be whole numbers of its {kind} space")
+    if kind == "MultiBinary":
+        return given
+    return np.concatenate([np.eye(n)[column] for n, column in zip(count, (given - first).T)], axis=-1)
+
+
 class Policy:
     """Observations in, actions out."""
 
     def __init__(self, path: Any) -> None:
-        with np.load(path, allow_pickle=False) as file:
-            self.info: dict[str, Any] = json.loads(str(file["info"]))
-            self.steps: list[tuple[str, dict[str, Any]]] = [
-                (step["operation"], {name: file[f"{i}.{name}"] for name in step["arrays"]})
-                for i, step in enumerate(json.loads(str(file["steps"])))
-            ]
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                self.info: dict[str, Any] = json.loads(str(file["info"]), parse_constant=_refuse)
+                self.steps: list[tuple[str, dict[str, Any]]] = [
+                    (step["operation"], {name: file[f"{i}.{name}"] for name in step["arrays"]})
+                    for i, step in enumerate(json.loads(str(file["steps"]), parse_constant=_refuse))
+                ]
+            self._check()
+        except OSError:
+            raise  # no such file, for example
+        except Exception as error:
+            cause = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise ValueError(f"{path}: not a policy that rl-training exported, or damaged ({cause})") from None
+
+    def _check(self) -> None:
+        size, noisy = self.info["observation"]["size"], self.info["stochastic"]
+        if type(size) is not int or size < 1 or type(noisy) is not bool:
+            raise ValueError(f"observations of size {size!r}, stochastic {noisy!r}")
+        if unknown := [operation for operation, _ in self.steps if operation not in OPERATIONS]:
+            raise ValueError(f"unknown operation {unknown[0]!r}")
+        if self.parts and sum(part["count"] for part in self.parts) != size:
+            raise ValueError(f"the parts of an observation do not have {size} numbers")
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """The parts of an observation in the order of the flat vector; none if the environment has flat vectors."""
+        return self.info["observation"].get("parts") or []
+
+    def _vectors(self, observation: Any) -> Any:
+        """One observation `[O]` or a batch `[B, O]`, of what may be dictionaries, tuples or whole numbers."""
+        names, size = [part["part"] for part in self.parts], self.info["observation"]["size"]
+        if names and isinstance(observation, list) and observation and isinstance(observation[0], (Mapping, tuple)):
+            return np.concatenate([self._vectors(one).reshape(1, -1) for one in observation])
+        if names == [""] and np.shape(observation) == _shape(self.parts[0]) != (size,):
+            return self._joined([observation])
+        leaves = _leaves(observation)
+        found = sorted(name for name, _ in leaves)
+        if isinstance(observation, (Mapping, tuple)) and found == sorted(names) and len(set(names)) == len(names):
+            return self._joined([dict(leaves)[name] for name in names])
+        if isinstance(observation, Mapping):
+            told = f"a dictionary of {', '.join(names)}" if names else f"numbers [{size}]"
+            raise ValueError(f"observation must be {told}, got a dictionary of {', '.join(found)}")
+        try:
+            return np.asarray(observation, np.float32)
+        except (TypeError, ValueError):
+            raise ValueError(f"observation must be numbers, got {observation!r:.60}") from None
+
+    def _joined(self, values: list[Any]) -> Any:
+        """The flat vector of one observation, or those of a batch, from the values of each part."""
+        wanted, given = [_shape(part) for part in self.parts], [np.shape(value) for value in values]
+        single = given == wanted
+        if not single and (len({shape[:1] for shape in given}) != 1 or [shape[1:] for shape in given] != wanted):
+            told = ", ".join(f"{part['part']} {list(_shape(part))}" for part in self.parts)
+            raise ValueError(f"observation must have the shapes {told}, or batches of them, got {given}")
+        rows = [[value] if single else value for value in values]
+        x = np.concatenate([_flat(part, row) for part, row in zip(self.parts, rows)], axis=-1).astype(np.float32)
+        return x[0] if single else x
 
     def __call__(self, observation: Any, noise: Any = None) -> Any:
-        given = np.asarray(observation, np.float32)
+        given = self._vectors(observation)
         size, noisy = self.info["observation"]["size"], self.info["stochastic"]
         if given.ndim not in (1, 2) or given.shape[-1] != size or not np.isfinite(given).all():
             raise ValueError(f"observation must be finite numbers [{size}] or [B, {size}], got {list(given.shape)}")

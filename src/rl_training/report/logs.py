@@ -43,7 +43,13 @@ class Curve:
 
     def until(self, step: float) -> Curve:
         """What was evaluated up to `step`."""
-        kept = self.steps <= step
+        return self._kept(self.steps <= step)
+
+    def since(self, step: float) -> Curve:
+        """What was evaluated from `step` on."""
+        return self._kept(self.steps >= step)
+
+    def _kept(self, kept: NDArray[np.bool_]) -> Curve:
         columns = (self.steps, self.updates, self.seconds, self.values, self.spreads)
         return Curve(*(column[kept[: len(column)]] for column in columns))
 

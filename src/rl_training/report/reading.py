@@ -11,7 +11,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -298,6 +298,10 @@ class _Reader:
             return Log(Curve())
         if log.bad:
             notes.append(f"{log.bad} of its evaluations are not finite numbers")
+        first = record.get("scores_from")
+        if isinstance(first, int):
+            notes.append(f"its evaluations before step {first:,} are left out: they were in another environment")
+            return replace(log, curve=log.curve.since(first))
         return log
 
 

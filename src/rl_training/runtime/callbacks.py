@@ -33,6 +33,9 @@ class Callback:
     def on_continued(self, session: Session) -> None:
         """Before a run that early stopping had ended goes on with a larger budget."""
 
+    def on_scores_forgotten(self, session: Session) -> None:
+        """Before a run continues in another environment or with other data: earlier scores no longer count."""
+
     def on_phase(self, session: Session) -> None:
         """When the clock begins to count something else (RLPD: after its pretraining)."""
 
@@ -166,6 +169,9 @@ class EarlyStoppingCallback(Callback):
 
     def on_continued(self, session: Session) -> None:
         self.waited = 0
+
+    def on_scores_forgotten(self, session: Session) -> None:
+        self.best, self.waited = None, 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited}

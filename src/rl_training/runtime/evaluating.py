@@ -21,12 +21,13 @@ from rl_training.environments.playing import Evaluator
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import write_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.retention import discard, list_checkpoints
+from rl_training.experiment.retention import discard, list_checkpoints, set_aside
 from rl_training.experiment.vocabulary import log_row
 from rl_training.models.policies import Policy
 from rl_training.platforms import POSIX, require_posix
 from rl_training.runtime import state
 from rl_training.runtime.acting import ActingPolicy, Taken
+from rl_training.runtime.changes import scored_elsewhere
 from rl_training.runtime.finite import check_finite
 
 if TYPE_CHECKING:
@@ -161,7 +162,11 @@ class Evaluations:
         with session.deleting(session.run.best):
             # Whatever its step: a killed run may have left one of a later step than this.
             for path in list_checkpoints(session.run.best):
-                if path != info.path:
+                if path == info.path:
+                    continue
+                if scored_elsewhere(path, session.config):
+                    set_aside(path, session.run.earlier_best)
+                else:
                     discard(path)
 
 

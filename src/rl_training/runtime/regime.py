@@ -21,6 +21,7 @@ from rl_training.experiment.loggers import require_installed
 from rl_training.runtime.acceleration import Updater
 from rl_training.runtime.acting import ActingPolicy
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.changes import Changes, differences, same_environment
 from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
@@ -28,6 +29,7 @@ from rl_training.runtime.init_from import starting_point
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.sections import Resolved, Sections
 from rl_training.runtime.session import Session
+from rl_training.runtime.state import config_of
 from rl_training.settings import Settings
 from rl_training.spaces import SpaceSpec
 
@@ -86,6 +88,14 @@ class Job:
         origin = starting_point(config, checkpoint)
         shared = {} if shared is None else shared
         return cls(sections, config, resolved, checkpoint, origin, dataset, given, settings, shared)
+
+    def changes(self) -> Changes:
+        """What a resumed run changes in the settings of its checkpoint; nothing in a new run."""
+        if self.checkpoint is None:
+            return Changes({})
+        before = config_of(self.checkpoint)
+        old = _settings(before, self.sections.resolve(before.algo_kwargs))
+        return Changes(differences(old, self.settings), not same_environment(before, self.config))
 
     def for_actions(self, spaces: SpaceSpec, of: str) -> Job:
         """This job with the learner and the settings for the actions of `spaces`, which are those of `of`."""

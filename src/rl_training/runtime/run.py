@@ -109,7 +109,7 @@ def course(
     """A run from building to its result; see the module. What goes wrong while it waits is thrown into it."""
     with ExitStack() as open_until_the_end:
         regime = open_until_the_end.enter_context(closing(regime_of(job)))
-        job = regime.job
+        job, scores_anew = regime.job, False
         yield Built(regime)
         opening = _open_session(job, regime, callbacks or (), launch or Launch(), suffix)
         session = open_until_the_end.enter_context(opening)
@@ -118,21 +118,30 @@ def course(
         if job.checkpoint is None:
             regime.start()
         else:
-            _take_up(session, job, job.checkpoint, regime)
+            scores_anew = _take_up(session, job, job.checkpoint, regime)
         accelerate(regime.learner, job.config.acceleration)
         yield Opened(session)
         regime.ready()
         _write_down(session, job, regime)
         session.begin()
+        if scores_anew:
+            session.save()  # a killed run must not return to the environment it left, whose scores are forgotten
         yield from regime.fit(session)
         return session.finish()
 
 
-def _take_up(session: Session, job: Job, checkpoint: Checkpoint, regime: Regime) -> None:
-    """Restore everything from the checkpoint, and say what is not, or cannot be, as it was."""
+def _take_up(session: Session, job: Job, checkpoint: Checkpoint, regime: Regime) -> bool:
+    """Restore everything from the checkpoint, and say what is not, or cannot be, as it was.
+
+    Returns whether the run continues in another environment.
+    """
+    changes = job.changes()
     problems = state.restore(session, checkpoint)
     problems += [f"changed since the run began: {change}" for change in session.run.machine_changes]
-    problems += state.changed_data(checkpoint.records["dataset"], regime.dataset_record or {})
+    data = state.changed_data(checkpoint.records["dataset"], regime.dataset_record or {})
+    problems += data + changes.problems
+    if changes.environment or data:
+        session.forget_scores(environment=changes.environment, complete=session.clock.ticks >= regime.total_ticks)
     if checkpoint.path.parent == session.run.checkpoints:
         session.checkpoint_path = checkpoint.path  # later checkpoints link its unchanged replay shards
     former_total = int(checkpoint.records["config"]["total_timesteps"])
@@ -143,6 +152,7 @@ def _take_up(session: Session, job: Job, checkpoint: Checkpoint, regime: Regime)
     session.resume_or_stop(former_total)
     _say_what_stretches(session, job, former_total)
     session.note_inexact(problems)
+    return changes.environment
 
 
 def _say_what_stretches(session: Session, job: Job, former_total: int) -> None:
@@ -162,8 +172,8 @@ def _write_down(session: Session, job: Job, regime: Regime) -> None:
     """Note in the folder what the run learns from and which settings it goes on with."""
     if job.checkpoint is None:
         session.note_inexact([])
-        if regime.dataset_record is not None:
-            session.note_in_run(dataset=dict(regime.dataset_record))
+    if regime.dataset_record is not None and session.run.record.get("dataset") != dict(regime.dataset_record):
+        session.note_in_run(dataset=dict(regime.dataset_record))
     if session.run.status_before is not None:
         session.run.reconfigure(job.config, job.settings)
     if job.config.env_id is None and job.config.eval_env is None:
@@ -187,6 +197,8 @@ def _open_session(
         unit = "updates" if regime.first_phase == "offline" else "steps"
         start = 0 if checkpoint is None else checkpoint.step
         opening = [_what_trains(job, regime), *regime.remarks, _where(folder, checkpoint)]
+        if changed := str(job.changes()):
+            opening.append(f"changed settings: {changed}")
         progress = (launch.progress or Progress)(
             regime.total_ticks, start=start, quiet=launch.quiet, unit=unit, opening=opening
         )

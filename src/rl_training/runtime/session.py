@@ -320,8 +320,26 @@ class Session:
         """Note in run.json whether this run equals an uninterrupted one, and say why where it does not."""
         for problem in problems:
             self.say(f"warning: not an exact resume: {problem}")
-        if problems or self.run.record.get("exact_resume") is None:
-            self.note_in_run(exact_resume=not problems)
+        if problems:
+            reasons = [f"step {self.clock.ticks}: {problem}" for problem in problems]
+            known = self.run.record.get("inexact", [])
+            self.note_in_run(exact_resume=False, inexact=[*known, *reasons])
+        elif self.run.record.get("exact_resume") is None:
+            self.note_in_run(exact_resume=True)
+
+    def forget_scores(self, *, environment: bool, complete: bool) -> None:
+        """Early stopping starts anew, because the run continues with other data or in another `environment`.
+
+        In another environment the best score starts anew too, and a stop that was due to the scores ends. A
+        `complete` run is evaluated again at the step it is at; other runs from the next step on.
+        """
+        for callback in self.callbacks:
+            callback.on_scores_forgotten(self)
+        if environment:
+            self.best_return, self.evaluated_at, self.last_evaluation = None, None, {}
+            self.should_stop, self.stop_reason, self.stop_final = False, None, None
+            self.note_in_run(scores_from=self.clock.ticks + (not complete))
+            self.say("the best score and early stopping start anew: earlier scores are of another environment")
 
     def resume_or_stop(self, former_total: int) -> None:
         """A run that early stopping had ended stays so, and says so, unless its budget was raised."""

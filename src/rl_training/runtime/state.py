@@ -189,9 +189,9 @@ def judged(session: Session) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
 
 
 def with_result(records: Mapping[str, Any], session: Session) -> dict[str, Any]:
-    """Records that were taken before the evaluation they led to, with its result."""
+    """Records that were taken before the evaluation they led to, with its result and the settings it had."""
     result = {name: getattr(session, name) for name in ("best_return", "last_evaluation", "evaluated_at")}
-    return {**records, "trainer": records["trainer"] | result}
+    return {**records, "config": session.settings, "trainer": records["trainer"] | result}
 
 
 def _save_judged(session: Session) -> Saved:

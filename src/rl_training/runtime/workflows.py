@@ -34,6 +34,7 @@ from rl_training.models.actor_critic import Model
 from rl_training.models.mlp import NetworkShape
 from rl_training.models.policies import Policy
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.changes import Changes, differences
 from rl_training.runtime.offline import require_data
 from rl_training.runtime.run import Launch
 from rl_training.runtime.session import TrainResult
@@ -318,9 +319,12 @@ def take_up(
     if _has_no_checkpoint(home := Path(path)):
         record = read_run_record(home)
         _require_nothing_to_lose(home, record)
-        config = _changed(_config_of_run(home, record), changes, overrides)
+        before = _config_of_run(home, record)
+        config = _changed(before, changes, overrides)
+        _require_same_seed(before, config)
         require_data(record.get("dataset", {}), dataset, home)
-        warn(f"{home}: ended before its first checkpoint; it starts again")
+        changed = str(Changes(differences(before.to_dict(), config.to_dict())))
+        warn(f"{home}: ended before its first checkpoint; it starts again{changed and f' with {changed}'}")
         set_log_aside(home / "metrics.csv")
         return Resumption(config, None, home)
     checkpoint = open_checkpoint(path, warn)
@@ -328,6 +332,7 @@ def take_up(
         raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use --init-from")
     before = config_of(checkpoint)
     config = _changed(before, changes, overrides)
+    _require_same_seed(before, config)
     _require_same_shape(before, config)
     spec = get_algorithm_spec(config.algo)
     if config.env_id is not None and (
@@ -379,6 +384,15 @@ def _changed(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: 
         )
     resolve(changed)
     return changed
+
+
+def _require_same_seed(before: TrainConfig, now: TrainConfig) -> None:
+    for key, option in (("seed", "--seed"), ("seeds", "--seeds")):
+        if (value := getattr(now, key)) != getattr(before, key):
+            raise ConfigError(
+                f"{key}: {value} cannot replace the seed {before.seed} of a run; start a new run with {option}",
+                key=key,
+            )
 
 
 def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:

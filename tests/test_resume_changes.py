@@ -1,0 +1,183 @@
+"""Settings that change when a run is resumed: what is printed, what is recorded, and which scores still count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import list_checkpoints, read_checkpoint
+from rl_training.experiment.strict_yaml import parse_yaml
+from rl_training.population.members import resume as resume_all
+from rl_training.report.reading import read_runs
+from rl_training.runtime.changes import same_environment
+from rl_training.runtime.session import Session, TrainResult
+from rl_training.runtime.workflows import resume_training
+from tests.dataset_files import episodes, save_npz
+from tests.runs import QUIET, KillAt, Killed, interrupted, resume, run_record, tiny, train
+
+SHORT = {"g": 10.0, "max_episode_steps": 5}
+
+
+def short_run(folder: Path, *, kwargs: dict[str, Any] | None = None, **fields: Any) -> TrainResult:
+    return train(tiny("sac", folder, kwargs=kwargs, env_kwargs=SHORT, total_timesteps=30, **fields))
+
+
+def test_another_environment_is_named_recorded_and_scored_anew(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = short_run(tmp_path, kwargs={"eval_interval": 10})
+    old_best = list_checkpoints(before.run_dir / "best")
+    capfd.readouterr()
+    after = resume_training(before.run_dir, overrides=["env_kwargs.g=0.5", "total_timesteps=50"])
+    said = capfd.readouterr().err
+    [line] = [line for line in said.splitlines() if line.startswith("changed settings: ")]
+    assert "total_timesteps 30 -> 50" in line
+    assert "env_kwargs.g 10.0 -> 0.5" in line
+    assert "not an exact resume: the environment has changed: env_kwargs.g 10.0 -> 0.5\n" in said
+    record = run_record(after.run_dir)
+    assert record["exact_resume"] is False
+    assert record["inexact"][-1] == "step 30: the environment has changed: env_kwargs.g 10.0 -> 0.5"
+    resolved = parse_yaml((after.run_dir / "config.resolved.yaml").read_text(), "").value
+    assert resolved["env_kwargs"] == SHORT | {"g": 0.5}
+
+    [best] = list_checkpoints(after.run_dir / "best")
+    assert read_checkpoint(best).records["config"]["env_kwargs"]["g"] == 0.5
+    assert read_checkpoint(best).step > 30
+    [kept] = list_checkpoints(after.run_dir / "earlier_best" / "1")
+    assert [kept.name] == [path.name for path in old_best]
+    assert read_checkpoint(kept).records["config"]["env_kwargs"]["g"] == 10.0
+    [run] = read_runs(after.run_dir).runs
+    assert run.best == after.metrics["eval_return_best"]
+    assert [int(step) for step in run.curve.steps] == [40, 50]
+
+
+def test_a_worse_score_is_the_best_of_another_environment(tmp_path: Path) -> None:
+    before = short_run(tmp_path)
+    changes = {"eval_max_steps": 50, "total_timesteps": 40, "env_kwargs": SHORT | {"max_episode_steps": 200}}
+    longer = resume(before.run_dir, changes=changes)
+    assert longer.metrics["eval_return_best"] == longer.metrics["eval_return_mean"]
+    assert longer.metrics["eval_return_best"] < before.metrics["eval_return_best"]
+
+
+def test_a_complete_run_is_evaluated_again_in_another_environment(tmp_path: Path) -> None:
+    before = short_run(tmp_path)
+    after = resume(before.run_dir, overrides=["env_kwargs.max_episode_steps=15"])
+    assert after.metrics["eval_length_mean"] == 15
+    assert after.metrics["eval_return_best"] == after.metrics["eval_return_mean"]
+    [run] = read_runs(after.run_dir).runs
+    assert (run.last, run.best) == (after.metrics["eval_return_mean"],) * 2
+
+
+def test_early_stopping_starts_anew_in_another_environment(tmp_path: Path) -> None:
+    """The returns of longer episodes are lower: compared across environments they would end the run at once."""
+    kwargs = {"eval_interval": 10, "early_stopping": {"patience": 1, "min_improvement": 1e6}}
+    before = train(tiny("sac", tmp_path, kwargs=kwargs, env_kwargs=SHORT, total_timesteps=60))
+    assert before.metrics["global_step"] == 20  # one evaluation without improvement
+    same = resume(before.run_dir)
+    assert same.metrics["global_step"] == 20
+    after = resume(before.run_dir, overrides=["env_kwargs.max_episode_steps=15"])
+    assert after.metrics["global_step"] == 40  # the first evaluation counts as the best, the second ends it
+
+
+def test_a_killed_run_stays_in_the_environment_it_was_moved_to(tmp_path: Path) -> None:
+    before = short_run(tmp_path, checkpoint_interval=1_000)
+    overrides = ["env_kwargs.g=0.5", "total_timesteps=60"]
+    with pytest.raises(Killed):
+        resume(before.run_dir, [KillAt(0)], overrides=overrides)
+    newest = list_checkpoints(before.run_dir / "checkpoints")[-1]
+    assert newest.name == "step_000000030"
+    assert read_checkpoint(newest).records["config"]["env_kwargs"]["g"] == 0.5
+    after = resume(before.run_dir)
+    assert read_checkpoint(after.checkpoint_path).records["config"]["env_kwargs"]["g"] == 0.5
+    assert after.metrics["global_step"] == 60
+    [best] = list_checkpoints(after.run_dir / "best")
+    assert read_checkpoint(best).records["config"]["env_kwargs"]["g"] == 0.5
+
+
+def test_a_resume_without_changes_says_nothing_of_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = interrupted(tiny("sac", tmp_path, env_kwargs=SHORT), 30)
+    resume_training(run)
+    assert "changed settings" not in capfd.readouterr().err
+    record = run_record(run)
+    assert (record["exact_resume"], record.get("inexact"), record.get("scores_from")) == (True, None, None)
+
+
+def test_hyperparameters_that_change_are_named_and_recorded(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = interrupted(tiny("sac", tmp_path, env_kwargs=SHORT), 30)
+    resume_training(run, overrides=["gamma=0.5", "log_interval=10"])
+    said = capfd.readouterr().err
+    assert "changed settings: log_interval 20 -> 10, algo_kwargs.gamma 0.99 -> 0.5\n" in said
+    assert run_record(run)["exact_resume"] is False
+    assert run_record(run)["inexact"] == ["step 30: settings have changed: algo_kwargs.gamma 0.99 -> 0.5"]
+    assert not (run / "earlier_best").exists()
+
+
+def test_other_data_are_named_and_recorded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files = [save_npz(tmp_path / f"{seed}.npz", episodes(seed=seed)) for seed in (0, 1)]
+    bounds = {"action_low": [-9.0, -9.0], "action_high": [9.0, 9.0]}
+    kwargs = bounds | {"dataset_kind": "npz", "dataset_path": str(files[0])}
+    run = interrupted(tiny("td3_bc", tmp_path / "runs", env_id=None, kwargs=kwargs, eval_episodes=0), 30)
+    first = run_record(run)["dataset"]
+    resume_training(run, overrides=[f"dataset_path={files[1]}"])
+    assert f"algo_kwargs.dataset_path {files[0]!s:.60} -> {files[1]!s:.60}" in capfd.readouterr().err
+    record = run_record(run)
+    assert record["dataset"]["fingerprint"] != first["fingerprint"]
+    assert record["exact_resume"] is False
+    assert record["inexact"][0].startswith("step 30: the data have changed: ")
+
+
+def test_a_population_names_a_change_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from rl_training.experiment.manager import ExperimentManager
+
+    config = tiny("sac", tmp_path, env_kwargs=SHORT, seed=None, seeds=[0, 1], total_timesteps=30)
+    results = ExperimentManager().train_all(config, launch=QUIET)
+    capfd.readouterr()
+    resume_all(results[0].run_dir, overrides=["total_timesteps=40"])
+    assert capfd.readouterr().err.count("changed settings: total_timesteps 30 -> 40") == 1
+    for override in ("seed=5", "seeds=0..1"):
+        with pytest.raises(ConfigError, match=r"^seeds?: .* cannot replace the seed 0 of a run; start a new run"):
+            resume_all(results[0].run_dir, overrides=[override])
+    assert [run_record(one.run_dir)["seed"] for one in results] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed=5", "seed: 5 cannot replace the seed 3 of a run; start a new run with --seed"),
+        ("seeds=0..1", r"seeds: \(0, 1\) cannot replace the seed 3 of a run; start a new run with --seeds"),
+    ],
+)
+@pytest.mark.parametrize("begun", [True, False], ids=["checkpoint", "no checkpoint"])
+def test_a_run_keeps_its_seed(override: str, message: str, begun: bool, tmp_path: Path) -> None:
+    config = tiny("sac", tmp_path, env_kwargs=SHORT)
+    if begun:
+        run = interrupted(config, 30)
+    else:
+        with pytest.raises(Killed):
+            train(config, [Dies()])
+        [run] = tmp_path.iterdir()
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        resume(run, overrides=[override])
+    assert run_record(run)["seed"] == 3
+
+
+class Dies(KillAt):
+    def on_training_start(self, session: Session) -> None:
+        session.begun = False  # nothing is saved
+        raise Killed
+
+
+def test_an_object_and_its_class_are_one_environment(tmp_path: Path) -> None:
+    """Version 0.2 recorded a class by its bare name."""
+    named = tiny("sac", tmp_path, env_id="valve:Tank")
+    given = named.replace(env_id="Tank", given_envs=["env_id"])
+    assert same_environment(given, named)
+    assert same_environment(named, given)
+    assert not same_environment(given, named.replace(env_id="valve:Pipe"))
+    assert not same_environment(named, named.replace(env_id="other:Tank"))
+    assert not same_environment(named, named.replace(eval_env="valve:Tank"))
