@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import torch
 
 if TYPE_CHECKING:
     from rl_training.runtime.session import TrainResult
+    from tests.bare import Bare
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -83,3 +84,15 @@ def runs(library: Library) -> Callable[[str], TrainResult]:
     from tests.exports import trained
 
     return lambda algo: library.get(["skewed", algo], lambda folder: trained(algo, folder))
+
+
+@pytest.fixture(scope="session")
+def loaded() -> Iterator[Bare]:
+    """A process that has imported the libraries that take seconds, and nothing of this package."""
+    from tests.bare import Bare
+
+    source = Path(__file__).resolve().parent.parent / "src"
+    libraries = "gymnasium, numpy, pydantic, safetensors.torch, tensorboard, torch.utils.tensorboard, typer, yaml"
+    made = Bare({**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}, f"import {libraries}")
+    yield made
+    made.close()

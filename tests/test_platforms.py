@@ -6,15 +6,13 @@ libraries below it keep is theirs. The lock is Windows' interface over this syst
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parent.parent / "src"
+from tests.bare import Bare
 
 BARE = """
 import fcntl, importlib, os, select, signal, sys, types
@@ -59,15 +57,19 @@ def refused(call):
 """
 
 
-def bare(program: str, folder: Path) -> list[str]:
-    command = [sys.executable, "-c", BARE + program]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+@pytest.fixture
+def bare(loaded: Bare) -> Callable[[str, Path], list[str]]:
+    def run(program: str, folder: Path) -> list[str]:
+        done = loaded.run(BARE + program, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return run
 
 
-def test_a_run_trains_saves_locks_and_goes_on_exactly(tmp_path: Path) -> None:
+def test_a_run_trains_saves_locks_and_goes_on_exactly(
+    bare: Callable[[str, Path], list[str]], tmp_path: Path
+) -> None:
     program = """
 import json
 from rl_training.experiment.runs import hold
@@ -90,7 +92,7 @@ print(load(run).predict([1.0, 0.0, 0.0]).shape)
 
 
 @pytest.mark.slow
-def test_data_are_written_and_read(tmp_path: Path) -> None:
+def test_data_are_written_and_read(bare: Callable[[str, Path], list[str]], tmp_path: Path) -> None:
     program = """
 import numpy as np
 rng = np.random.default_rng(0)
@@ -107,7 +109,7 @@ refused(lambda: BC("Pendulum-v1", host_memory="1KB", **small).learn(total_timest
     assert "packed files of rows need a POSIX system (Linux, macOS)" in packed
 
 
-def test_what_needs_posix_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_what_needs_posix_is_refused_in_one_line(bare: Callable[[str, Path], list[str]], tmp_path: Path) -> None:
     program = """
 online = dict(small, learning_starts=20, eval_interval=20)
 refused(lambda: SAC("Pendulum-v1", environments="processes", **online).learn(total_timesteps=40))
@@ -122,7 +124,7 @@ refused(lambda: Study({"name": "s", "base": "sac/pendulum", "seeds": [0, 1]}).ru
 
 
 @pytest.mark.slow
-def test_every_module_can_be_imported(tmp_path: Path) -> None:
+def test_every_module_can_be_imported(bare: Callable[[str, Path], list[str]], tmp_path: Path) -> None:
     """What is refused there is refused when it is asked for, not by a command that only shares a file with it."""
     program = """
 import pathlib, pkgutil, rl_training

@@ -6,9 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import rl_training
+from tests.bare import Bare
+from tests.reliability.processes import Child, command
 
 SOURCE = Path(__file__).parents[1] / "src"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE)}
@@ -28,6 +33,35 @@ finally:
 def python(program: str, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program, *args]
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, cwd=cwd, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Bare]:
+    """Has imported nothing."""
+    made = Bare(ENVIRONMENT)
+    yield made
+    made.close()
+
+
+# What commands import, their help and their checks of a configuration included; none of it is heavy.
+SHARED = f"""
+import contextlib, io
+from rl_training.__main__ import main
+for words in ("--help", "configs", "train --config nowhere", "status nowhere"):
+    sys.argv[1:] = words.split()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.suppress(SystemExit):
+            main()
+assert not any(name in sys.modules for name in {HEAVY})
+"""
+
+
+@pytest.fixture(scope="module")
+def commanded() -> Iterator[Bare]:
+    """Has called a few commands."""
+    made = Bare(ENVIRONMENT, SHARED)
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize(
@@ -53,9 +87,9 @@ def python(program: str, *args: str, cwd: Path | None = None) -> subprocess.Comp
         (["plot", ".", "-o", "curve.gif"], 2, "a figure is a file .svg"),
     ],
 )
-def test_answers_without_torch(tmp_path: Path, args: list[str], code: int, words: str) -> None:
+def test_answers_without_torch(commanded: Bare, tmp_path: Path, args: list[str], code: int, words: str) -> None:
     (tmp_path / "wrong.yaml").write_text("algo: sacc\nenv_id: Pendulum-v1\ntotal_timesteps: 100\n")
-    done = python(COMMAND, *args, cwd=tmp_path)
+    done = commanded.run(COMMAND, *args, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert words in (done.stderr if code else done.stdout)
     *error, imported = done.stderr.splitlines()
@@ -71,14 +105,13 @@ def test_answers_without_torch(tmp_path: Path, args: list[str], code: int, words
         ("rl-training train --config sac/p", "sac/pendulum"),
     ],
 )
-def test_the_shell_completes(words: str, offered: str) -> None:
+def test_the_shell_completes(commanded: Bare, words: str, offered: str) -> None:
     completing = {
         "_RL_TRAINING_COMPLETE": "complete_bash",
         "COMP_WORDS": words,
         "COMP_CWORD": str(words.count(" ")),
     }
-    command = [sys.executable, "-c", COMMAND]
-    done = subprocess.run(command, env=ENVIRONMENT | completing, capture_output=True, text=True, timeout=60)
+    done = commanded.run(COMMAND, environment=completing)
     assert offered in done.stdout.split()
     assert done.stderr.strip() == "imported []"
 
@@ -100,22 +133,32 @@ REPORT = ("torch", "gymnasium", "numpy", "scipy", "matplotlib", "jinja2")
         ("from rl_training.report import read", ["numpy", "scipy", "matplotlib", "jinja2"]),
     ],
 )
-def test_reports_import_what_they_need(program: str, imported: list[str]) -> None:
-    done = python(f"{program}; import sys; print([m for m in {REPORT} if m in sys.modules])")
+def test_reports_import_what_they_need(bare: Bare, program: str, imported: list[str]) -> None:
+    done = bare.run(f"{program}; import sys; print([m for m in {REPORT} if m in sys.modules])")
     assert done.stdout.strip() == str(imported), done.stderr
 
 
 @pytest.mark.parametrize("module", ["matplotlib", "scipy", "jinja2"])
 def test_reports_without_their_extra_say_what_to_install(tmp_path: Path, module: str) -> None:
-    program = f"import sys; sys.modules[{module!r}] = None\n{COMMAND}"
-    done = python(program, "report", str(tmp_path), "-o", "report.html", cwd=tmp_path)
-    error, _ = done.stderr.splitlines()
-    assert done.returncode == 2
+    def without_it() -> None:
+        os.chdir(tmp_path)
+        for name in list(sys.modules):
+            if name.partition(".")[0] == module:
+                sys.modules[name] = None  # type: ignore[assignment]
+            elif name.startswith(("rl_training.report", "rl_training.console.reports")):
+                del sys.modules[name]
+        sys.modules[module] = None  # type: ignore[assignment]
+        vars(rl_training).pop("report", None)
+        command("report", tmp_path, "-o", "report.html")()
+
+    child = Child(without_it, tmp_path / "output.txt")
+    assert child.wait() == 2, child.text()
+    [error] = child.text().splitlines()
     assert error.startswith("error: reports need matplotlib, scipy and jinja2")
     assert error.endswith("pip install 'rl-training[report]'")
 
 
-def test_names_are_there_when_they_are_used() -> None:
+def test_names_are_there_when_they_are_used(loaded: Bare) -> None:
     program = (
         "import sys, rl_training; from rl_training import SAC; from rl_training.api import SAC as same;"
         "assert SAC is same is rl_training.SAC is rl_training.api.algorithms.SAC;"
@@ -125,7 +168,7 @@ def test_names_are_there_when_they_are_used() -> None:
         "assert not hasattr(rl_training, 'SACC') and not hasattr(rl_training.api, 'SACC');"
         "exec('from rl_training import *'); assert TransitionDataset and TrainResult and Callback"
     )
-    done = python(program)
+    done = loaded.run(program)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -139,7 +182,7 @@ def test_an_algorithm_imports_its_own_trainer_alone() -> None:
 
 
 @pytest.mark.parametrize("module", ["typer", "pydantic", "torch"])
-def test_an_interrupt_while_importing_is_no_traceback(module: str) -> None:
+def test_an_interrupt_while_importing_is_no_traceback(bare: Bare, module: str) -> None:
     """The first import of `module` stands for the moment at which Ctrl-C is pressed."""
     program = (
         "import os, signal, sys\n"
@@ -151,5 +194,5 @@ def test_an_interrupt_while_importing_is_no_traceback(module: str) -> None:
         "from rl_training.__main__ import main\n"
         "main()\n"
     )
-    done = python(program, "train", "--config", "sac/pendulum")
+    done = bare.run(program, "train", "--config", "sac/pendulum")
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")

@@ -8,7 +8,6 @@ import math
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,10 @@ from rl_training.study.space import Choices, Range
 from rl_training.study.study import Study
 from rl_training.study.tuning import Tuning, TuningResult
 from rl_training.study.tuning_file import TuningDescription
+from tests.bare import Bare
 from tests.reliability.processes import Child, command, wait_for
 from tests.runs import mostly_slow
 from tests.studies import contents, differing, study_in
-from tests.test_startup import ENVIRONMENT
 from tests.tunings import tiny_tuning, tuning_in
 
 DOCS = Path(__file__).parents[1] / "docs" / "tuning.md"
@@ -431,15 +430,13 @@ def test_without_optuna_one_line_says_what_to_install(tmp_path: Path, monkeypatc
     assert re.fullmatch(r"error: tuning needs Optuna .*; pip install 'rl-training\[tune\]'\n", done.stderr)
 
 
-def test_nothing_imports_optuna_but_a_tuning_that_runs() -> None:
+def test_nothing_imports_optuna_but_a_tuning_that_runs(loaded: Bare) -> None:
     program = (
         "import sys, rl_training.cli, rl_training.study.tuning, rl_training.api\n"
         "rl_training.SAC, rl_training.Study\n"
         "print([name for name in sys.modules if name.split('.')[0] == 'optuna'])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
-    )
+    done = loaded.run(program)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 

@@ -1,0 +1,73 @@
+"""An interpreter that has imported little and forks for every program: a new one would import it all again.
+
+Each program runs in a process of its own, as `python -c` runs it, and ends as an interpreter ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.reliability.processes import Ended
+
+# The child leaves the loop, so that nothing of the server is on its stack, and ends by the end of its program.
+_SERVER = """
+import json, os, sys
+exec(sys.argv[1])
+for line in sys.stdin:
+    job = json.loads(line)
+    if (child := os.fork()) == 0:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+for number, (path, flags) in enumerate(job["streams"]):
+    os.dup2(handle := os.open(path, flags, 0o600), number)
+    os.close(handle)
+os.chdir(job["cwd"])
+os.environ.update(job["environment"])
+sys.argv[1:] = job["args"]
+program = job["program"]
+for name in ("json", "line", "job", "child", "number", "path", "flags", "handle", "name"):
+    globals().pop(name, None)
+exec(compile(program, "<string>", "exec"))
+"""
+
+
+class Bare:
+    """The interpreter, which has run `first` and has the variables `environment`."""
+
+    def __init__(self, environment: Mapping[str, str], first: str = "") -> None:
+        command = [sys.executable, "-c", _SERVER, first]
+        self._process = subprocess.Popen(
+            command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(
+        self, program: str, *args: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> Ended:
+        """Run `python -c program args…` in `cwd`, with further variables."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            streams = {os.devnull: os.O_RDONLY}
+            streams |= {f"{folder}/{name}": os.O_WRONLY | os.O_CREAT | os.O_APPEND for name in ("out", "err")}
+            job = {
+                "program": program,
+                "args": args,
+                "cwd": str(cwd or folder),
+                "environment": dict(environment or {}),
+                "streams": list(streams.items()),
+            }
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.flush()
+            code = int(self._process.stdout.readline())
+            return Ended(code, *(Path(folder, name).read_text() for name in ("out", "err")))
+
+    def close(self) -> None:
+        self._process.communicate()
