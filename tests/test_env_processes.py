@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import pytest
 from rl_training.environments.pool import EnvPool
 from rl_training.errors import EnvironmentFailure
 from rl_training.experiment.config import TrainConfig
+from tests.bare import Bare
+from tests.reliability.processes import Ended
 from tests.runs import mostly_slow
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -85,7 +88,22 @@ def python(
     )
 
 
-def answer(done: subprocess.CompletedProcess[str]) -> Any:
+@pytest.fixture(scope="module")
+def asking() -> Iterator[Bare]:
+    """Has imported what `ask` needs."""
+    made = Bare(ENVIRONMENT, ASK)
+    yield made
+    made.close()
+
+
+def script(asking: Bare, folder: Path, program: str, environment: Mapping[str, str] | None = None) -> Ended:
+    """`python program.py` in `folder`."""
+    (folder / "program.py").write_text(program)
+    as_script = f"__file__, sys.path[0] = {str(folder / 'program.py')!r}, {str(folder)!r}\n"
+    return asking.run(as_script + program, cwd=folder, environment=environment)
+
+
+def answer(done: subprocess.CompletedProcess[str] | Ended) -> Any:
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return json.loads(done.stdout)
 
@@ -98,7 +116,9 @@ def local(**fields: Any) -> list[list[float]]:
         pool.close()
 
 
-@pytest.mark.parametrize("how", ["script", "module", "command", "input", "notebook"])
+@pytest.mark.parametrize(
+    "how", mostly_slow(["script", "module", "command", "input", "notebook"], "script", "input", "notebook")
+)
 def test_ids_need_no_guard_wherever_they_are_asked_for(how: str, tmp_path: Path) -> None:
     """Nothing of the main program is imported again: its second import would start environments again."""
     program = ASK + PENDULUM
@@ -116,15 +136,15 @@ def test_ids_need_no_guard_wherever_they_are_asked_for(how: str, tmp_path: Path)
     assert answer(done) == local(env_id="Pendulum-v1", seed=3, num_envs=2)
 
 
-def test_it_imports_what_makes_an_environment_and_no_more(tmp_path: Path) -> None:
+def test_it_imports_what_makes_an_environment_and_no_more(asking: Bare, tmp_path: Path) -> None:
     (tmp_path / "reporter.py").write_text(REGISTERED)
-    (tmp_path / "program.py").write_text(ASK + 'ask(env_id="reporter:Reporter-v0", allow_import=True)\n')
-    assert answer(python(tmp_path, "program.py")) == [SLIM]
-    [[*imported, threads]] = answer(python(tmp_path, "program.py", environment={"OMP_NUM_THREADS": "3"}))
+    program = ASK + 'ask(env_id="reporter:Reporter-v0", allow_import=True)\n'
+    assert answer(script(asking, tmp_path, program)) == [SLIM]
+    [[*imported, threads]] = answer(script(asking, tmp_path, program, {"OMP_NUM_THREADS": "3"}))
     assert (sum(imported), threads) == (0.0, 3.0)  # what the user has set is not touched
 
 
-def test_what_the_program_registered_and_imported_is_known_there(tmp_path: Path) -> None:
+def test_what_the_program_registered_and_imported_is_known_there(asking: Bare, tmp_path: Path) -> None:
     """By its name alone: no import of the program, so no guard either."""
     (tmp_path / "reporter.py").write_text(REPORTER)
     program = (
@@ -134,13 +154,12 @@ def test_what_the_program_registered_and_imported_is_known_there(tmp_path: Path)
         'for name in ("Own-v0", "Own-v1", "Own"):\n'
         '    ask(env_id=name, wrappers=["reporter:Same"], allow_import=True)\n'
     )
-    (tmp_path / "program.py").write_text(ASK + program)
-    done = python(tmp_path, "program.py")
+    done = script(asking, tmp_path, ASK + program)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert lines == [[SLIM]] * 3, done.stderr
 
 
-def test_a_registration_that_differs_from_gymnasium_s(tmp_path: Path) -> None:
+def test_a_registration_that_differs_from_gymnasium_s(asking: Bare, tmp_path: Path) -> None:
     """`Pendulum-v1` with another gravity: the first observation does not tell, the second does."""
     program = (
         "import gymnasium, numpy as np\n"
@@ -148,8 +167,7 @@ def test_a_registration_that_differs_from_gymnasium_s(tmp_path: Path) -> None:
         'pool = ask(env_id="Pendulum-v1", seed=3)\n'
         "print(json.dumps(pool.step(np.zeros((1, 1), np.float32))[0].obs.tolist()))\n"
     )
-    (tmp_path / "program.py").write_text(ASK + program)
-    second = json.loads(python(tmp_path, "program.py").stdout.splitlines()[1])
+    second = json.loads(script(asking, tmp_path, ASK + program).stdout.splitlines()[1])
     pool = EnvPool(TrainConfig(algo="sac", env_id="Pendulum-v1", total_timesteps=1, seed=3, env_kwargs={"g": 1.0}))
     pool.reset(0)
     assert second == pool.step(np.zeros((1, 1), np.float32))[0].obs.tolist()
@@ -186,18 +204,17 @@ def test_an_environment_of_the_main_script(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "key", ["environments=processes", pytest.param("env_processes=true", marks=pytest.mark.slow)]
 )
-def test_on_the_command_line_with_a_module_of_the_current_folder(key: str, tmp_path: Path) -> None:
+def test_on_the_command_line_with_a_module_of_the_current_folder(key: str, loaded: Bare, tmp_path: Path) -> None:
     (tmp_path / "reporter.py").write_text(REGISTERED)
-    (tmp_path / "console.py").write_text("from rl_training.__main__ import main\nmain()\n")
     words = ["train", "--algo", "sac", "--env", "reporter:Reporter-v0", "--steps", "12", "--set", key]
     for setting in ("learning_starts=10", "batch_size=4", "hidden_sizes=[4]", "eval_episodes=0"):
         words += ["--set", setting]
     # As a console script: the current folder is not on the path.
     start = "import sys; sys.path[:] = [p for p in sys.path if p]; from rl_training.__main__ import main; main()"
-    refused = python(tmp_path, "-c", start, *words)
+    refused = loaded.run(start, *words, cwd=tmp_path)
     assert refused.returncode == 2
     assert "--allow-import" in refused.stderr
-    done = python(tmp_path, "-c", start, *words, "--allow-import", environment={"OMP_NUM_THREADS": "1"})
+    done = loaded.run(start, *words, "--allow-import", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     [run] = (tmp_path / "runs").iterdir()
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
@@ -258,25 +275,26 @@ def test_killing_the_parent_leaves_none(ending: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["", "del pool\n", "1 / 0\n", "for env in pool.envs: env.send(np.zeros(1))\n"])
-def test_nor_does_a_parent_that_ends_without_closing_them(ending: str, tmp_path: Path) -> None:
+def test_nor_does_a_parent_that_ends_without_closing_them(ending: str, asking: Bare, tmp_path: Path) -> None:
     (tmp_path / "reporter.py").write_text(REGISTERED)
-    done = python(tmp_path, "-W", "error", "-c", ASK + HOLD + ending)
+    strict = "import warnings\nwarnings.simplefilter('error')\nsys.warnoptions.append('error')\n"
+    done = asking.run(strict + ASK + HOLD + ending, cwd=tmp_path)
     assert ("ZeroDivisionError" in done.stderr) == (ending == "1 / 0\n")
     assert "Warning" not in done.stderr
     assert gone(json.loads(done.stdout.splitlines()[1]))
 
 
-def test_a_fork_that_ends_takes_none_along(tmp_path: Path) -> None:
+def test_a_fork_that_ends_takes_none_along(asking: Bare, tmp_path: Path) -> None:
     (tmp_path / "reporter.py").write_text(REGISTERED)
     fork = "import os\nif os.fork() == 0: sys.exit()\nos.wait()\nprint(json.dumps(pool.reset(0).tolist()))\n"
-    done = python(tmp_path, "-c", ASK + HOLD + fork)
+    done = asking.run(ASK + HOLD + fork, cwd=tmp_path)
     assert len(json.loads(done.stdout.splitlines()[2])) == len(SLIM), done.stderr
 
 
-def test_standard_streams_that_are_closed(tmp_path: Path) -> None:
+def test_standard_streams_that_are_closed(asking: Bare, tmp_path: Path) -> None:
     """Their numbers are given to the next files opened, which must not be mistaken for them."""
     program = f"import os\nfor number in (0, 2): os.close(number)\n{ASK}{PENDULUM}"
-    done = python(tmp_path, "-c", program)
+    done = asking.run(program, cwd=tmp_path)
     assert json.loads(done.stdout) == local(env_id="Pendulum-v1", seed=3, num_envs=2)
 
 
