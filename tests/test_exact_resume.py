@@ -26,6 +26,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.session import TrainResult
+from tests.reliability.processes import Child
 from tests.runs import (
     OFFLINE,
     ONLINE,
@@ -132,32 +133,46 @@ def test_killed_twice(tmp_path: Path) -> None:
 
 
 PROGRAM = """
-import os, signal, sys
+import sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from tests.runs import KillAt, train
-from tests.test_exact_resume import eventful
-
-class Sigkill(KillAt):
-    name = "KillAt"
-    def kill(self, run):
-        os.kill(os.getpid(), signal.SIGKILL)
+from tests.runs import train
+from tests.test_exact_resume import Sigkill, eventful
 
 train(eventful(sys.argv[1], Path(sys.argv[2])), [Sigkill(40)])
 """
 
 
-@pytest.mark.parametrize("algo", ["redq", pytest.param("iql", marks=pytest.mark.slow)])
+class Sigkill(KillAt):
+    name = "KillAt"
+
+    def kill(self, run: Path) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def assert_goes_on_after_the_kill(algo: str, folder: Path) -> None:
+    [run] = folder.iterdir()
+    assert run_record(run)["status"] == "running"
+    resumed = resume(run, [KillAt()])
+    assert differences(train(eventful(algo, folder), [KillAt()]), resumed) == []
+
+
+def test_a_forked_process_killed_by_the_kernel(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    killed = Child(lambda: train(eventful("redq", runs), [Sigkill(40)]), tmp_path / "output.txt")
+    assert killed.wait() == -signal.SIGKILL, killed.text()
+    assert_goes_on_after_the_kill("redq", runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["redq", "iql"])
 def test_a_process_killed_by_the_kernel(algo: str, tmp_path: Path) -> None:
     root = Path(__file__).parents[1]
     environment = os.environ | {"PYTHONPATH": f"{root / 'src'}:{root}", "OMP_NUM_THREADS": "1"}
     killed = subprocess.run([sys.executable, "-c", PROGRAM, algo, str(tmp_path)], env=environment, cwd=root)
     assert killed.returncode == -signal.SIGKILL
-    [run] = tmp_path.iterdir()
-    assert run_record(run)["status"] == "running"
-    resumed = resume(run, [KillAt()])
-    assert differences(train(eventful(algo, tmp_path), [KillAt()]), resumed) == []
+    assert_goes_on_after_the_kill(algo, tmp_path)
 
 
 # The other half of exactness: each thing saved matters. A run continued from a state with one entry changed

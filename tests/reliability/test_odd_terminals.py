@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ import yaml
 import rl_training
 from rl_training.errors import ConfigError
 from rl_training.experiment.logging import TensorBoardSink
-from tests.runs import interrupted, logged, mostly_slow, resume, run_record, tiny, train
+from tests.reliability.processes import Child, command
+from tests.runs import interrupted, logged, resume, run_record, tiny, train
 
 SOURCE = str(Path(rl_training.__file__).parents[1])
 
@@ -38,22 +40,67 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("closed", mostly_slow(["2>&-", ">&- 2>&-", "<&- >&- 2>&-"], "<&- >&- 2>&-"))
-def test_closed_streams(closed: str, config: Path, tmp_path: Path) -> None:
-    done = shell(f"rl-training train --config {config} {closed}")
-    assert done.returncode == 0, done.stderr
-    [run] = (tmp_path / "runs").iterdir()
+def without_streams() -> None:
+    """As an interpreter starts that finds them closed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        os.close(number)
+        setattr(sys, name, None)
+        setattr(sys, f"__{name}__", None)
+
+
+def with_ascii_streams() -> None:
+    """As an interpreter starts with PYTHONIOENCODING=ascii."""
+    sys.stdout = open(1, "w", encoding="ascii", errors="strict", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="ascii", errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def trained_in_a_fork(config: Path, first: Callable[[], None]) -> str:
+    """What `rl-training train` prints in a forked process that has called `first`."""
+
+    def act() -> None:
+        first()
+        command("train", "--config", config)()
+
+    child = Child(act, config.with_suffix(".txt"))
+    assert child.wait() == 0, child.text()
+    return child.text()
+
+
+def assert_closed_streams_did_no_harm(folder: Path) -> None:
+    [run] = (folder / "runs").iterdir()
     assert run_record(run)["status"] == "finished"
     assert (
         resume(run, changes={"total_timesteps": 70}).metrics["global_step"] == 70
     )  # no file took what was printed
 
 
+def test_closed_streams_of_a_forked_process(config: Path, tmp_path: Path) -> None:
+    trained_in_a_fork(config, without_streams)
+    assert_closed_streams_did_no_harm(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed: str, config: Path, tmp_path: Path) -> None:
+    done = shell(f"rl-training train --config {config} {closed}")
+    assert done.returncode == 0, done.stderr
+    assert_closed_streams_did_no_harm(tmp_path)
+
+
+def assert_ascii(printed: str) -> None:
+    [line] = [line for line in printed.splitlines() if line.startswith("mean return")]
+    assert " +/- 0.00 (1 episodes)" in line
+
+
+def test_ascii_streams_of_a_forked_process(config: Path) -> None:
+    assert_ascii(trained_in_a_fork(config, with_ascii_streams))
+
+
+@pytest.mark.slow
 def test_ascii_streams(config: Path) -> None:
     done = shell(f"rl-training train --config {config}", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("mean return")]
-    assert " +/- 0.00 (1 episodes)" in line
+    assert_ascii(done.stdout)
 
 
 def test_no_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
