@@ -6,8 +6,10 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +30,15 @@ def _fsync_returns_at_once() -> None:
     """A killed process loses nothing that it has written; only a power cut would, and no test can make one.
     `test_durable_writes` checks where fsync is called."""
     os.fsync = lambda fd: None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _event_files_in_the_order_of_their_names() -> None:
+    """Viewers sort event files by second, host and process: a run that is resumed in the second in which its last
+    file was made may have to wait for the next one. Here the host is a clock."""
+    from tensorboard.summary.writer import event_file_writer
+
+    event_file_writer.socket = SimpleNamespace(gethostname=lambda: f"{time.monotonic_ns():020d}")
 
 
 @pytest.fixture(autouse=True)

@@ -7,17 +7,19 @@ import io
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rl_training.console.progress import Progress
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment import files
+from rl_training.experiment import files, logging
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.loggers import Row
 from rl_training.experiment.logging import CsvSink, MetricsLog, TensorBoardSink
@@ -395,8 +397,15 @@ def test_event_files_of_one_second_are_read_in_their_order(tmp_path: Path, monke
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.summary.writer import event_file_writer
 
+    now = [time.time()]  # a clock that only sleeping moves
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
-    time.sleep(-time.time() % 1.0)  # both in the second that begins now
+    monkeypatch.setattr(event_file_writer, "socket", socket)
+    monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(logging, "time", SimpleNamespace(**vars(time) | {"sleep": sleep}))
     for resumed_from, value in ((None, 1.0), (20, 2.0)):
         sink = TensorBoardSink(tmp_path, resumed_from=resumed_from)
         sink.write(30, 0.0, {"loss": value})

@@ -15,9 +15,12 @@ import socket
 import subprocess
 import threading
 import traceback
+import weakref
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NoReturn
+
+import torch
 
 from rl_training.environments import player
 
@@ -33,14 +36,16 @@ class Forked:
         self._news, self._lock = news, threading.Lock()
         self.returncode: int | None = None
         self.pid = _read(news)
+        weakref.finalize(self, os.close, news)
 
     def wait(self, timeout: float) -> int:
-        with self._lock:  # whoever waits for an answer and whoever ends it both ask
+        """As a thread that waits for an answer and one that ends the process do at the same time: neither holds up
+        the other."""
+        if not select.select([self._news], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("a forked process", timeout)
+        with self._lock:
             if self.returncode is None:
-                if not select.select([self._news], [], [], timeout)[0]:
-                    raise subprocess.TimeoutExpired("a forked process", timeout)
                 self.returncode = _read(self._news)
-                os.close(self._news)
             return self.returncode
 
 
@@ -48,6 +53,7 @@ class Nursery:
     """Forks players on request, and knows how many there are; ends with the process that made it."""
 
     def __init__(self) -> None:
+        torch.nn.Linear(1, 1, device="meta").to_empty(device="cpu")  # imports SymPy, as every player else would
         self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pid = os.fork()
         if self._pid == 0:

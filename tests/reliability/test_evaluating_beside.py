@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import rl_training
+from rl_training.environments import players as players_module
 from rl_training.environments.given import Given, bring
 from rl_training.environments.making import spaces_of
 from rl_training.environments.players import Game, Players
@@ -145,7 +146,7 @@ def test_beside_a_gpu_it_is_the_run_that_evaluates_at_once(algo: str, tmp_path: 
     assert first.name == second.name
 
 
-@pytest.mark.parametrize("wait", [0.0, 0.02])
+@pytest.mark.parametrize("wait", [0.0, 0.004])
 def test_results_enter_at_the_next_evaluation_and_at_the_end(wait: float, tmp_path: Path) -> None:
     """However long an evaluation takes: here less, and more, than the updates beside it."""
     watch = Watch()
@@ -393,8 +394,11 @@ def test_a_wrong_learner_is_found_before_it_is_played(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hangs", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_signal_ends_the_wait_for_an_evaluation(hangs: bool, tmp_path: Path, children: list[Child]) -> None:
+def test_a_signal_ends_the_wait_for_an_evaluation(
+    hangs: bool, tmp_path: Path, children: list[Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also of an environment that does not answer: the process that waits for it is killed."""
+    monkeypatch.setattr(players_module, "_PATIENCE", 0.2)
     world = {"at": 5, "how": "hang"} if hangs else {"endless": True, "wait": 0.001}
     config = beside(
         "bc", tmp_path / "a", {"dataset_size": 4}, env_id=FAULTY, env_kwargs=world, eval_max_steps=10**9
@@ -402,7 +406,7 @@ def test_a_signal_ends_the_wait_for_an_evaluation(hangs: bool, tmp_path: Path, c
     child = Child(lambda: train(config), tmp_path / "out.txt")
     children.append(child)
     wait_for(lambda: list(tmp_path.glob("a/*/checkpoints/step_000000015")))
-    time.sleep(0.5)
+    time.sleep(0.2)
     assert child.poll() is None, "it waits for ever"
     child.send(signal.SIGTERM)
     assert child.wait(20) == 143, child.text()
@@ -489,7 +493,7 @@ def test_a_run_on_a_cpu_starts_no_process(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Players, "__init__", refused)
     for algo in LOOPS:
-        train(beside(algo, tmp_path, evaluate_beside="auto"))
+        train(beside(algo, tmp_path, evaluate_beside="auto", total_timesteps=25))
 
 
 @pytest.mark.parametrize("value", ["sometimes", 1, None])

@@ -142,9 +142,10 @@ def test_a_second_ctrl_c_aborts_at_once(tmp_path: Path, children: list[Child]) -
     child = Child(lambda: train(config), tmp_path.with_suffix(".txt"))
     children.append(child)
     wait_for(lambda: _busy(tmp_path, child))
-    time.sleep(0.5)
+    time.sleep(0.2)
     child.send(signal.SIGINT)
-    time.sleep(0.3)
+    wait_for(lambda: "SIGINT: ending this step" in child.text())
+    time.sleep(0.1)
     assert child.poll() is None, "the first one waits for the step"
     child.send(signal.SIGINT)
     assert child.wait(10) == 130
