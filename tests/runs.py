@@ -30,8 +30,15 @@ ALL = [*ONLINE, *OFFLINE, "rlpd"]
 
 
 def mostly_slow(values: Iterable[Any], *kept: Any) -> list[Any]:
-    """Parameters of which the `kept` ones are for every run of the suite, all others for `make test-all`."""
-    return [value if value in kept else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    """Parameters of which the `kept` ones are for every run of the suite, all others for `make test-all`.
+
+    A tuple holds the values of several parameters.
+    """
+    slow = pytest.mark.slow
+    return [
+        value if value in kept else pytest.param(*(value if isinstance(value, tuple) else [value]), marks=slow)
+        for value in values
+    ]
 
 
 # Small enough for milliseconds, large enough that a hundred steps pass through every phase.

@@ -256,7 +256,7 @@ def test_a_run_is_the_same_to_the_bit_wherever_its_rows_are(algo: str, tmp_path:
     assert set(differences(memory, mapped)) <= PLACES
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 0), (0, None), (None, 0)])
+@pytest.mark.parametrize(("before", "after"), mostly_slow([(0, 0), (0, None), (None, 0)], (0, None)))
 def test_a_run_goes_on_to_the_bit_from_one_place_to_the_other(
     tmp_path: Path, data: Path, before: int | None, after: int | None
 ) -> None:

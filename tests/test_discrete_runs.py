@@ -26,7 +26,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import load_policy, open_checkpoint, predict_checkpoint
 from rl_training.spaces import SpaceSpec
-from tests.runs import QUIET, TINY, interrupted, resume, run_record, tiny, train
+from tests.runs import QUIET, TINY, interrupted, mostly_slow, resume, run_record, tiny, train
 from tests.test_exact_resume import EVENTFUL, assert_exact
 
 KINDS: dict[str, type[Learner]] = {"bc": DiscreteBC, "cql": DiscreteCQL, "iql": DiscreteIQL}
@@ -201,7 +201,7 @@ def test_the_record_has_the_settings_it_used_and_no_others(algo: str, tmp_path: 
     assert train(again).metrics.keys() == result.metrics.keys()
 
 
-@every_algo
+@pytest.mark.parametrize("algo", mostly_slow(KINDS, "cql"))
 def test_a_resumed_run_is_the_uninterrupted_one(algo: str, tmp_path: Path) -> None:
     fields = {"total_timesteps": 80, "checkpoint_interval": 40}
     assert_exact(small(algo, tmp_path, kwargs=kept(algo, EVENTFUL), **fields), 40)
@@ -237,7 +237,10 @@ def test_a_setting_cannot_come_in_by_resuming(tmp_path: Path) -> None:
 # Networks of other runs.
 
 
-@pytest.mark.parametrize(("first", "second"), [("cql", "dqn"), ("dqn", "cql"), ("bc", "iql"), ("iql", "bc")])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    mostly_slow([("cql", "dqn"), ("dqn", "cql"), ("bc", "iql"), ("iql", "bc")], ("cql", "dqn"), ("bc", "iql")),
+)
 def test_a_policy_goes_on_in_another_algorithm(first: str, second: str, tmp_path: Path) -> None:
     def config(algo: str, **fields: Any) -> TrainConfig:
         make = tiny if algo == "dqn" else small
@@ -263,7 +266,7 @@ def test_networks_for_other_actions_are_refused(tmp_path: Path) -> None:
 # From Python and from the shell.
 
 
-@pytest.mark.parametrize("managed", [BC, CQL, IQL])
+@pytest.mark.parametrize("managed", mostly_slow([BC, CQL, IQL], IQL))
 def test_logs_without_an_environment(managed: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Learned from a mapping of arrays; the third action never pays."""
     settings: dict[str, Any] = {"hidden_sizes": (16, 16), "batch_size": 64, "learning_rate": 1e-2, "seed": 0}

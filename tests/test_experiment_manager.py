@@ -11,7 +11,7 @@ from rl_training.experiment.config import packaged_configs
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
-from tests.runs import ALL, resume, run_record, tiny, trainer_state
+from tests.runs import ALL, mostly_slow, resume, run_record, tiny, trainer_state
 
 
 def test_every_spec_is_there() -> None:
@@ -23,7 +23,7 @@ def test_every_spec_is_there() -> None:
         assert 1989 <= spec.year <= 2026
 
 
-@pytest.mark.parametrize("algo", ALL)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "sac", "iql", "rlpd"))
 def test_every_spec_runs_from_a_file(algo: str, tmp_path: Path) -> None:
     """A config written as YAML trains; what the run records is what was asked, and every default."""
     config = tiny(algo, tmp_path / "runs", total_timesteps=25)

@@ -56,7 +56,7 @@ def test_online_algorithms_learn_the_identity(algo: str, tmp_path: Path) -> None
     assert np.abs(answers - OBS).max() < 0.3
 
 
-@pytest.mark.parametrize("double_q", [False, True])
+@pytest.mark.parametrize("double_q", mostly_slow([False, True], True))
 def test_dqn_names_what_it_sees(double_q: bool, tmp_path: Path) -> None:
     kwargs = settings("dqn") | {"double_q": double_q}
     result = train(tiny("dqn", tmp_path, env_id=CHOICES, kwargs=kwargs, total_timesteps=700, **UNWATCHED))
@@ -76,7 +76,7 @@ def random_answers() -> TransitionDataset:
     return identity_data(2_000)
 
 
-@pytest.mark.parametrize("algo", mostly_slow([name for name in OFFLINE if name != "bc"], "iql", "td3_bc"))
+@pytest.mark.parametrize("algo", mostly_slow([name for name in OFFLINE if name != "bc"], "iql"))
 def test_offline_algorithms_beat_their_data(algo: str, random_answers: TransitionDataset, tmp_path: Path) -> None:
     """The data's mean return is about -1.4; cloning them, the best a policy without rewards does, gives -0.4."""
     assert -1.6 < random_answers.rewards.mean() < -1.2
@@ -85,7 +85,7 @@ def test_offline_algorithms_beat_their_data(algo: str, random_answers: Transitio
     assert evaluate_checkpoint(result.checkpoint_path, 50)["eval_return_mean"] > -0.05
 
 
-@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("stochastic", mostly_slow([False, True], True))
 def test_bc_does_what_was_done(stochastic: bool, tmp_path: Path) -> None:
     """Answers that follow a = 0.5 - x are cloned, rewards or not."""
     rng = np.random.default_rng(0)

@@ -196,7 +196,7 @@ def test_unless_it_is_asked_for_nothing_of_it_is_kept(tmp_path: Path) -> None:
 # Resuming.
 
 
-@pytest.mark.parametrize("algo", ["sac", "dqn"])
+@pytest.mark.parametrize("algo", mostly_slow(["sac", "dqn"], "sac"))
 def test_a_run_without_it_resumes_exactly_too(algo: str, tmp_path: Path) -> None:
     config = tiny(algo, tmp_path, total_timesteps=60, checkpoint_interval=30)
     assert differences(train(config), resume(interrupted(config, 30))) == []
@@ -217,14 +217,15 @@ def rewritten(run: Path, moments: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("damage", [{"mean": [0.0]}, {"count": "many"}, {"squares": None}, {"mean": {}}])
-def test_statistics_that_do_not_fit_are_one_line(damage: dict[str, Any], tmp_path: Path) -> None:
+def test_statistics_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     config = tiny("sac", tmp_path, kwargs=ON, total_timesteps=60, checkpoint_interval=30)
     run = interrupted(config, 30)
-    rewritten(run, moments_in(read_checkpoint(find_checkpoint(run))) | damage)
-    with pytest.raises(CheckpointError, match="its contents do not fit this configuration") as caught:
-        resume(run)
-    assert "\n" not in str(caught.value)
+    whole = moments_in(read_checkpoint(find_checkpoint(run)))
+    for damage in ({"mean": [0.0]}, {"count": "many"}, {"squares": None}, {"mean": {}}):
+        rewritten(run, whole | damage)
+        with pytest.raises(CheckpointError, match="its contents do not fit this configuration") as caught:
+            resume(run)
+        assert "\n" not in str(caught.value), damage
 
 
 def test_a_run_under_way_cannot_begin_or_stop_it(tmp_path: Path) -> None:
@@ -237,7 +238,7 @@ def test_a_run_under_way_cannot_begin_or_stop_it(tmp_path: Path) -> None:
 # Other runs' networks.
 
 
-@pytest.mark.parametrize("place", ["", "best"])
+@pytest.mark.parametrize("place", mostly_slow(["", "best"], "best"))
 def test_statistics_taken_over_go_on_counting(place: str, tmp_path: Path) -> None:
     before = train(tiny("sac", tmp_path, kwargs=ON, total_timesteps=40))
     origin = find_checkpoint(before.run_dir / place)

@@ -261,7 +261,12 @@ def test_same_updates_as_the_peer(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "setting"), [(name, key) for name, case in CASES.items() for key in case.mistakes]
+    ("name", "setting"),
+    [
+        pytest.param(name, key, marks=[] if key == case.mistakes[-1] else [pytest.mark.slow])
+        for name, case in CASES.items()
+        for key in case.mistakes
+    ],
 )
 def test_a_mistake_of_one_percent_is_seen(name: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert compare(name, monkeypatch, **{setting: 0.99}).largest > MISTAKE

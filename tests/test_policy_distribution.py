@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rl_training.export.writing import export_checkpoint
 from rl_training.models import GaussianActor, MLPBCModel, MLPIQLModel, MLPSACModel, TanhGaussianActor
 from rl_training.models.arrays import ArrayPolicy
 from rl_training.runtime.acting import ActingPolicy
+from rl_training.runtime.session import TrainResult
 from rl_training.runtime.workflows import (
     evaluate_checkpoint,
     load_policy,
@@ -43,6 +45,22 @@ LIMIT = 1.0 - 1e-6
 
 every_cloner = pytest.mark.parametrize("algo", CLONERS)
 every_distribution = pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+
+
+Skewed = Callable[[str, dict[str, Any]], TrainResult]
+
+
+@pytest.fixture(scope="session")
+def skewed(library: Any) -> Skewed:
+    """A finished run in a world with skewed bounds, with other settings of its distribution."""
+
+    def run(algo: str, settings: dict[str, Any]) -> TrainResult:
+        found: TrainResult = library.get(
+            ["skewed", algo, settings], lambda folder: trained(algo, folder, **settings)
+        )
+        return found
+
+    return run
 
 
 def settings_of(algo: str, distribution: str) -> dict[str, Any]:
@@ -244,7 +262,7 @@ def bimodal(at_bound: float, rows: int = 200) -> TransitionBatch:
     return random_batch(size=rows)._replace(obs=torch.zeros(rows, OBS), actions=actions)
 
 
-@pytest.mark.parametrize("at_bound", [0.2, 0.8])
+@pytest.mark.parametrize("at_bound", mostly_slow([0.2, 0.8], 0.2))
 def test_actions_at_a_bound_drag_the_squashed_mean_alone(at_bound: float) -> None:
     """What tanh fits is the mean of atanh(a), in which a bound counts as 7.25; the other fits the mean of a.
 
@@ -297,8 +315,8 @@ def test_a_density_is_one_of_actions_between_minus_one_and_one(distribution: str
 
 
 @every_cloner
-def test_in_a_skewed_world_actions_reach_the_bounds_and_do_not_pass_them(algo: str, tmp_path: Path) -> None:
-    run = trained(algo, tmp_path, **settings_of(algo, "gaussian"))
+def test_in_a_skewed_world_actions_reach_the_bounds_and_do_not_pass_them(algo: str, skewed: Skewed) -> None:
+    run = skewed(algo, settings_of(algo, "gaussian"))
     loaded = load_policy(open_checkpoint(run.run_dir))
     assert isinstance(loaded.policy.actor, GaussianActor)
     obs = (np.random.default_rng(0).normal(size=(50, 3)) * [0.1, 1.0, 20.0] + [5.0, 0.0, -30.0]).astype(np.float32)
@@ -347,8 +365,10 @@ def test_it_makes_another_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["onnx", "npz"])
 @pytest.mark.parametrize("deterministic", [True, False])
 @every_cloner
-def test_what_is_exported_acts_alike(algo: str, deterministic: bool, suffix: str, tmp_path: Path) -> None:
-    run, target = trained(algo, tmp_path / "run", **other(algo)).run_dir, tmp_path / f"policy.{suffix}"
+def test_what_is_exported_acts_alike(
+    algo: str, deterministic: bool, suffix: str, skewed: Skewed, tmp_path: Path
+) -> None:
+    run, target = skewed(algo, other(algo)).run_dir, tmp_path / f"policy.{suffix}"
     assert export_checkpoint(run, target, deterministic=deterministic).largest_difference <= 1e-5
     tests = np.load(tmp_path / "policy.test.npz")
     given = [tests["observation"]] + ([] if deterministic else [tests["noise"]])
@@ -387,7 +407,10 @@ def test_numbers_that_are_none_stay_none_on_arrays() -> None:
 # Taking over and going on.
 
 
-@pytest.mark.parametrize(("algo", "into"), [("awac", "sac"), ("crr", "awac"), ("bc", "crr")])
+@pytest.mark.parametrize(
+    ("algo", "into"),
+    [("awac", "sac"), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("crr", "awac"), ("bc", "crr")))],
+)
 def test_networks_of_the_other_distribution_are_taken_over_with_a_word(
     algo: str, into: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -399,7 +422,7 @@ def test_networks_of_the_other_distribution_are_taken_over_with_a_word(
     assert said in caplog.text
 
 
-@every_cloner
+@pytest.mark.parametrize("algo", mostly_slow(CLONERS, "crr"))
 def test_networks_of_the_same_distribution_are_taken_over_without_one(
     algo: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

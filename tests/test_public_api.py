@@ -38,8 +38,8 @@ MANAGED: dict[str, type[ManagedAlgorithm]] = {
 
 def settings(algo: str, folder: Path) -> dict[str, Any]:
     """Keywords as a user gives them: fields of the config and keys of `algo_kwargs` side by side."""
-    fields = {"seed": 3, "output_dir": folder, "device": "cpu", "eval_episodes": 1, "log_interval": 20}
-    return owned(algo, TINY) | fields
+    fields = {"seed": 3, "output_dir": folder, "device": "cpu", "log_interval": 20}
+    return owned(algo, TINY) | fields | {"eval_episodes": 1, "eval_max_steps": 20}
 
 
 @pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "sac", "iql", "rlpd"))
@@ -80,7 +80,7 @@ def test_learn_evaluate_predict_load_resume(algo: str, tmp_path: Path, monkeypat
     assert not np.array_equal(loaded.predict(obs), batch) or algo == "dqn"
 
 
-@pytest.mark.parametrize("algo", OFFLINE)
+@pytest.mark.parametrize("algo", mostly_slow(OFFLINE, "bc", "iql", "rebrac"))
 def test_own_arrays_and_no_environment(algo: str, tmp_path: Path) -> None:
     model = MANAGED[algo](**settings(algo, tmp_path))
     result = model.learn(20, progress_bar=False, dataset=identity_data())
@@ -388,7 +388,10 @@ def test_a_run_without_an_update_is_refused(
     settings: dict[str, int], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for model in (SAC("Pendulum-v1", **settings), RLPD("Pendulum-v1", dataset_kind="random", **settings)):
+    for model in (
+        SAC("Pendulum-v1", **settings),
+        RLPD("Pendulum-v1", dataset_kind="random", dataset_size=100, **settings),
+    ):
         with pytest.raises(ConfigError, match=message):
             model.learn(999)
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ from rl_training.errors import ConfigError
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
-from tests.runs import ALL, OFFLINE, logged, resume, tiny, train
+from tests.runs import ALL, OFFLINE, logged, mostly_slow, resume, tiny, train
 
 
 def factor(update: int, total: int, **settings: Any) -> float:
@@ -91,7 +91,7 @@ class Rates(Callback):
         self.base = {name: optimizer.base_learning_rate for name, optimizer in optimizers.items()}
 
 
-@pytest.mark.parametrize("algo", ALL)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "sac", "iql", "rlpd"))
 def test_a_schedule_reaches_every_optimiser_but_iql_s_critics(algo: str, tmp_path: Path) -> None:
     rates = Rates()
     config = tiny(algo, tmp_path, kwargs={"learning_rate_schedule": "linear"}, eval_episodes=0)
@@ -109,7 +109,7 @@ def test_iql_s_actor_falls_along_a_cosine_unless_told_otherwise(tmp_path: Path) 
     assert reported == pytest.approx(by_hand, rel=1e-5)
 
 
-@pytest.mark.parametrize("algo", [name for name in OFFLINE if name != "iql"])
+@pytest.mark.parametrize("algo", mostly_slow([name for name in OFFLINE if name != "iql"], "td3_bc"))
 def test_the_others_keep_their_rate_unless_told_otherwise(algo: str, tmp_path: Path) -> None:
     rates = Rates()
     train(tiny(algo, tmp_path, eval_episodes=0), [rates])

@@ -43,9 +43,11 @@ def test_defaults_of_an_algorithm_belong_to_its_sections(algo: str) -> None:
 @pytest.mark.parametrize("algo", ALL)
 def test_every_whole_number_may_be_written_with_an_exponent(algo: str) -> None:
     found = 0
-    for key, owner in (get_algorithm_spec(algo).sections.owners() | dict.fromkeys(FIELDS, TrainConfig)).items():
+    owners = get_algorithm_spec(algo).sections.owners() | dict.fromkeys(FIELDS, TrainConfig)
+    schemas = {owner: owner.model_json_schema()["properties"] for owner in {*owners.values()}}
+    for key, owner in owners.items():
         field = owner.model_fields[key]
-        schema = owner.model_json_schema()["properties"][key]
+        schema = schemas[owner][key]
         if "integer" in [choice.get("type") for choice in schema.get("anyOf", [schema])]:
             kind = TypeAdapter(Annotated[field.annotation, Field(), *field.metadata])
             value = kind.validate_python(1e1, strict=True)

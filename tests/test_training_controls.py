@@ -21,7 +21,7 @@ from rl_training.runtime.controls import ControlConfig, EarlyStopping, build_con
 from rl_training.runtime.offline import BudgetConfig, updates_per_epoch
 from rl_training.runtime.online import OnlineConfig
 from rl_training.runtime.session import Session
-from tests.runs import logged, resume, run_record, tiny, train, trainer_state
+from tests.runs import logged, mostly_slow, resume, run_record, tiny, train, trainer_state
 from tests.worlds import SCRIPTED
 
 LOOPS = ["sac", "bc", "rlpd"]  # online, offline, both
@@ -60,8 +60,10 @@ def test_a_cadence_fires_once_for_each_jump_over_a_boundary(interval: int, jumps
         assert not cadence.due(now)
 
 
-@pytest.mark.parametrize("interval", [7, 10, 33, 200])
-@pytest.mark.parametrize("num_envs", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("num_envs", "interval"),
+    mostly_slow(itertools.product([1, 2, 3, 4], [7, 10, 33, 200]), (1, 7), (2, 200), (3, 10), (4, 33)),
+)
 def test_evaluations_count_environment_steps(num_envs: int, interval: int, tmp_path: Path) -> None:
     watch = Watch()
     kwargs = {"eval_interval": interval, "learning_starts": 90}
@@ -88,7 +90,11 @@ def test_rlpd_counts_updates_while_it_pretrains_and_then_steps(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "steps"), [(1, [10, 20, 30, 40, 50]), (3, [12, 21, 30, 42, 51]), (4, [12, 20, 32, 40, 52])]
+    ("num_envs", "steps"),
+    mostly_slow(
+        [(1, [10, 20, 30, 40, 50]), (3, [12, 21, 30, 42, 51]), (4, [12, 20, 32, 40, 52])],
+        (3, [12, 21, 30, 42, 51]),
+    ),
 )
 def test_reports_count_environment_steps(num_envs: int, steps: list[int], tmp_path: Path) -> None:
     result = train(scripted("sac", tmp_path, num_envs=num_envs, total_timesteps=50, log_interval=10))
@@ -96,7 +102,7 @@ def test_reports_count_environment_steps(num_envs: int, steps: list[int], tmp_pa
     assert reports == steps
 
 
-@pytest.mark.parametrize("num_envs", [1, 2, 3])
+@pytest.mark.parametrize("num_envs", mostly_slow([1, 2, 3], 3))
 def test_checkpoints_count_environment_steps(num_envs: int, tmp_path: Path) -> None:
     watch = Watch()
     train(scripted("sac", tmp_path, num_envs=num_envs, total_timesteps=60, checkpoint_interval=25), [watch])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import os
 import re
@@ -55,11 +56,15 @@ def test_the_stubs_are_current(path: Path) -> None:
     )
 
 
+@functools.cache
+def stubs() -> ast.Module:
+    return ast.parse((SOURCE / "rl_training" / "api" / "__init__.pyi").read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("name", [name for name in api.__all__ if describe_classes.is_managed(name)])
 def test_a_stub_has_the_parameters_of_the_class(name: str) -> None:
     """Read back from the file, name by name and default by default."""
-    tree = ast.parse((SOURCE / "rl_training" / "api" / "__init__.pyi").read_text(encoding="utf-8"))
-    stub = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    stub = next(node for node in stubs().body if isinstance(node, ast.ClassDef) and node.name == name)
     init = next(node for node in stub.body if isinstance(node, ast.FunctionDef))
     told = {
         argument.arg: ast.literal_eval(default)
