@@ -71,12 +71,12 @@ def snapshots(env_id: str, device: str, folder: Path) -> tuple[Path, list[Path]]
     return homes[0], sorted((homes[0] / "checkpoints").glob("step_*"))[:SNAPSHOTS]
 
 
-def truth(env_id: str, candidate: Candidate) -> tuple[float, float]:
-    """Mean discounted return of 256 episodes, and its standard error."""
+def truth(env_id: str, candidate: Candidate, episodes: int = EPISODES) -> tuple[float, float]:
+    """Mean discounted return of some episodes, and its standard error."""
     horizon = math.ceil(math.log(NOTHING) / math.log(GAMMA))
-    envs = [gym.make(env_id, max_episode_steps=horizon) for _ in range(SIDE_BY_SIDE)]
+    envs = [gym.make(env_id, max_episode_steps=horizon) for _ in range(min(SIDE_BY_SIDE, episodes))]
     returns: list[float] = []
-    for first in range(0, EPISODES, SIDE_BY_SIDE):
+    for first in range(0, episodes, len(envs)):
         obs = np.stack([env.reset(seed=first + i)[0] for i, env in enumerate(envs)]).astype(np.float32)
         total, alive = np.zeros(len(envs)), np.ones(len(envs), bool)
         for step in range(horizon):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,33 @@ def test_a_configuration_that_is_not_tried_is_refused_before_anything_is_trained
     with pytest.raises(SystemExit, match="iql/pendulum: its expectile and beta are not among those that are tried"):
         choosing.main([str(word) for word in words])
     assert not (tmp_path / "out").exists()
+
+
+def entry_of(*trials: tuple[float, float, float | None]) -> dict[str, Any]:
+    """A measurement of (value, return, discounted return) each; the first setting is the packaged one."""
+    found: list[dict[str, Any]] = [
+        {"settings": {"beta": float(i)}, "value": value, "truth": truth, "error": 1.0, "default": i == 0}
+        | ({} if discounted is None else {"discounted": discounted, "discounted_error": 0.5})
+        for i, (value, truth, discounted) in enumerate(trials)
+    ]
+    return {
+        "files": "log", "updates": 10, "fqe_updates": 10, "bootstraps": 1, "episodes": 2, "trials": found,
+        "agreement": {"spearman": 0.25, "regret": 0.5}, "seconds": {"training": 1.0, "judging": 1.0},
+    }  # fmt: skip
+
+
+def test_values_are_compared_with_discounted_returns() -> None:
+    """The longer-lived policy has the higher return and the lower value."""
+    text = choosing.text_of(entry_of((270.0, 1050.0, 265.0), (256.0, 2841.0, 250.0)))
+    assert "takes the first line: 265.0 ± 0.5 discounted, return 1,050 ± 1, rank 1 of 2" in text
+    assert "correlation of FQE's values with the true discounted ones 0.25" in text
+
+
+def test_a_measurement_without_discounted_returns_has_no_correlation() -> None:
+    text = choosing.text_of(entry_of((270.0, 1050.0, None), (256.0, 2841.0, None)))
+    assert "correlation" not in text
+    assert "cannot be correlated" in text
+    assert "rank 2 of 2" in text
 
 
 @pytest.mark.slow
@@ -45,9 +73,11 @@ def test_trained_chosen_and_only_then_played(tmp_path: Path, monkeypatch: pytest
     assert [one["value"] for one in trials] == sorted((one["value"] for one in trials), reverse=True)
     assert {one["settings"]["expectile"]: one["default"] for one in trials} == {0.7: True, 0.8: False}
     assert all(-4000 < one["truth"] < 0 and one["error"] >= 0 for one in trials)
+    compared = np.array([one["discounted"] for one in trials]), np.array([one["value"] for one in trials])
+    assert entry["agreement"] == ope.agreement(*compared)
     text = choosing.text_of(entry)
-    rank = 1 + sum(other["truth"] > trials[0]["truth"] for other in trials)
-    assert f"takes the first line: {trials[0]['truth']:,.0f}" in text
+    rank = 1 + sum(other["discounted"] > trials[0]["discounted"] for other in trials)
+    assert f"takes the first line: {trials[0]['discounted']:,.1f}" in text
     assert f"rank {rank} of 2. The packaged" in text
     assert "expectile 0.7 (the packaged configuration)" in text
 

@@ -25,8 +25,9 @@ from rl_training.cli import main
 from rl_training.console import judging
 from rl_training.data.episodes import Episodes, Resample, hold_out, resamples
 from rl_training.errors import CheckpointError, ConfigError, DatasetError, RLTrainingError
+from rl_training.experiment.runs import amend_record
 from rl_training.experiment.strict_yaml import dump_yaml
-from rl_training.judging import fitting
+from rl_training.judging import fitting, selecting
 from rl_training.judging.ope import CAVEAT, _far_from, interval, ranks, students_quantile
 from rl_training.models.mlp import NetworkConfig
 from rl_training.runtime import validation
@@ -596,6 +597,87 @@ def test_select_by_return(tmp_path: Path) -> None:
     assert "learned from no data set" in refused(command("select", made.folder, "--by", "fqe"))
     with pytest.raises(ConfigError, match="by must be fqe or return"):
         made.select("luck")  # type: ignore[arg-type]
+
+
+def test_the_configuration_is_chosen_before_the_seed(tmp_path: Path) -> None:
+    """One lucky seed of a bad configuration does not decide."""
+    from tests.studies import homes, study_in
+
+    made = study_in(tmp_path, grid={"gamma": [0.9, 0.99]}, seeds=[0, 1, 2])
+    made.run()
+    records = made.frame()
+    bad, good = dict.fromkeys(record["hash"] for record in records)
+    returns = {bad: [1.0, 2.0, 90.0], good: [40.0, 60.0, 50.0]}
+    for home, record in zip(homes(made.folder), records):
+        value = returns[record["hash"]][record["seed"]]
+        amend_record(home, metrics=record["metrics"] | {"eval_return_mean": value})
+    found = made.select("return")
+    assert found.ranking[0] == (found.trial, 60.0)
+    assert found.scores[found.trial] == made.best().score
+    assert [value for _, value in found.ranking] == [60.0, 50.0, 40.0, 90.0, 2.0, 1.0]
+    lines = command("select", made.folder, "--by", "return").stdout.splitlines()
+    assert lines[-2].startswith("the best seed of the configuration")
+    assert lines[-1].startswith(f"take {found.trial}:")
+    amend_record(made.folder / "runs" / found.trial, status="failed")
+    left = made.select("return")  # a configuration of which a trial is not done is not compared
+    assert left.ranking[0][1] == 90.0
+    assert len(left.left_out) == 3
+
+
+def test_trials_that_held_out_different_episodes_are_refused(home: Path) -> None:
+    settings = {"algo": "bc", "env_id": None, "total_timesteps": 20}
+    data = {"dataset_kind": "npz", "dataset_path": str(home / "logs.npz")}
+    trials = [
+        selecting.Trial(
+            str(fraction), run, settings | {"algo_kwargs": data | {"validation_fraction": fraction}}, {}
+        )
+        for fraction, run in zip((0.0, 0.25), runs(home))
+    ]
+    with pytest.raises(ConfigError, match=r"held out different fractions \(0, 0\.25\).*--validation-fraction"):
+        selecting.by_fqe(trials, (), **SMALL)
+    found = selecting.by_fqe(trials, (), validation_fraction=0.25, **SMALL)
+    assert found.judgement is not None
+    assert found.judgement.held_out
+
+
+def test_which_episodes_were_used_is_printed(home: Path) -> None:
+    options = ["--dataset", home / "logs.npz", "--updates", 10, "--bootstraps", 1, "--device", "cpu"]
+    assert "all 20 episodes" in command("ope", runs(home)[0], *options).stdout
+    assert "5 held-out episodes" in command("ope", runs(home)[0], *options, "--validation-fraction", 0.25).stdout
+
+
+def test_rewards_whose_values_overflow_are_one_line(home: Path, tmp_path: Path) -> None:
+    data = Linear().data(20)
+    data.layout.unpack(torch.from_numpy(data.rows)).rewards.fill_(1e38)
+    logs = write(data, tmp_path / "huge.npz")
+    words = ["ope", runs(home)[0], "--dataset", logs, "--updates", 10, "--device", "cpu"]
+    line = refused(command(*words), 3)
+    assert "rewards from 1e+38 to 1e+38 with discount 0.99 have values that float32 cannot hold" in line
+    assert command(*words, "--set", "gamma=0").exit_code in (0, 3)
+
+
+def test_progress_into_a_pipe_is_plain_lines_with_an_estimate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(judging.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(judging.flags, "quiet", False)
+    with judging._progress() as watch:
+        now[0] = 150.0  # what loading took is no part of the estimate
+        for seconds, share in ((0.0, 0.0), (1.0, 0.01), (2.0, 0.02), (50.0, 0.5), (100.0, 1.0)):
+            now[0] = 150.0 + seconds
+            watch(share)
+    assert capsys.readouterr().err.splitlines() == [
+        "FQE: 1.0% done, about 0:01:39 left",
+        "FQE: 50.0% done, about 0:00:50 left",
+    ]
+
+
+def test_the_first_estimate_comes_after_a_few_updates(home: Path) -> None:
+    seen: list[float] = []
+    rl_training.ope(runs(home), home / "logs.npz", **SMALL | {"updates": 100, "bootstraps": 1}, watch=seen.append)
+    assert seen[:2] == [0.0, 0.2]
+    assert seen[-1] == 1.0
 
 
 def test_an_unknown_task_is_refused(study: Study) -> None:

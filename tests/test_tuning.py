@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import re
 import shutil
 import signal
 import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -493,3 +496,50 @@ def test_the_example_of_the_page_works(
     assert (
         json.loads(invoke("tune", "rate.yaml", "--json").stdout)["best_found"]["number"] == result.best_found.number
     )
+
+
+def test_where_a_tuning_runs_is_given_as_for_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Enough(Exception):
+        """Stands for the run."""
+
+    def run(study: Study, workers: int | None = None, **options: Any) -> Any:
+        asked.append({"workers": workers, **options})
+        raise Enough
+
+    monkeypatch.setattr(Study, "run", run)
+    fields: dict[str, Any] = {
+        "base": "bc/pendulum",
+        "set": {"dataset_kind": "npz", "dataset_path": "log.npz", "total_timesteps": 20, "device": "cuda"},
+        "space": {"learning_rate": {"low": 1e-4, "high": 1e-2}},
+        "seeds": [0],
+        "name": "tiny",
+    }
+    with pytest.raises(ConfigError, match=r"log\.npz: no such file, which the study learns from"):
+        Tuning(fields, output_dir=tmp_path, data=tmp_path)
+    (tmp_path / "log.npz").write_bytes(b"rows")
+    tuning = Tuning(fields, output_dir=tmp_path, data=tmp_path, device="cpu")
+    with pytest.raises(Enough):
+        tuning.run(ray="auto")
+    assert (asked[-1]["ray"], asked[-1]["workers"]) == ("auto", None)
+    plan = read_plan(tuning.folder)
+    assert plan.threads == 1
+    for one in plan.configurations:
+        assert one.settings["algo_kwargs"]["dataset_path"] == str(tmp_path / "log.npz")
+        assert one.settings["device"] == "cpu"
+    (tmp_path / "tiny.yaml").write_text(dump_yaml(fields))
+    words = ["--output-dir", tmp_path, "--data", tmp_path, "--device", "cpu", "--ray", "local", "--workers", 2]
+    assert isinstance(invoke("tune", tmp_path / "tiny.yaml", *words).exit_code, int)
+    assert (asked[-1]["ray"], asked[-1]["workers"]) == ("local", 2)
+
+
+def test_a_claim_dated_in_the_future_does_not_hold_a_tuning(tmp_path: Path) -> None:
+    tuning = tuning_in(tmp_path, claim_timeout=0.5, trials=1, confirm=None)
+    place = tuning.folder / "claims" / "tuning" / "1.json"
+    place.parent.mkdir(parents=True)
+    owner = asdict(Owner("elsewhere", "elsewhere 1", 1, "1", "token"))
+    place.write_bytes(files.encode_json({"owner": owner, "released": False, "deaths": 0, "progress": 0}))
+    then = time.time() + 365 * 86_400.0
+    os.utime(place, (then, then))
+    assert len(tuning.run().trials) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_training.console.bar import duration
 from rl_training.console.output import flags, note, show_json, show_table, warn
 from rl_training.judging import defaults
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 # What a bar of the progress counts.
 _PARTS = 1_000
+# Seconds between two lines of the progress.
+_LINE_SECONDS = 10.0
 
 
 class Method(StrEnum):
@@ -162,13 +166,32 @@ def _settings(texts: list[str] | None) -> dict[str, Any]:
     return found
 
 
+class _Lines:
+    """The share that is done and an estimate of the time left as plain lines: the first after a few updates."""
+
+    def __init__(self) -> None:
+        self._began = self._next = time.monotonic()
+
+    def __call__(self, share: float) -> None:
+        now = time.monotonic()
+        if share <= 0.0:
+            self._began = self._next = now
+        elif share < 1.0 and now >= self._next:
+            left = (now - self._began) * (1.0 - share) / share
+            note(f"FQE: {share:.1%} done, about {duration(left)} left")
+            self._next = now + _LINE_SECONDS
+
+
 @contextmanager
 def _progress() -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal; nothing elsewhere, where lines would be noise before a table."""
+    """A bar on a terminal, plain lines elsewhere, nothing if quiet."""
     from rl_training.console.progress import Progress
 
-    if flags.quiet or not sys.stderr.isatty():
+    if flags.quiet:
         yield lambda share: None
+        return
+    if not sys.stderr.isatty():
+        yield _Lines()
         return
     progress = Progress(_PARTS, unit="‰ of FQE")
     try:
@@ -186,9 +209,9 @@ def show_judgement(found: Judgement) -> None:
     columns += ["effective episodes"] if found.method != "fqe" else []
     show_table([_row(one, columns) for one in found.policies], (*columns, "policy"))
     fitted = "" if found.updates is None else f", {found.updates:,} updates"
-    held = "held-out " if found.held_out else ""
+    which = f"{found.episodes:,} held-out" if found.held_out else f"all {found.episodes:,}"
     print(
-        f"\n{found.method} on {found.rows:,} rows, {found.episodes:,} {held}episodes of {found.dataset}: discount "
+        f"\n{found.method} on {found.rows:,} rows, {which} episodes of {found.dataset}: discount "
         f"{found.gamma:g}, bootstraps {found.bootstraps}{fitted}, seed {found.seed}"
     )
     print(f"distance of similar states' logged actions from each other: {found.data_distance:.3f}")
@@ -220,8 +243,12 @@ def _show_selection(found: Selection) -> None:
     if found.judgement is not None:
         show_judgement(found.judgement)
     else:
-        rows = [[str(rank), f"{value:.2f}", name] for rank, (name, value) in enumerate(found.ranking, start=1)]
-        show_table(rows, ("rank", "return", "trial"))
+        rows = [
+            [str(rank), f"{found.scores[name]:.2f}", f"{value:.2f}", name]
+            for rank, (name, value) in enumerate(found.ranking, start=1)
+        ]
+        show_table(rows, ("rank", "configuration", "return", "trial"))
+        print("\nthe best seed of the configuration with the highest interquartile mean of returns")
     for name in found.left_out:
         note(f"note: {name} is left out: it is not done, or has nothing to compare")
     print(f"take {found.trial}: {found.checkpoint}")

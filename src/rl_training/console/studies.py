@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rl_training.console.options import AllowImport, Data, Device, Gpus, Ray
 from rl_training.console.output import flags, note, one_line, show_json, show_table
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 studies = typer.Typer(no_args_is_help=True, help="Pack a study into one file, and unpack it.")
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A study's folder, studies/NAME.")]
-AllowImport = Annotated[bool, typer.Option("--allow-import", help="Permit env ids of the form module:Env.")]
 
 
 class Retry(StrEnum):
@@ -29,22 +29,10 @@ def sweep(
         int | None, typer.Option(min=1, help="Processes that train at the same time; by default 1, or one per GPU.")
     ] = None,
     output_dir: Annotated[Path, typer.Option(help="Folder that receives the study's folder.")] = Path("studies"),
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the data files that the study names by a relative path."),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="auto, cpu, cuda or cuda:N, in place of what the study says.")
-    ] = None,
-    gpus: Annotated[
-        str | None, typer.Option(metavar="0,1", help="GPUs to share out among the workers, one each.")
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Run the workers on a Ray cluster: auto, local or host:port (extra `ray`)."
-        ),
-    ] = None,
+    data: Data = None,
+    device: Device = None,
+    gpus: Gpus = None,
+    ray: Ray = None,
     retry: Annotated[
         Retry | None, typer.Option(help="Try failed trials again, unless they would fail in the same way.")
     ] = None,

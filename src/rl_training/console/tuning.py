@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rl_training.console.options import AllowImport, Data, Device, Gpus, Ray
 from rl_training.console.output import flags, note, one_line, show_json, show_table
 
 if TYPE_CHECKING:
@@ -20,20 +21,19 @@ def tune(
         typer.Option(min=1, help="Processes that train, and trials asked for, at the same time; by default 1."),
     ] = None,
     output_dir: Annotated[Path, typer.Option(help="Folder that receives the tuning's folder.")] = Path("studies"),
-    gpus: Annotated[
-        str | None, typer.Option(metavar="0,1", help="GPUs to share out among the workers, one each.")
-    ] = None,
+    data: Data = None,
+    device: Device = None,
+    gpus: Gpus = None,
+    ray: Ray = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    allow_import: Annotated[
-        bool, typer.Option("--allow-import", help="Permit env ids of the form module:Env.")
-    ] = False,
+    allow_import: AllowImport = False,
 ) -> None:
     """Search for better settings than a configuration's, and confirm the best on fresh seeds; again: go on."""
     from rl_training.study.crew import parse_gpus
     from rl_training.study.tuning import Tuning
 
-    result = Tuning(file, output_dir=output_dir).run(
-        workers, gpus=parse_gpus(gpus), allow_import=allow_import, quiet=flags.quiet, say=note
+    result = Tuning(file, output_dir=output_dir, data=data, device=device).run(
+        workers, gpus=parse_gpus(gpus), ray=ray, allow_import=allow_import, quiet=flags.quiet, say=note
     )
     if as_json:
         show_json(result.to_dict())

@@ -36,6 +36,8 @@ from rl_training.seeding import judge_seeds
 BATCH_SIZE = 256
 # Updates between two looks at the terms, and from which part of them on they are averaged.
 _BLOCK, _SETTLED = 250, 0.8
+# Updates before `watch` is called first: enough to estimate how long the others take.
+_FIRST = 20
 # Activations that an update of one member holds at a time, in layers of its widest network.
 _LAYERS = 12
 
@@ -92,7 +94,8 @@ def fit(
 ) -> Fit:
     """Fit every policy on every resample, as many policies at a time as memory allows.
 
-    `keep` returns the learners, too; `watch` is told which share of the work is done.
+    `keep` returns the learners, too; `watch` is called with the share of the work that is done: 0 when the fitting
+    begins, then after a few updates, then again and again.
     """
     rows = dataset.rows_on(device)
     units, moments = Units.of(dataset, episodes, plan.config.gamma), dataset.observation_moments()
@@ -171,9 +174,10 @@ def _fit(
     terms: list[NDArray[np.float64]] = []
     settled = int(_SETTLED * plan.updates)
     before, done = np.full((len(learners), len(parts)), np.nan), 0
+    watch(0.0)
     while done < plan.updates:
         bound = settled if done < settled else plan.updates
-        count = min(_BLOCK, bound - done)
+        count = min(_BLOCK if done else _FIRST, bound - done)
         updater.run(count)
         done += count
         watch(done / plan.updates)

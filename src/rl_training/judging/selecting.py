@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from rl_training.judging.policies import Data
 from rl_training.runtime.offline import _build_offline_dataset, _infer_env_spaces
 
 By = Literal["fqe", "return"]
-_RETURN = "eval_return_mean"
+RETURN = "eval_return_mean"
 # What training does to rewards and rows, and judging does not.
 _UNTOUCHED = ("reward_scale", "reward_shift", "reward_range_scaling", "top_fraction", "normalize_observations")
 
@@ -28,7 +28,9 @@ _UNTOUCHED = ("reward_scale", "reward_shift", "reward_range_scaling", "top_fract
 class Selection:
     """The trial to take and its checkpoint, all trials compared by (name, value), best first, and how.
 
-    `judgement` is there where FQE decided; `left_out` are trials that are not done, or have nothing to compare.
+    `judgement` is there if FQE decided. If returns did, `scores` has the interquartile mean of the returns of each
+    trial's configuration, by which the ranking goes first. `left_out` are trials that are not done, or have nothing
+    to compare, or whose configuration has such trials.
     """
 
     trial: str
@@ -37,6 +39,7 @@ class Selection:
     by: By
     judgement: Judgement | None
     left_out: tuple[str, ...]
+    scores: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole as plain data."""
@@ -54,17 +57,22 @@ class Trial:
     metrics: Mapping[str, float]
 
 
-def by_return(trials: Sequence[Trial], left_out: Sequence[str]) -> Selection:
-    """The trial with the highest return of its last evaluation."""
-    scored = [trial for trial in trials if _RETURN in trial.metrics]
-    if not scored:
+def by_return(trials: Sequence[Trial], left_out: Sequence[str], scores: Mapping[str, float]) -> Selection:
+    """Of the configuration with the highest score the trial with the highest return of its last evaluation.
+
+    The configuration comes first, so that one lucky seed of many does not decide; among its seeds the policy that
+    was measured best is the one to use. `scores` are those of the trials' configurations, by the name of the trial.
+    """
+    scored = [trial for trial in trials if trial.name in scores]
+    if not any(RETURN in trial.metrics for trial in trials):
         raise ConfigError("select: no trial that is done has been evaluated; use --by fqe")
-    ordered = sorted(scored, key=lambda trial: -trial.metrics[_RETURN])
-    ranking = tuple((trial.name, float(trial.metrics[_RETURN])) for trial in ordered)
+    if not scored:
+        raise ConfigError("select: no configuration has all its trials done; wait for them, or use --by fqe")
+    ordered = sorted(scored, key=lambda trial: (-scores[trial.name], -trial.metrics[RETURN]))
+    ranking = tuple((trial.name, float(trial.metrics[RETURN])) for trial in ordered)
     missing = [trial.name for trial in trials if trial not in scored]
-    return Selection(
-        ordered[0].name, find_checkpoint(ordered[0].folder), ranking, "return", None, (*left_out, *missing)
-    )
+    checkpoint = find_checkpoint(ordered[0].folder)
+    return Selection(ordered[0].name, checkpoint, ranking, "return", None, (*left_out, *missing), dict(scores))
 
 
 def by_fqe(
@@ -117,6 +125,11 @@ def _own_data(configs: Sequence[TrainConfig]) -> TransitionDataset:
 
 
 def _own_fraction(configs: Sequence[TrainConfig]) -> float:
-    """The fraction that every trial held out; 0 where they differ, or hold nothing out."""
-    fractions = {config.algo_kwargs.get("validation_fraction", 0.0) for config in configs}
-    return float(fractions.pop()) if len(fractions) == 1 else 0.0
+    """The fraction that every trial held out; it must be the same for all."""
+    fractions = sorted({float(config.algo_kwargs.get("validation_fraction", 0.0)) for config in configs})
+    if len(fractions) > 1:
+        raise ConfigError(
+            f"select: the trials held out different fractions ({', '.join(f'{one:g}' for one in fractions)}), so "
+            "some learned from episodes that others held out; choose with --validation-fraction, 0 for all episodes"
+        )
+    return fractions[0]

@@ -21,11 +21,14 @@ from rl_training.algorithms.fqe import FQE, FQEConfig, value_bounds
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, Resample
 from rl_training.data.transitions import RowLayout
+from rl_training.errors import DatasetError
 from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Policy
 
 # Observations a policy is asked about at a time, and draws of a sampled policy in each first state.
 _CHUNK, _DRAWS = 1 << 14, 16
+# A tenth of what float32 holds: sums of two values are computed, too.
+_LARGEST_VALUE = 0.1 * float(np.finfo(np.float32).max)
 
 
 class Units(NamedTuple):
@@ -41,6 +44,11 @@ class Units(NamedTuple):
         """Mean and deviation of the returns that the data's rows were followed by, and the bounds of any value."""
         rewards, dones = dataset.rewards.astype(np.float64), dataset.dones
         low, high = value_bounds(float(rewards.min()), float(rewards.max()), gamma, terminates=bool(np.any(dones)))
+        if max(-low, high) > _LARGEST_VALUE:
+            raise DatasetError(
+                f"{dataset.name}: rewards from {rewards.min():.3g} to {rewards.max():.3g} with discount {gamma:g} "
+                "have values that float32 cannot hold; scale the rewards, or use a smaller gamma"
+            )
         returns = returns_to_go(rewards, dones, episodes, gamma)
         deviation = float(returns.std())
         scale = deviation if deviation > 1e-6 * max(1.0, abs(high), abs(low)) else max(1.0, abs(high), abs(low))

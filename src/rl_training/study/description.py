@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -38,13 +38,15 @@ from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
 from rl_training.runtime.init_from import find_origin
 from rl_training.runtime.online import OnlineConfig, require_updates
 from rl_training.runtime.regime import Job
-from rl_training.settings import PathText, PositiveInt, Settings, describe, list_as_tuple, seed_list
+from rl_training.settings import PathText, PositiveInt, Settings, at_home, describe, list_as_tuple, seed_list
 from rl_training.study.plan import LONGEST_TIMEOUT, MOST_THREADS, described
 
+Thing = TypeVar("Thing")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 MOST_TRIALS = 100_000
 # From how many trials on a line says that they are being planned.
 _MANY_TRIALS = 5_000
+_EVERY = 10_000
 # The study decides these itself, or they may only be said on the command line.
 _NOT_TO_SET = {
     "seed": "give the seeds as `seeds: 0..9`",
@@ -198,6 +200,11 @@ class Here:
     device: str | None = None
     """in place of the one that each configuration names"""
 
+    @classmethod
+    def of(cls, data: str | Path | None, device: str | None) -> Here:
+        """From what a user gives."""
+        return cls(None if data is None else Path(at_home(str(data))).absolute(), device)
+
     def put(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """`values` of a configuration as they are here; a data file that is not there is refused."""
         moved = {} if self.device is None else {"device": self.device}
@@ -257,6 +264,14 @@ def _check_number(file: StudyFile, tasks: int) -> None:
         note(f"planning {number * len(file.seeds or (0,)):,} trials: checking {number:,} configurations …")
 
 
+def announced(things: Iterable[Thing], done: str) -> Iterator[Thing]:
+    """The same things; after every ten thousand of them a line says how many are `done`."""
+    for number, thing in enumerate(things):
+        if number and number % _EVERY == 0:
+            note(f"{number:,} configurations {done}")
+        yield thing
+
+
 def require_few_trials(configurations: int, seeds: int, key: str) -> None:
     """Refuse a study of more trials than are planned."""
     if configurations * seeds > MOST_TRIALS:
@@ -304,7 +319,7 @@ def _expand(index: int, task: Task, file: StudyFile, here: Here) -> tuple[TrainC
         raise ConfigError(f"{task.config} has `seed: null`; give the study's `seeds`", key="seeds")
     wanted = [
         Wanted(index, changes, checked(here.put(point), described(changes) or task.config, seeds[0]), seeds)
-        for point, changes in _points(values, places, file)
+        for point, changes in announced(_points(values, places, file), "checked")
     ]
     require_origins((one.config for one in wanted), seeds)
     try:

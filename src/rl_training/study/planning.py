@@ -21,7 +21,7 @@ from rl_training.memory import available_cores
 from rl_training.population.members import signature
 from rl_training.runtime.building import MOST_THREADS
 from rl_training.study.claims import CLAIMS, DiskClock, read_claim
-from rl_training.study.description import Description, Wanted
+from rl_training.study.description import Description, Wanted, announced
 from rl_training.study.plan import MOST_THREADS as MOST_STUDY_THREADS
 from rl_training.study.plan import (
     PLAN,
@@ -217,7 +217,7 @@ def _with_wanted(plan: Plan, description: Description) -> Plan:
     """The plan with every wanted trial in it: known ones where they are, new ones in groups at the end."""
     known = _Known(plan.configurations)
     places: dict[int, Wanted] = {}
-    for wanted in description.wanted:
+    for wanted in announced(description.wanted, "planned"):
         index = known.place(wanted)
         if index in places:
             raise ConfigError(f"{_label(places[index])} and {_label(wanted)} are the same trial")

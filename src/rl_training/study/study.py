@@ -26,7 +26,7 @@ _POLL = 1.0
 _PATIENCE = 3
 _MOST_WORKERS = 10_000
 # Workers among whom the cores are shared, where it is not known how many there will be.
-_ONE_THREAD_EACH = 2**31
+ONE_THREAD_EACH = 2**31
 
 
 def require_workers(workers: int | None) -> None:
@@ -90,8 +90,8 @@ class Study:
             return
         from rl_training.study.description import Here, read_description
 
-        here = Here(None if data is None else Path(at_home(str(data))).absolute(), device)
-        self._description = read_description(source if name is None else _named(source, name), here)
+        named = source if name is None else _named(source, name)
+        self._description = read_description(named, Here.of(data, device))
         self.folder = Path(at_home(str(output_dir))) / self._description.name
 
     def plan(self, workers: int = 1) -> Plan:
@@ -148,7 +148,7 @@ class Study:
         from rl_training.study.ray_crew import on_ray
 
         with on_ray(address) as cluster:
-            plan = self.plan(_ONE_THREAD_EACH)
+            plan = self.plan(ONE_THREAD_EACH)
             folder = self.folder.absolute()  # tasks have a working directory of their own
             room = cluster.room(cluster.needs(plan, gpus))
             size = workers or room
@@ -208,10 +208,7 @@ class Study:
         if len({record["task"] for record in records}) != 1:
             tasks = list(dict.fromkeys(record["task"] for record in self.frame()))
             raise ConfigError(f"best: name one task of this study: {', '.join(tasks)}", key="task")
-        groups: dict[str, list[dict[str, Any]]] = {}
-        for record in records:
-            groups.setdefault(record["hash"], []).append(record)
-        scores = {key: _score(trials, metric, by) for key, trials in groups.items()}
+        groups, scores = _scored(records, metric, by)
         complete = {key: score for key, score in scores.items() if score is not None}
         if not complete:
             raise ConfigError(f"{self.folder}: no configuration has all its trials done with a {metric}")
@@ -223,10 +220,11 @@ class Study:
         """Which trial to take, and its newest checkpoint, of those that are done.
 
         `by="fqe"` ranks their policies on `dataset=…`, by default the data they learned from (`options` as in
-        `rl_training.ope`); `by="return"` by the return of their last evaluations. A study of several tasks needs
-        one of them named.
+        `rl_training.ope`). `by="return"` takes the configuration whose last evaluations have the highest
+        interquartile mean, as `best` does, and of its seeds the one with the highest return. A study of several
+        tasks needs one of them named.
         """
-        from rl_training.judging.selecting import Trial, by_fqe, by_return
+        from rl_training.judging.selecting import RETURN, Trial, by_fqe, by_return
 
         if by not in ("fqe", "return"):
             raise ConfigError(f"by must be fqe or return, got {by!r}")
@@ -248,7 +246,11 @@ class Study:
         ]
         left_out = [one.trial.name for one in chosen if one.state != "done"]
         if by == "return":
-            return by_return(trials, left_out)
+            groups, scores = _scored([as_record(one, status.plan) for one in chosen], RETURN, "iqm")
+            complete = {key: score for key, score in scores.items() if score is not None}
+            return by_return(
+                trials, left_out, {one["trial"]: complete[key] for key in complete for one in groups[key]}
+            )
         return by_fqe(trials, left_out, **options)
 
 
@@ -256,6 +258,16 @@ def _named(source: str | Path | Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(source, Mapping):
         raise ConfigError("name: a study's file has its own; give it there")
     return {**source, "name": name}
+
+
+def _scored(
+    records: Sequence[dict[str, Any]], metric: str, by: By
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, float | None]]:
+    """The records of each configuration, and its score; None if not all its trials are done with that metric."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault(record["hash"], []).append(record)
+    return groups, {key: _score(trials, metric, by) for key, trials in groups.items()}
 
 
 def _score(trials: Sequence[Mapping[str, Any]], metric: str, by: str) -> float | None:

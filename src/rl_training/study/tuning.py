@@ -21,12 +21,12 @@ from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.settings import at_home
 from rl_training.study.claims import WATCH_INTERVAL, Claim, DiskClock, Owner, is_ahead, take
-from rl_training.study.description import Wanted
+from rl_training.study.description import Here, Wanted
 from rl_training.study.plan import PLAN, TUNING, Plan, described, hash_of, identity, read_plan, short
 from rl_training.study.planning import Contents, has_begun, prepare, require_own
 from rl_training.study.sampler import propose, require_optuna
 from rl_training.study.status import StudyStatus, TrialStatus
-from rl_training.study.study import Say, Study, require_workers
+from rl_training.study.study import ONE_THREAD_EACH, Say, Study, require_workers
 from rl_training.study.tuning_file import read_tuning
 from rl_training.study.tuning_record import Outcome, Record, Tried, read_record, write_record
 from rl_training.study.worker import retry_failed
@@ -114,10 +114,20 @@ class TuningResult:
 
 
 class Tuning:
-    """A search for better settings, in the folder `output_dir/NAME`; `source` is its YAML file or a mapping."""
+    """A search for better settings, in the folder `output_dir/NAME`; `source` is its YAML file or a mapping.
 
-    def __init__(self, source: str | Path | Mapping[str, Any], *, output_dir: str | Path = "studies") -> None:
-        self._described = read_tuning(source)
+    `data` and `device` are as in `Study`.
+    """
+
+    def __init__(
+        self,
+        source: str | Path | Mapping[str, Any],
+        *,
+        output_dir: str | Path = "studies",
+        data: str | Path | None = None,
+        device: str | None = None,
+    ) -> None:
+        self._described = read_tuning(source, Here.of(data, device))
         self._file = self._described.file
         self.folder = Path(at_home(str(output_dir))) / self._described.name
         self._configs: dict[int, TrainConfig] = {}  # by the trial's number, as are their hashes
@@ -129,22 +139,25 @@ class Tuning:
         workers: int | None = None,
         *,
         gpus: Sequence[str | int] = (),
+        ray: str | None = None,
         allow_import: bool = False,
         quiet: bool = True,
         say: Say = lambda text: None,
     ) -> TuningResult:
         """Try what is missing of the trials, confirm the best, and tell what came of it.
 
-        With several workers as many trials are asked for at a time, and told together.
+        With several workers as many trials are asked for at a time, and told together. With `ray` the workers are
+        tasks of a Ray cluster, as in `Study.run`; without a number of workers one trial is asked for at a time, and
+        its seeds run on as many as there is room for.
         """
         require_workers(workers)
-        together = workers or max(1, len(gpus))
+        together = workers or (max(1, len(gpus)) if ray is None else 1)
         require_optuna()
-        hands = _Hands(self.folder, together, gpus, allow_import, quiet, say)
+        hands = _Hands(self.folder, workers if ray else together, gpus, ray, allow_import, quiet, say)
         self._configs, self._hashes, self._contents = {0: self._described.base}, {}, Contents()
         with self._claimed() as claim:
             record = self._begun(claim, together)
-            self._plan(record, together)  # a base that has changed is refused before anything is written
+            self._plan(record, hands.sharing)  # a base that has changed is refused before anything is written
             while record.waiting or len(record.trials) < self._file.trials:
                 if not record.waiting:
                     record = self._asked(record, together)
@@ -283,7 +296,7 @@ class Tuning:
 
     def _run(self, record: Record, hands: _Hands) -> StudyStatus:
         """Plan everything the record has, and run what is missing."""
-        plan = self._plan(record, hands.workers)
+        plan = self._plan(record, hands.sharing)
         status = hands.run()
         if status.failed and not has_begun(self.folder, plan):
             failure = status.failed[0].failure
@@ -366,15 +379,26 @@ class _Hands:
     """How the study that a tuning grows is run."""
 
     folder: Path
-    workers: int
+    workers: int | None
     gpus: Sequence[str | int]
+    ray: str | None
     allow_import: bool
     quiet: bool
     say: Say
 
+    @property
+    def sharing(self) -> int:
+        """The workers among whom the cores of a machine are shared."""
+        return ONE_THREAD_EACH if self.ray is not None else self.workers or 1
+
     def run(self) -> StudyStatus:
         return Study(self.folder).run(
-            self.workers, gpus=self.gpus, allow_import=self.allow_import, quiet=self.quiet, say=self.say
+            self.workers,
+            gpus=self.gpus,
+            ray=self.ray,
+            allow_import=self.allow_import,
+            quiet=self.quiet,
+            say=self.say,
         )
 
 

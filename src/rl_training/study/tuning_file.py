@@ -34,6 +34,7 @@ from rl_training.settings import NonNegativeInt, PathText, PositiveInt, Settings
 from rl_training.study.description import (
     MOST_TRIALS,
     Description,
+    Here,
     ManyRuns,
     Wanted,
     checked,
@@ -109,6 +110,7 @@ class TuningDescription:
     space: Mapping[str, Dimension]  # by dotted place
     values: Mapping[str, Any]  # the base as plain values, without what varies
     lines: Mapping[str, int] = field(default_factory=dict)
+    here: Here = field(default_factory=Here)
 
     def explain(self, error: ConfigError) -> ConfigError:
         """The same error with file and line in front."""
@@ -118,7 +120,7 @@ class TuningDescription:
         """The base with the settings of a point; `ConfigError` where they contradict each other."""
         values = copy.deepcopy(dict(self.values))
         put_settings(point, "space", values, {})
-        return checked(values, described(point), self.file.seeds[0])
+        return checked(self.here.put(values), described(point), self.file.seeds[0])
 
     def base_point(self) -> dict[str, Any] | None:
         """Where the base lies in the space; None where it lies outside."""
@@ -132,7 +134,7 @@ class TuningDescription:
         )
 
 
-def read_tuning(source: str | Path | Mapping[str, Any]) -> TuningDescription:
+def read_tuning(source: str | Path | Mapping[str, Any], here: Here | None = None) -> TuningDescription:
     """Read a tuning's file, or take its contents as a mapping."""
     text, place, stem = text_of(source, "tuning")
     document = parse_yaml(text, place)
@@ -144,13 +146,13 @@ def read_tuning(source: str | Path | Mapping[str, Any]) -> TuningDescription:
     try:
         file = TuningFile.parse(document.value)
         _check_seeds(file)
-        return _described(file, text, place, stem, folder, lines)
+        return _described(file, text, place, stem, folder, lines, here or Here())
     except ConfigError as error:
         raise explain(error, place, lines, {}) from None
 
 
 def _described(
-    file: TuningFile, text: str, place: str, stem: str, folder: Path | None, lines: Mapping[str, int]
+    file: TuningFile, text: str, place: str, stem: str, folder: Path | None, lines: Mapping[str, int], here: Here
 ) -> TuningDescription:
     try:
         name = file.name or plain_name(stem)
@@ -160,7 +162,7 @@ def _described(
     values = load_config(source, owners=setting_names).config.to_dict()
     places: dict[str, str] = {}
     put_settings(file.common, "set", values, places)
-    base = checked(values, source, file.seeds[0])
+    base = checked(here.put(values), source, file.seeds[0])
     require_origins([base], (*file.seeds, *file.fresh_seeds))
     space = put_settings(file.space, "space", copy.deepcopy(values), places)
     for key, setting in zip(sorted(file.space, key=lambda key: key != "algo"), list(space)):
@@ -168,7 +170,7 @@ def _described(
             space[setting] = space[setting].like(_value_at(base, setting))
         except ValueError as error:
             raise ConfigError(f"space: {key} {error}", key=f"space.{key}") from None
-    found = TuningDescription(name, text, place, file, source, base, space, values, lines)
+    found = TuningDescription(name, text, place, file, source, base, space, values, lines, here)
     for corner in _corners(space):
         try:
             found.config_at(corner)

@@ -1,0 +1,22 @@
+"""Options that `sweep`, `work` and `tune` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+AllowImport = Annotated[bool, typer.Option("--allow-import", help="Permit env ids of the form module:Env.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of the data files that the study names by a relative path."),
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N, in place of what the study says.")]
+Gpus = Annotated[str | None, typer.Option(metavar="0,1", help="GPUs to share out among the workers, one each.")]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS", help="Run the workers on a Ray cluster: auto, local or host:port (extra `ray`)."
+    ),
+]
