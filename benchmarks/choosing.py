@@ -176,8 +176,8 @@ def sections(entries: dict[str, Entry]) -> Sections:
         "## Choosing without an environment\n\nWritten by `python -m benchmarks.choosing`: `select --by fqe` on "
         f"the data that the policies learned from; returns are of {episodes} episodes that nothing was chosen by, "
         f"with their standard error. FQE's values are compared with *discounted* returns (discount {GAMMA}, no "
-        "time limit), by which policies are ranked; *return* is the usual undiscounted one. *Distance* is how far a "
-        "policy's actions lie from the logged ones ([judging.md](judging.md)). – means that it was not recorded."
+        "time limit), by which policies are ranked; *return* is the usual undiscounted one. *Distance* is how far "
+        "a policy's actions lie from the logged ones ([judging.md](judging.md)). – means that it was not recorded."
     )
     return {("results", "choosing"): "\n\n".join([head, *parts, report.origins(entries.values())])}
 
