@@ -11,19 +11,22 @@ import re
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 from typer.testing import CliRunner, Result
 
 import rl_training
-from rl_training import BC, IQL, Study, TransitionDataset
+from rl_training import BC, IQL, Study, TransitionDataset, algorithms
 from rl_training.cli import main
 from rl_training.console import judging
 from rl_training.data.episodes import Episodes, Resample, hold_out, resamples
+from rl_training.data.placement import Budgets
 from rl_training.errors import CheckpointError, ConfigError, DatasetError, RLTrainingError
 from rl_training.experiment.runs import amend_record
 from rl_training.experiment.strict_yaml import dump_yaml
@@ -36,6 +39,7 @@ from rl_training.runtime.signals import TrainingInterrupted
 from rl_training.runtime.valuing import EpisodeSource, Panel, sample_together
 from rl_training.runtime.workflows import resume_training
 from rl_training.seeding import resampling
+from tests.helpers import build
 from tests.judging_worlds import Chain, Linear
 from tests.runs import fingerprint
 from tests.test_acceleration import needs_gpu
@@ -430,6 +434,63 @@ def train(home: Path, folder: Path, algo: Any = BC, steps: int = 60, **settings:
 def logged(run: Path, name: str) -> list[float]:
     with (run / "metrics.csv").open(newline="") as file:
         return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+
+META = torch.device("meta")  # in the place of a GPU: what is on it cannot meet what is on the CPU
+
+
+def test_held_out_rows_have_what_training_leaves_of_device_memory(home: Path) -> None:
+    rows = torch.zeros(10, 5)
+    budgets = Budgets(META, device_memory=500)
+    assert budgets.after(rows) == budgets
+    assert budgets.after(rows.to(META)).device_memory == 300
+    assert budgets.after(torch.zeros(1000, 5, device=META)).device_memory == 0
+    assert Budgets(META).after(rows.to(META)).device_memory is None
+
+
+def test_held_out_rows_keep_to_device_memory(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The room that each part of the data is offered, asked of a device that is said to have some."""
+    asked: list[tuple[int, int]] = []
+
+    def settled(data: TransitionDataset, budgets: Budgets) -> Tensor:
+        asked.append((len(data), -1 if budgets.device_memory is None else budgets.device_memory))
+        return torch.from_numpy(data.rows)
+
+    monkeypatch.setattr("rl_training.runtime.offline._settled", settled)
+    train(home, tmp_path, validation_fraction=0.25, device_memory=12345)
+    data = hold_out(TransitionDataset.load(home / "logs.npz"), 0.25)
+    assert asked == [(len(data.training), 12345), (len(data.held_out), 12345)]
+
+
+def test_held_out_rows_in_host_memory_are_judged_on_the_learner_s_device(home: Path) -> None:
+    data = hold_out(TransitionDataset.load(home / "logs.npz"), 0.5).held_out
+    learner = SimpleNamespace(device=META, config=SimpleNamespace(gamma=0.9))
+    rows = torch.from_numpy(data.rows)
+    made = validation.Validation(data, rows, learner, fqe_updates=3)  # type: ignore[arg-type]
+    assert (made._obs.device, made._actions.device) == (META, META)
+    assert made._part.edges.device == rows.device
+    policy = build(algorithms.SAC).model.policy
+    assert validation._beside(policy, rows) is policy
+    moved = validation._beside(policy, rows.to(META))
+    assert {p.device for p in moved.parameters()} == {META}
+    assert {p.device for p in policy.parameters()} == {rows.device}
+
+
+@needs_gpu
+def test_held_out_rows_that_a_gpu_has_no_room_for(home: Path, tmp_path: Path) -> None:
+    settings = {"device": "cuda", "validation_fraction": 0.25, "early_stopping": STOPPING}
+    results = [train(home, tmp_path, IQL, device_memory=memory, **settings) for memory in (1, 10**9)]
+    near, far = (result.metrics for result in results)
+    assert near["validation_distance"] == pytest.approx(far["validation_distance"], rel=1e-3)
+    assert near["fqe_value"] == pytest.approx(far["fqe_value"], rel=1e-2)
+
+
+def test_resamples_go_where_the_rows_are(home: Path) -> None:
+    data = TransitionDataset.load(home / "logs.npz")
+    part = resamples(Episodes.of(data, "a test"), 2, np.random.default_rng(0), torch.device("cpu"))[0]
+    moved = part.to(META)
+    assert {one.device for one in (moved.counts, moved.edges, moved.shifts)} == {META}
+    assert moved.edges.dtype == part.edges.dtype
 
 
 def test_held_out_episodes_are_not_learned_from_and_reported(home: Path, tmp_path: Path) -> None:

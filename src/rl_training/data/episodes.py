@@ -98,6 +98,10 @@ class Resample:
         counts = np.bincount(drawn, minlength=len(episodes.starts)).astype(np.float64)
         return cls(*(torch.from_numpy(one).to(device) for one in (counts, edges, shifts)))
 
+    def to(self, device: torch.device) -> Resample:
+        """The same on another device."""
+        return Resample(self.counts.to(device), self.edges.to(device), self.shifts.to(device))
+
     @property
     def size(self) -> int:
         """Rows of all drawn episodes; reads from the device."""

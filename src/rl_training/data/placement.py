@@ -12,7 +12,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,12 @@ class Budgets:
         """Room on a GPU."""
         free: int = torch.cuda.mem_get_info(self.device)[0]
         return room_on_gpu(self.device) if self.device_memory is None else min(self.device_memory, free)
+
+    def after(self, rows: Tensor) -> Budgets:
+        """What is left of the budget of the device once `rows` are where they are."""
+        if self.device_memory is None or rows.device.type == "cpu":
+            return self
+        return replace(self, device_memory=max(0, self.device_memory - rows.nbytes))
 
     def on_host(self) -> int:
         """Room in host memory: half of what is free, unless told otherwise."""

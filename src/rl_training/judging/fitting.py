@@ -98,6 +98,7 @@ def fit(
     begins, then after a few updates, then again and again.
     """
     rows = dataset.rows_on(device)
+    parts = [part.to(rows.device) for part in parts]  # positions are looked up where the rows are
     units, moments = Units.of(dataset, episodes, plan.config.gamma), dataset.observation_moments()
 
     def judge(bootstrap: int) -> FQE:

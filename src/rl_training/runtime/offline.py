@@ -170,6 +170,7 @@ class Prepared:
         rows = job.once("rows", lambda: _settled(data, budgets))
         self.source = data.source(self.learner.generator, rows)
         self.remarks = budgets.remarks(data.rows, rows)
+        self.budgets = budgets.after(rows)
         self.fingerprint = job.once("fingerprint", data.fingerprint)
 
     def dataset_record(self) -> dict[str, Any]:
@@ -230,7 +231,7 @@ class Offline(Regime):
                 )
             return None
         updates = stopping.fqe_updates if stopping is not None and judges else None
-        rows = self.job.once("held-out rows", lambda: held_out.rows_on(self.learner.device))
+        rows = self.job.once("held-out rows", lambda: _settled(held_out, self.prepared.budgets))
         return Validation(held_out, rows, self.learner, fqe_updates=updates)
 
     def watchers(self, job: Job) -> list[Callback]:

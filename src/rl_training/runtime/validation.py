@@ -8,6 +8,7 @@ the same networks and minibatches: what changes between two evaluations is the p
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
@@ -60,11 +61,11 @@ class Validation:
         self.dataset, self.rows, self.fqe_updates = held_out, rows, fqe_updates
         self.device = learner.device
         self._known: tuple[int, dict[str, float]] = (-1, {})
-        compared = held_out.layout.unpack(rows[:: max(1, len(rows) // _COMPARED)])
+        compared = held_out.layout.unpack(rows[:: max(1, len(rows) // _COMPARED)].to(self.device))
         self._obs, self._actions = compared.obs, compared.actions.view(len(compared.obs), -1).to(compared.obs.dtype)
         if fqe_updates is not None:
             self._episodes = Episodes.of(held_out, "early_stopping by fqe")
-            self._part: Resample = resamples(self._episodes, 1, resampling(_SEED), self.device)[0]
+            self._part: Resample = resamples(self._episodes, 1, resampling(_SEED), rows.device)[0]
             self._config = FQEConfig.parse({"gamma": learner.config.gamma})
             self._units = Units.of(held_out, self._episodes, self._config.gamma)
             self._moments = held_out.observation_moments()
@@ -82,7 +83,7 @@ class Validation:
         return self._known[1]
 
     def _value(self, policy: Policy, updates: int, interrupted: Callable[[], bool]) -> float:
-        panel = Panel(self.dataset, self.rows, [policy])
+        panel = Panel(self.dataset, self.rows, [_beside(policy, self.rows)])
         seeds = judge_seeds(_SEED, 0)
         judge: FQE = build_judge(
             self.dataset, self._units, self._moments, self._config, NetworkConfig(), seeds, self.device
@@ -95,6 +96,12 @@ class Validation:
             updater.run(min(_BLOCK, updates - judge.updates))
         values: Tensor = FirstStates(panel, self._episodes, _SEED).values(judge, 0)
         return float(values.mean())
+
+
+def _beside(policy: Policy, rows: Tensor) -> Policy:
+    """The policy on the device of `rows`; a copy if it is on another one, where its learner needs it."""
+    home = next(policy.parameters()).device
+    return policy if home == rows.device else copy.deepcopy(policy).to(rows.device)
 
 
 class ValidationCallback(Callback):
