@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +14,16 @@ import torch
 
 from rl_training import TransitionDataset
 from rl_training.data.loading import DatasetConfig
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.checkpointing import read_checkpoint
+from rl_training.experiment.runs import amend_record
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.offline import _build_offline_dataset, _infer_env_spaces, collect_random
 from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import predict_checkpoint
 from rl_training.spaces import SpaceSpec
-from tests.runs import OFFLINE, KillAt, differences, interrupted, resume, run_record, tiny, train
+from tests.dataset_files import HIGH, LOW, episodes, save_npz
+from tests.runs import OFFLINE, KillAt, differences, fingerprint, interrupted, resume, run_record, tiny, train
 from tests.worlds import SCRIPTED
 
 IDENTITY_SPACES = SpaceSpec(1, (-2.0,), (1.5,))
@@ -206,3 +209,95 @@ def test_rlpd_takes_arrays(tmp_path: Path) -> None:
     result = train(tiny("rlpd", tmp_path, env_id="Identity-v0"), dataset=identity_data())
     assert result.metrics["dataset_size"] == 200
     assert run_record(result.run_dir)["status"] == "finished"
+
+
+# Data files of a run that goes on from another folder.
+
+
+@pytest.fixture
+def relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two files of data, which is the working directory."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name, seed in (("a", 0), ("b", 1)):
+        save_npz(folder / f"{name}.npz", episodes(seed=seed), action_low=LOW, action_high=HIGH)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+ONE: dict[str, Any] = {"dataset_kind": "npz", "dataset_path": "a.npz"}
+MIXED: dict[str, Any] = {"dataset_kind": None, "datasets": [ONE, {**ONE, "dataset_path": "b.npz", "weight": 2.0}]}
+
+
+def begun(folder: Path, kwargs: dict[str, Any], **options: Any) -> Path:
+    config = tiny("bc", folder / "runs", env_id=None, kwargs=kwargs, total_timesteps=4, checkpoint_interval=2)
+    return interrupted(config, 2, **options)
+
+
+@pytest.mark.parametrize("kwargs", [ONE, MIXED], ids=["one", "mixture"])
+def test_relative_paths_are_looked_up_where_the_run_began(
+    relative: Path, kwargs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [begun(relative, kwargs) for _ in range(2)]
+    straight = resume(runs[0])
+    monkeypatch.chdir(tmp_path)
+    moved = resume(runs[1])
+    assert run_record(moved.run_dir)["exact_resume"]
+    ours, theirs = (fingerprint(run.checkpoint_path) for run in (straight, moved))
+    assert [name for name in ours if name.startswith("networks") and ours[name] != theirs[name]] == []
+    monkeypatch.chdir(relative)
+    assert resume(moved.run_dir, overrides=["total_timesteps=6"]).metrics["update_count"] == 6
+
+
+def test_a_run_that_goes_on_where_it_began_keeps_its_paths(relative: Path) -> None:
+    result = resume(begun(relative, ONE))
+    assert read_checkpoint(result.checkpoint_path).records["config"]["algo_kwargs"]["dataset_path"] == "a.npz"
+    assert read_checkpoint(result.checkpoint_path).records["dataset"]["folder"] == str(relative)
+
+
+def test_a_run_without_a_checkpoint_finds_its_data_too(
+    relative: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begun(relative, ONE)
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    amend_record(run, saved=None, status="interrupted")
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="it starts again"):
+        assert resume(run).metrics["update_count"] == 4
+
+
+def test_a_project_that_was_moved_finds_its_data_here(
+    relative: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begun(relative, ONE)
+    relative.rename(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert resume(Path("runs") / run.name).metrics["update_count"] == 4
+
+
+@pytest.mark.parametrize(("kwargs", "setting"), [(ONE, "dataset_path"), (MIXED, "datasets")])
+def test_a_file_that_was_moved_is_asked_for(
+    relative: Path, kwargs: dict[str, Any], setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begun(relative, kwargs)
+    (relative / "a.npz").rename(tmp_path / "new.npz")
+    message = rf"^a\.npz: does not exist; if it was moved, add --set {setting}=…$"
+    with pytest.raises(DatasetError, match=message):
+        resume(run)
+    monkeypatch.chdir(tmp_path)
+    message = f"^a\\.npz: does not exist here or in {relative}, where the run began; if it was moved, add --set"
+    with pytest.raises(DatasetError, match=message):
+        resume(run)
+    parts = [{**one, "dataset_path": path} for one, path in zip(MIXED["datasets"], ("new.npz", "project/b.npz"))]
+    value = "new.npz" if setting == "dataset_path" else json.dumps(parts)
+    assert run_record(resume(run, overrides=[f"{setting}={value}"]).run_dir)["exact_resume"]
+
+
+def test_a_file_of_the_same_name_does_not_take_the_place_of_the_run_s(
+    relative: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begun(relative, ONE)
+    shutil.copy(relative / "b.npz", tmp_path / "a.npz")
+    monkeypatch.chdir(tmp_path)
+    assert run_record(resume(run).run_dir)["exact_resume"]

@@ -171,6 +171,11 @@ class DatasetConfig(DatasetChoice):
         """Where the data sets come from: one, or those of a mixture."""
         return self.datasets or (self,)
 
+    def folder(self) -> Path | None:
+        """The folder from which relative paths are looked up; None if there are none."""
+        paths = [Path(choice.dataset_path) for choice in self.choices() if choice.dataset_path is not None]
+        return None if all(path.is_absolute() for path in paths) else Path.cwd()
+
     def identity(self) -> dict[str, Any]:
         """All settings that decide which rows are made of the files."""
         whole = self.model_dump(exclude={"normalize_observations", *DatasetChoice.model_fields, "datasets"})

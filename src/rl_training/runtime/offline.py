@@ -175,13 +175,14 @@ class Prepared:
 
     def dataset_record(self) -> dict[str, Any]:
         """What run.json and each checkpoint say of the data."""
-        raw = self.dataset.raw
+        raw, folder = self.dataset.raw, self.job.resolved[DatasetConfig].folder()
         return {
             "name": self.dataset.name,
             "rows": len(self.dataset),
             "fingerprint": self.fingerprint,
             "in_memory": self.in_memory,
             **({} if raw is None else {"raw_rows": raw.rows, "raw_fingerprint": raw.fingerprint}),
+            **({} if folder is None else {"folder": str(folder)}),
         }
 
 

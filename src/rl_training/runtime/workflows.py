@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator, Played
 from rl_training.environments.video import checked_fps, new_video, video_target
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import CheckpointError, ConfigError, DatasetError
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, list_checkpoints
 from rl_training.experiment.config import TrainConfig
@@ -320,9 +320,10 @@ def take_up(
         record = read_run_record(home)
         _require_nothing_to_lose(home, record)
         before = _config_of_run(home, record)
-        config = _changed(before, changes, overrides)
+        data = record.get("dataset", {})
+        config = _with_data(before, _changed(before, changes, overrides), data, dataset)
         _require_same_seed(before, config)
-        require_data(record.get("dataset", {}), dataset, home)
+        require_data(data, dataset, home)
         changed = str(Changes(differences(before.to_dict(), config.to_dict())))
         warn(f"{home}: ended before its first checkpoint; it starts again{changed and f' with {changed}'}")
         set_log_aside(home / "metrics.csv")
@@ -331,7 +332,7 @@ def take_up(
     if "optimizers" not in checkpoint.tensors:
         raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use --init-from")
     before = config_of(checkpoint)
-    config = _changed(before, changes, overrides)
+    config = _with_data(before, _changed(before, changes, overrides), checkpoint.records["dataset"], dataset)
     _require_same_seed(before, config)
     _require_same_shape(before, config)
     spec = get_algorithm_spec(config.algo)
@@ -393,6 +394,39 @@ def _require_same_seed(before: TrainConfig, now: TrainConfig) -> None:
                 f"{key}: {value} cannot replace the seed {before.seed} of a run; start a new run with {option}",
                 key=key,
             )
+
+
+def _with_data(
+    before: TrainConfig, now: TrainConfig, record: Mapping[str, Any], given: TransitionDataset | None
+) -> TrainConfig:
+    """`now` with its data files found. A relative path of the run starts from the folder where the run began."""
+    if given is not None:
+        return now
+    folder = Path(str(record.get("folder", Path.cwd())))
+    known = {one.get("dataset_path") for one in _choices(before)}
+    mixture = bool(now.algo_kwargs.get("datasets"))
+    remedy = f"if it was moved, add --set {'datasets' if mixture else 'dataset_path'}=…"
+    found = [{**one, **_found(one.get("dataset_path"), known, folder, remedy)} for one in _choices(now)]
+    return now.replace(algo_kwargs={**now.algo_kwargs, "datasets": found} if mixture else found[0])
+
+
+def _choices(config: TrainConfig) -> list[Mapping[str, Any]]:
+    """Settings that may name a data file: those of each part of a mixture, or the algorithm's own."""
+    parts = config.algo_kwargs.get("datasets") or (config.algo_kwargs,)
+    return [one for one in parts if isinstance(one, Mapping)]
+
+
+def _found(path: Any, known: Container[Any], folder: Path, remedy: str) -> dict[str, str]:
+    """`dataset_path` as it is from here; empty if it stays the same."""
+    if not isinstance(path, str):
+        return {}
+    here, there = Path.cwd() / path, folder / path
+    if path in known and there.is_file():
+        return {} if there == here else {"dataset_path": str(there)}
+    if not here.exists():
+        begun = "" if there == here else f" here or in {folder}, where the run began"
+        raise DatasetError(f"{path}: does not exist{begun}; {remedy}")
+    return {}
 
 
 def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
