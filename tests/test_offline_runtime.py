@@ -294,6 +294,15 @@ def test_a_file_that_was_moved_is_asked_for(
     assert run_record(resume(run, overrides=[f"{setting}={value}"]).run_dir)["exact_resume"]
 
 
+def test_a_new_place_may_be_below_the_home_folder(
+    relative: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begun(relative, ONE)
+    (relative / "a.npz").rename(tmp_path / "new.npz")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run_record(resume(run, overrides=["dataset_path=~/new.npz"]).run_dir)["exact_resume"]
+
+
 def test_a_file_of_the_same_name_does_not_take_the_place_of_the_run_s(
     relative: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ from rl_training.runtime.state import (
     understood,
 )
 from rl_training.seeding import EVALUATION_SEED
+from rl_training.settings import at_home
 from rl_training.spaces import SpaceSpec
 
 # Settings of which one value makes, or leaves out, something that is learned.
@@ -418,6 +419,7 @@ def _choices(config: TrainConfig) -> list[Mapping[str, Any]]:
 
 def _found(path: Any, known: Container[Any], folder: Path, remedy: str) -> dict[str, str]:
     """`dataset_path` as it is from here; empty if it stays the same."""
+    path = at_home(path)
     if not isinstance(path, str):
         return {}
     here, there = Path.cwd() / path, folder / path
