@@ -13,7 +13,7 @@ import torch
 
 from rl_training.errors import MemoryLimitError
 from rl_training.experiment.config import TrainConfig
-from rl_training.memory import available_cores, available_memory, human_bytes
+from rl_training.memory import available_cores, available_memory, human_bytes, out_of_memory_kills
 from rl_training.runtime import building
 
 MIB = 2**20
@@ -158,3 +158,9 @@ def test_environments_that_cannot_fit_are_refused_before_the_first_is_made(
     assert caplog.text == ""
     building.require_room_for_environments(config(200_000))
     assert "200,000 environments" in caplog.text
+
+
+def test_kills_of_the_kernel_are_counted(tmp_path: Path) -> None:
+    assert out_of_memory_kills(tmp_path) == 0
+    (tmp_path / "vmstat").write_text("nr_free_pages 9\noom_kill 3\noom_kill_other 7\n")
+    assert out_of_memory_kills(tmp_path) == 3

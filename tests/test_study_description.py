@@ -9,6 +9,7 @@ import pytest
 
 from rl_training.errors import ConfigError
 from rl_training.settings import seed_list
+from rl_training.study import description
 from rl_training.study.description import Here, read_description
 from rl_training.study.plan import hash_of, identity
 from tests.studies import tiny_study
@@ -191,3 +192,17 @@ def test_data_that_are_not_there_are_missed_before_anything_starts(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"some\.npz: no such file, which the study learns from") as refused:
         read_description(offline(), Here(tmp_path))
     assert "\n" not in str(refused.value)
+
+
+def test_planning_many_trials_is_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(description, "_MANY_TRIALS", 6)
+    monkeypatch.setattr(description, "_EVERY", 2)
+    read_description(tiny_study(grid={"gamma": [0.5, 0.6]}))
+    assert capsys.readouterr().err == ""
+    read_description(tiny_study(grid={"gamma": [0.5, 0.6, 0.7]}))
+    assert capsys.readouterr().err.splitlines() == [
+        "planning 6 trials: checking 3 configurations …",
+        "2 configurations checked",
+    ]
