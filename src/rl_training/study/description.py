@@ -265,10 +265,10 @@ def _check_number(file: StudyFile, tasks: int) -> None:
 
 
 def announced(things: Iterable[Thing], done: str) -> Iterator[Thing]:
-    """The same things; after every ten thousand of them a line says how many are `done`."""
+    """The same things; after every ten thousand of them a line says how many are done, and what that is."""
     for number, thing in enumerate(things):
         if number and number % _EVERY == 0:
-            note(f"{number:,} configurations {done}")
+            note(f"{number:,} {done}")
         yield thing
 
 
@@ -319,7 +319,7 @@ def _expand(index: int, task: Task, file: StudyFile, here: Here) -> tuple[TrainC
         raise ConfigError(f"{task.config} has `seed: null`; give the study's `seeds`", key="seeds")
     wanted = [
         Wanted(index, changes, checked(here.put(point), described(changes) or task.config, seeds[0]), seeds)
-        for point, changes in announced(_points(values, places, file), "checked")
+        for point, changes in announced(_points(values, places, file), "configurations checked")
     ]
     require_origins((one.config for one in wanted), seeds)
     try:

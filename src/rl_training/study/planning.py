@@ -217,7 +217,7 @@ def _with_wanted(plan: Plan, description: Description) -> Plan:
     """The plan with every wanted trial in it: known ones where they are, new ones in groups at the end."""
     known = _Known(plan.configurations)
     places: dict[int, Wanted] = {}
-    for wanted in announced(description.wanted, "planned"):
+    for wanted in announced(description.wanted, "configurations planned"):
         index = known.place(wanted)
         if index in places:
             raise ConfigError(f"{_label(places[index])} and {_label(wanted)} are the same trial")
@@ -319,7 +319,8 @@ def _grouped(
     buckets: dict[tuple[str, int], list[tuple[int, int]]] = {}
     rank = {seed: i for i, seed in enumerate(dict.fromkeys(seed for _, seed in members))}
     kinds: dict[int, tuple[str, int]] = {}
-    for index, seed in sorted(members, key=lambda member: (rank[member[1]], member[0])):
+    ordered = sorted(members, key=lambda member: (rank[member[1]], member[0]))
+    for index, seed in announced(ordered, "trials grouped"):
         if index not in kinds:
             config = TrainConfig(**configurations[index].settings)
             kinds[index] = signature(config), _group_size(description.file.population, config)
