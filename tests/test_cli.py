@@ -62,6 +62,19 @@ algo_kwargs:
   buffer_capacity: 100
 """
 
+FROM_DATA = """\
+env_id: Pendulum-v1
+total_timesteps: 10
+eval_episodes: 1
+eval_max_steps: 5
+acceleration: eager
+algo_kwargs:
+  hidden_sizes: [8]
+  batch_size: 8
+  dataset_kind: random
+  dataset_size: 20
+"""
+
 
 class Unbounded(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (2,))
@@ -192,6 +205,24 @@ def test_trains_redq_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     resolved = yaml.safe_load((tmp_path / table["run folder"].strip() / "config.resolved.yaml").read_text())
     assert resolved["algo_kwargs"]["num_critics"] == 3
     assert resolved["algo_kwargs"]["subset_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("algo", "own", "counted"),
+    [
+        ("edac", "  num_critics: 3\n", "updates"),
+        ("awac", "", "updates"),
+        ("crr", "  n_action_samples: 2\n", "updates"),
+        ("rlpd", "  offline_pretrain_updates: 2\n  learning_starts: 8\n", "environment steps"),
+    ],
+)
+def test_trains_from_data_by_name(algo: str, own: str, counted: str, tiny: Path) -> None:
+    tiny.write_text(f"algo: {algo}\n{FROM_DATA}{own}")
+    table = rows(succeed("train", "--config", tiny))
+    assert table["algorithm"].strip().startswith(f"{algo} (")
+    assert table[counted].strip() == "10"
+    resolved = yaml.safe_load((Path(table["run folder"].strip()) / "config.resolved.yaml").read_text())
+    assert (resolved["algo"], resolved["algo_kwargs"]["dataset_size"]) == (algo, 20)
 
 
 @pytest.mark.parametrize("path", ["configs/redq/pendulum.yaml", "./some/where/configs/REDQ/pendulum.yaml"])

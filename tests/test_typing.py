@@ -27,6 +27,7 @@ from pathlib import Path
 
 import gymnasium
 from rl_training import IQL, RLPD, SAC, TD3BC, Callback, ManagedAlgorithm, TrainConfig, TransitionDataset, load
+from rl_training import TrainResult
 from rl_training.api import SAC as Same
 
 model: SAC = SAC("Pendulum-v1", learning_rate=1e-3, learning_starts=1e3, alpha="auto", hidden_sizes=[64, 64])
@@ -38,6 +39,18 @@ IQL(None, datasets=({"dataset_kind": "npz", "dataset_path": "a.npz"},), action_l
 again: SAC = SAC.load("runs/one")
 any_of_them: ManagedAlgorithm = load("runs/one")
 same: Same = again
+plain = SAC("Pendulum-v1", seed=1)
+one: TrainResult = plain.learn(100)
+one = plain.resume(200)
+one = again.learn(100)
+several = SAC("Pendulum-v1", seeds=[0, 1, 2])
+all_of_them: list[TrainResult] = several.learn(100)
+all_of_them = several.resume(200)
+all_of_them = SAC("Pendulum-v1", seeds=range(3), learning_rate=1e-3).learn(100)
+all_of_them = SAC("Pendulum-v1", seeds="0..9").learn(100)
+one = several.learn(100)  # error: assignment
+all_of_them = plain.learn(100)  # error: assignment
+SAC("Pendulum-v1", seeds=3)  # error: type-var
 SAC("Pendulum-v1", learning_rat=1e-3)  # error: call-arg
 SAC("Pendulum-v1", learning_rate="fast")  # error: arg-type
 SAC("Pendulum-v1", alpha="fixed")  # error: arg-type

@@ -32,7 +32,9 @@ from typing import Any, Literal
 from rl_training.api.managed import Environment as Environment
 """
 # What a class takes beyond the type its configuration keeps.
-WRITTEN = {"eval_env": "Environment | None", "alpha": 'float | Literal["auto"]'}
+WRITTEN = {"eval_env": "Environment | None", "alpha": 'float | Literal["auto"]', "seeds": "Seeds"}
+# Without `seeds` the type variable is None by its own default, which a checker does not compare with this one.
+IGNORED = {"seeds": "  # type: ignore[assignment]"}
 
 
 def written(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
@@ -74,7 +76,7 @@ def keywords(managed: type[ManagedAlgorithm]) -> list[str]:
     fields = {key: field for key, field, _ in settings_of(get_algorithm_spec(managed.algo), {})}
     return [
         f"{name}: {WRITTEN.get(name) or written(fields[name].annotation, tuple(fields[name].metadata))}"
-        f" = {quoted(parameter.default)},"
+        f" = {quoted(parameter.default)},{IGNORED.get(name, '')}"
         for name, parameter in inspect.signature(managed).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     ]
@@ -91,7 +93,7 @@ def describe(name: str, managed: type[ManagedAlgorithm]) -> str:
         *(f"    {keyword}" for keyword in keywords(managed)),
         ") -> None: ...",
     ]
-    return f"class {name}(ManagedAlgorithm):\n{textwrap.indent(chr(10).join(lines), '    ')}\n"
+    return f"class {name}(ManagedAlgorithm[Seeds]):\n{textwrap.indent(chr(10).join(lines), '    ')}\n"
 
 
 def is_managed(name: str) -> bool:
@@ -107,7 +109,8 @@ def again(home: str, name: str) -> str:
 def render_api() -> str:
     """The stub of `rl_training.api`: every managed class, spelt out."""
     home = "rl_training.api.managed"
-    others = "".join(again(home, name) for name in sorted(api.__all__) if not is_managed(name))
+    names = ["Seeds", *(name for name in api.__all__ if not is_managed(name))]
+    others = "".join(again(home, name) for name in sorted(names))
     imports = f"{IMPORTS}{others}from rl_training.experiment.config import TrainConfig\n"
     classes = [describe(name, getattr(api, name)) for name in api.__all__ if is_managed(name)]
     return "\n".join([HEADER, imports, *classes])

@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from rl_training.api.managed import Environment as Environment
 from rl_training.api.managed import ManagedAlgorithm as ManagedAlgorithm
+from rl_training.api.managed import Seeds as Seeds
 from rl_training.api.managed import load as load
 from rl_training.experiment.config import TrainConfig
 
-class AWAC(ManagedAlgorithm):
+class AWAC(ManagedAlgorithm[Seeds]):
     """Advantage Weighted Actor-Critic.
 
     Settings, all keywords:
@@ -140,7 +141,7 @@ class AWAC(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -168,7 +169,7 @@ class AWAC(ManagedAlgorithm):
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
-class BC(ManagedAlgorithm):
+class BC(ManagedAlgorithm[Seeds]):
     """Behaviour cloning, of continuous or discrete actions.
 
     Settings, all keywords:
@@ -295,7 +296,7 @@ class BC(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -323,7 +324,7 @@ class BC(ManagedAlgorithm):
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
-class CQL(ManagedAlgorithm):
+class CQL(ManagedAlgorithm[Seeds]):
     """Conservative Q-Learning, on continuous or discrete actions.
 
     Settings, all keywords:
@@ -466,7 +467,7 @@ class CQL(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -494,7 +495,7 @@ class CQL(ManagedAlgorithm):
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
-class CRR(ManagedAlgorithm):
+class CRR(ManagedAlgorithm[Seeds]):
     """Critic Regularized Regression.
 
     Settings, all keywords:
@@ -629,7 +630,7 @@ class CRR(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -657,7 +658,7 @@ class CRR(ManagedAlgorithm):
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
-class DDPG(ManagedAlgorithm):
+class DDPG(ManagedAlgorithm[Seeds]):
     """Deep Deterministic Policy Gradient.
 
     Settings, all keywords:
@@ -766,7 +767,7 @@ class DDPG(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -794,7 +795,7 @@ class DDPG(ManagedAlgorithm):
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
-class DQN(ManagedAlgorithm):
+class DQN(ManagedAlgorithm[Seeds]):
     """Deep Q-Network.
 
     Settings, all keywords:
@@ -905,7 +906,7 @@ class DQN(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -933,7 +934,7 @@ class DQN(ManagedAlgorithm):
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
-class EDAC(ManagedAlgorithm):
+class EDAC(ManagedAlgorithm[Seeds]):
     """Ensemble-Diversified Actor-Critic.
 
     Settings, all keywords:
@@ -1067,7 +1068,7 @@ class EDAC(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -1095,7 +1096,7 @@ class EDAC(ManagedAlgorithm):
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
-class IQL(ManagedAlgorithm):
+class IQL(ManagedAlgorithm[Seeds]):
     """Implicit Q-Learning, on continuous or discrete actions.
 
     Settings, all keywords:
@@ -1227,7 +1228,7 @@ class IQL(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -1255,7 +1256,7 @@ class IQL(ManagedAlgorithm):
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
-class REDQ(ManagedAlgorithm):
+class REDQ(ManagedAlgorithm[Seeds]):
     """Randomized Ensembled Double Q-learning.
 
     Settings, all keywords:
@@ -1370,7 +1371,7 @@ class REDQ(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -1398,7 +1399,7 @@ class REDQ(ManagedAlgorithm):
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
-class RLPD(ManagedAlgorithm):
+class RLPD(ManagedAlgorithm[Seeds]):
     """RL with Prior Data: SAC on minibatches of which a part is prior data.
 
     By default it is no more than that: two critics, no LayerNorm, a fixed alpha, one update per step. The paper's
@@ -1551,7 +1552,7 @@ class RLPD(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -1579,7 +1580,7 @@ class RLPD(ManagedAlgorithm):
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
-class SAC(ManagedAlgorithm):
+class SAC(ManagedAlgorithm[Seeds]):
     """Soft Actor-Critic.
 
     Settings, all keywords:
@@ -1688,7 +1689,7 @@ class SAC(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -1716,7 +1717,7 @@ class SAC(ManagedAlgorithm):
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
-class TD3(ManagedAlgorithm):
+class TD3(ManagedAlgorithm[Seeds]):
     """Twin Delayed DDPG.
 
     Settings, all keywords:
@@ -1825,7 +1826,7 @@ class TD3(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -1853,7 +1854,7 @@ class TD3(ManagedAlgorithm):
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
-class TD3BC(ManagedAlgorithm):
+class TD3BC(ManagedAlgorithm[Seeds]):
     """TD3 with behaviour cloning.
 
     Settings, all keywords:
@@ -1985,7 +1986,7 @@ class TD3BC(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -2013,7 +2014,7 @@ class TD3BC(ManagedAlgorithm):
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
-class TQC(ManagedAlgorithm):
+class TQC(ManagedAlgorithm[Seeds]):
     """Truncated Quantile Critics.
 
     Settings, all keywords:
@@ -2128,7 +2129,7 @@ class TQC(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",
@@ -2156,7 +2157,7 @@ class TQC(ManagedAlgorithm):
         population: Literal["auto", "off"] | int | float = "auto",
     ) -> None: ...
 
-class ReBRAC(ManagedAlgorithm):
+class ReBRAC(ManagedAlgorithm[Seeds]):
     """TD3 with a cloning penalty in actor and critics.
 
     Settings, all keywords:
@@ -2289,7 +2290,7 @@ class ReBRAC(ManagedAlgorithm):
         early_stopping: Mapping[str, Any] | None = None,
         max_hours: float | None = None,
         seed: int | float | None = 0,
-        seeds: Sequence[int | float] | None = None,
+        seeds: Seeds = None,  # type: ignore[assignment]
         total_timesteps: int | float = 10000,
         output_dir: str | PurePath = "runs",
         device: str = "auto",

@@ -6,10 +6,11 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from typing_extensions import TypeVar
 
 from rl_training.api.describing import WhenAsked, documented, signature_of
 from rl_training.data.datasets import TransitionDataset
@@ -45,6 +46,8 @@ Watcher = Callback | Callable[[Session], object]
 Watchers = Watcher | Sequence[Watcher] | None
 Loggers = Logger | Sequence[Logger] | None
 Data = TransitionDataset | str | os.PathLike[str] | Mapping[str, Any] | None
+# What a model was given as `seeds`: with several, `learn` returns a list.
+Seeds = TypeVar("Seeds", bound=Sequence[int | float] | str | None, default=None, covariant=True)
 # What a class does not ask for, though a configuration must say it.
 _DEFAULTS: dict[str, Any] = {"total_timesteps": 10_000}
 # The keys of `algo_kwargs` that say where data come from; a file given to `learn` takes the place of them all.
@@ -60,7 +63,7 @@ def _documentation(cls: type[ManagedAlgorithm], text: str | None) -> str:
     return documented(text or spec.title, spec, _DEFAULTS)
 
 
-class ManagedAlgorithm:
+class ManagedAlgorithm(Generic[Seeds]):
     """Learn, evaluate, predict, resume.
 
     Made from an environment and any `TrainConfig` field or `algo_kwargs` key, or from a `TrainConfig`. The
@@ -154,6 +157,30 @@ class ManagedAlgorithm:
         fields["algo_kwargs"] = {**fields.get("algo_kwargs", {}), **extra}
         return TrainConfig(**{"algo": cls.algo, "env_id": env_id, **_DEFAULTS, **fields})
 
+    @overload
+    def learn(
+        self: ManagedAlgorithm[None],
+        total_timesteps: int | None = None,
+        callbacks: Watchers = None,
+        progress_bar: bool = True,
+        *,
+        dataset: Data = None,
+        run_suffix: str | None = None,
+        loggers: Loggers = None,
+    ) -> TrainResult: ...
+
+    @overload
+    def learn(
+        self: ManagedAlgorithm[Sequence[int | float] | str],
+        total_timesteps: int | None = None,
+        callbacks: Watchers = None,
+        progress_bar: bool = True,
+        *,
+        dataset: Data = None,
+        run_suffix: str | None = None,
+        loggers: Loggers = None,
+    ) -> list[TrainResult]: ...
+
     def learn(
         self,
         total_timesteps: int | None = None,
@@ -163,7 +190,7 @@ class ManagedAlgorithm:
         dataset: Data = None,
         run_suffix: str | None = None,
         loggers: Loggers = None,
-    ) -> TrainResult:
+    ) -> TrainResult | list[TrainResult]:
         """Train in a new run folder; offline, `total_timesteps` counts gradient updates.
 
         Called again, or on a loaded model, it makes `total_timesteps` more in the same folder, with the same
@@ -182,7 +209,9 @@ class ManagedAlgorithm:
                 raise ConfigError(
                     f"run_suffix: {type(self).__name__} goes on in the folder it has; a new model gets a new one"
                 )
-            return self.resume(self._steps + steps, callbacks, progress_bar, dataset=dataset, loggers=loggers)
+            return self.resume(  # type: ignore[misc]  # of one run or of several, as this model is
+                self._steps + steps, callbacks, progress_bar, dataset=dataset, loggers=loggers
+            )
         watching, config = as_callbacks(callbacks), self.config.replace(total_timesteps=steps)
         launch = Launch(quiet=not progress_bar, loggers=as_loggers(loggers))
         self.config, self._dataset = self._with_data(config.with_seed(), dataset)
@@ -194,8 +223,33 @@ class ManagedAlgorithm:
             given=self._given,
             launch=launch,
         )
-        result: TrainResult = self._trained(results)
-        return result
+        return self._trained(results)
+
+    @overload
+    def resume(
+        self: ManagedAlgorithm[None],
+        total_timesteps: int | None = None,
+        callbacks: Watchers = None,
+        progress_bar: bool = True,
+        *,
+        dataset: Data = None,
+        env: Environment | None = None,
+        eval_env: Environment | None = None,
+        loggers: Loggers = None,
+    ) -> TrainResult: ...
+
+    @overload
+    def resume(
+        self: ManagedAlgorithm[Sequence[int | float] | str],
+        total_timesteps: int | None = None,
+        callbacks: Watchers = None,
+        progress_bar: bool = True,
+        *,
+        dataset: Data = None,
+        env: Environment | None = None,
+        eval_env: Environment | None = None,
+        loggers: Loggers = None,
+    ) -> list[TrainResult]: ...
 
     def resume(
         self,
@@ -207,7 +261,7 @@ class ManagedAlgorithm:
         env: Environment | None = None,
         eval_env: Environment | None = None,
         loggers: Loggers = None,
-    ) -> TrainResult:
+    ) -> TrainResult | list[TrainResult]:
         """Go on from the last checkpoint, to a larger `total_timesteps` if given; data in memory are remembered.
 
         A member of a population goes on with all the others.
@@ -231,8 +285,7 @@ class ManagedAlgorithm:
             loggers=as_loggers(loggers),
             quiet=not progress_bar,
         )
-        result: TrainResult = self._trained(results)
-        return result
+        return self._trained(results)
 
     def _with_data(self, config: TrainConfig, given: Data) -> tuple[TrainConfig, TransitionDataset | None]:
         """The settings that name a file of data, or the data in memory, of whatever a user gives as `dataset`."""
@@ -381,7 +434,7 @@ class ManagedAlgorithm:
         keys = ("env_id", "env_kwargs", "eval_env", "given_envs", "wrappers")
         return {key: value for key, value in self.config.to_dict().items() if key in keys}
 
-    def _trained(self, results: Sequence[TrainResult]) -> Any:
+    def _trained(self, results: Sequence[TrainResult]) -> TrainResult | list[TrainResult]:
         """Remember where the run lies, or those of a population; returns its result, or theirs."""
         if self.config.seeds is not None:
             self.members = [self._member(seed, result) for seed, result in zip(self.config.seeds, results)]
@@ -395,7 +448,7 @@ class ManagedAlgorithm:
         return result
 
     def _member(self, seed: int, result: TrainResult) -> ManagedAlgorithm:
-        member = type(self)(self.config.replace(seed=seed, seeds=None))
+        member: ManagedAlgorithm[Any] = type(self)(self.config.replace(seed=seed, seeds=None))
         member._given, member._dataset = self._given, self._dataset
         member._trained([result])
         return member
@@ -428,7 +481,7 @@ def _require_unmade(env_kwargs: Mapping[str, Any] | None) -> None:
         raise ConfigError("env_kwargs: the environment is made already; give its id or its class", key="env_kwargs")
 
 
-def _class_of(algo: str) -> type[ManagedAlgorithm]:
+def _class_of(algo: str) -> type[ManagedAlgorithm[Any]]:
     for managed in ManagedAlgorithm.__subclasses__():
         if managed.algo == algo:
             return managed
