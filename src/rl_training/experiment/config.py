@@ -351,8 +351,8 @@ def put_setting(
             above = ".".join(parts[:depth])
             raise ConfigError(f"{given_by} {dotted}: {above} is not a mapping; set {above} as a whole", key=dotted)
     target[parts[-1]] = value
-    if dotted in values.get("given_envs", ()):  # it has a name now
-        values["given_envs"] = [key for key in values["given_envs"] if key != dotted]
+    if isinstance(given := values.get("given_envs"), list):
+        values["given_envs"] = [key for key in given if key != dotted]  # it has a name now
     values.pop(_SAME.get(dotted, ""), None)
     return dotted
 
