@@ -46,18 +46,40 @@ def test_only_what_has_the_known_form_goes_as_bytes() -> None:
 @pytest.mark.parametrize("reward", [0.1, -0.0, float("nan"), 1e300])
 @pytest.mark.parametrize("ends", [(False, True), (True, False)])
 def test_an_answer_arrives_to_the_bit(reward: float, ends: tuple[bool, bool]) -> None:
-    form, obs = frames.Form(), np.array([1.5, np.nan, -0.0], dtype=np.float32)
-    form.learn(obs)
-    message = frames.answer_message((obs, reward, *ends))
-    assert frames.is_bare(message)
-    seen, number, *flags = frames.answer_of(message, form)
+    obs = np.array([1.5, np.nan, -0.0], dtype=np.float32)
+    message = frames.answer_message(7, "ok", (obs, reward, *ends))
+    status, (seen, number, *flags) = frames.answer_of(message, 7, 3)
+    assert status == "ok"
     assert seen.tobytes() == obs.tobytes()
     assert np.float64(number).tobytes() == np.float64(reward).tobytes()
     assert tuple(flags) == ends
     assert all(isinstance(flag, bool) for flag in flags)
+    status, first = frames.answer_of(frames.answer_message(7, "ok", obs), 7, None)
+    assert (status, first.tobytes()) == ("ok", obs.tobytes())
+
+
+def test_an_error_arrives_with_its_traceback() -> None:
+    value = ("RuntimeError: \ud800 …", "Traceback")
+    assert frames.answer_of(frames.answer_message(1 << 32, "error", value), 1 << 32, 3) == ("error", value)
 
 
 def test_a_pickle_is_told_from_bytes() -> None:
     message = bytes(frames.pickled(("step", {"camera": np.zeros(2)})))
     assert not frames.is_bare(message)
-    assert frames.unpickled(message)[0] == "step"
+
+
+WRONG = {
+    "nothing": b"",
+    "a pickle": bytes(frames.pickled(("ok", np.zeros(3, np.float32)))),
+    "an earlier answer": frames.answer_message(6, "ok", np.zeros(3, np.float32)),
+    "a longer observation": frames.answer_message(7, "ok", np.zeros(4, np.float32)),
+    "part of a number": frames.answer_message(7, "ok", np.zeros(3, np.float32))[:-1],
+    "an error that is none": frames.answer_message(7, "error", ("a", "b"))[:-2],
+    "an error of one word": frames.answer_message(7, "error", "a"),
+}
+
+
+@pytest.mark.parametrize("message", WRONG.values(), ids=WRONG)
+def test_what_is_not_the_answer_is_refused(message: bytes) -> None:
+    with pytest.raises(frames.WrongMessage, match="^its process sent "):
+        frames.answer_of(message, 7, 3)

@@ -6,6 +6,7 @@ Every message is one line that names the place, the value and the remedy.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -86,3 +87,34 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` when a known name is close, else an empty string."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {match[0]!r}?" if match else ""
+
+
+LONGEST_CAUSE = 1_000
+"""characters of somebody else's message that one of ours repeats"""
+
+# What moves the cursor, changes colours or the direction of writing, or is no character; line breaks and tabs stay.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escaped(text: str) -> str:
+    """Text whose control characters are written out, ESC as `\\x1b`, so that a terminal does not obey them."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def one_line(text: object, longest: int | None = None) -> str:
+    """Text without line breaks and control characters; of more than `longest` characters the first ones."""
+    whole = str(text)
+    start = whole if longest is None else whole[: 2 * longest]  # the rest is not looked at
+    line = escaped(re.sub(r"\s*[\r\n]+\s*", " ", start.strip())).replace("\t", " ")
+    if longest is None or (len(line) <= longest and len(start) == len(whole)):
+        return line
+    return f"{line[:longest]}… ({len(whole):,} characters in all)"
+
+
+def cause_of(error: BaseException) -> str:
+    """The type and message of an error that somebody else's code raised, on one line of bounded length."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = f"{type(error).__name__}, whose message cannot be read"
+    return one_line(text, LONGEST_CAUSE)

@@ -32,7 +32,7 @@ SAVING: int | None = getattr(signal, "SIGUSR1", None)
 """the signal that saves a run, which then goes on"""
 
 
-def restore_handlers(before: Mapping[int, Any]) -> None:
+def restore_handlers(before: Mapping[Any, Any]) -> None:
     """Set the handlers that `signal.signal` returned.
 
     It returns None for a handler that C code installed, which Python cannot install again: the signal gets its

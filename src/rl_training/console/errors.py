@@ -20,7 +20,7 @@ import typer
 import typer.core
 
 from rl_training.console.output import flags, one_line, prepare_streams, warn
-from rl_training.errors import RLTrainingError
+from rl_training.errors import RLTrainingError, escaped
 from rl_training.runtime.signals import TrainingInterrupted
 
 _USAGE = 2
@@ -48,7 +48,7 @@ class OneLineGroup(typer.core.TyperGroup):
             return 1
         except Exception as error:
             if flags.debug:
-                traceback.print_exception(error)
+                print(escaped("".join(traceback.format_exception(error))), end="", file=sys.stderr)
             code, text = _describe(error)
             print(text, file=sys.stderr, flush=True)
             return code

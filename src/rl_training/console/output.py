@@ -7,7 +7,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -15,6 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+
+from rl_training.errors import escaped
+from rl_training.errors import one_line as one_line  # also for those who import it from here
 
 
 @dataclass
@@ -146,14 +148,9 @@ def _finite(value: Any) -> Any:
 def note(text: str) -> None:
     """A remark on standard error, unless the user asked for results only."""
     if not flags.quiet:
-        print(text, file=sys.stderr, flush=True)
+        print(escaped(text), file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
     """A warning shows even when quiet."""
     print(f"warning: {one_line(text)}", file=sys.stderr, flush=True)
-
-
-def one_line(text: object) -> str:
-    """Text without line breaks."""
-    return re.sub(r"\s*\n\s*", " ", str(text).strip())

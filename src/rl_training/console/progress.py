@@ -16,6 +16,7 @@ from rich.live import Live
 
 from rl_training.console.bar import Pace, Standing, draw, duration, named, per_second
 from rl_training.console.output import Unbreakable, open_nothing
+from rl_training.errors import escaped
 from rl_training.experiment.vocabulary import tag_of
 
 _NOTEBOOK_WIDTH = 100
@@ -81,9 +82,9 @@ class Progress:
         A stream that cannot be written to (a closed pipe, a full disk) is no reason to stop.
         """
         if self._bar is not None:
-            self._bar.say(text)
+            self._bar.say(escaped(text))
         else:
-            print(text, file=self._stream, flush=True)
+            print(escaped(text), file=self._stream, flush=True)
 
     def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
         if self._quiet:

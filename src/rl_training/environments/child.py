@@ -7,6 +7,7 @@ process seconds and two hundred megabytes.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 from rl_training.environments import frames
 from rl_training.environments.pool import LocalEnv
 from rl_training.environments.recipe import EnvOrder
+from rl_training.errors import cause_of
 
 # The last word of such a process's command line.
 MARK = "rl-training-environment"
@@ -82,26 +84,20 @@ def _made(order: EnvOrder) -> LocalEnv:
 
 
 def _told(error: BaseException) -> tuple[str, str]:
-    return f"{type(error).__name__}: {error}", traceback.format_exc()
+    return cause_of(error), traceback.format_exc()[-frames.LONGEST_TRACE :]
 
 
 def _serve(connection: Connection[Any, Any], served: Served) -> None:
-    actions, observations = frames.Form(), frames.Form()
-    while True:
+    actions = frames.Form()
+    for number in itertools.count(1):
         message = connection.recv_bytes()
         if frames.is_bare(message):
             command, argument = "step", frames.action_of(message, actions)
         else:
-            command, argument = frames.unpickled(message)
+            command, argument = pickle.loads(message)  # noqa: S301 - from the process that started this one
         if command == "close":
             served.close()
             return
-        status, value = served.answer(command, argument)
-        if command == "step" and status == "ok" and observations.fits(value[0]):
-            connection.send_bytes(frames.answer_message(value))
-        else:
-            connection.send((status, value))
         if command == "step":
             actions.learn(argument)
-        elif status == "ok":
-            observations.learn(value)
+        connection.send_bytes(frames.answer_message(number, *served.answer(command, argument)))

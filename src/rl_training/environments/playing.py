@@ -216,11 +216,11 @@ def _play(
                     first_bad=f"reward of evaluation environment {i}",
                 )
             ended = transition.terminated or transition.truncated
-            if ended or len(pool.episodes[i].actions) >= bound:
+            if ended or pool.episodes[i].steps >= bound:
                 cut += not ended
                 episode = playing.pop(i)
                 returns[episode] = pool.episodes[i].total
-                lengths[episode] = len(pool.episodes[i].actions)
+                lengths[episode] = pool.episodes[i].steps
                 if episode + width < episodes:
                     playing[i] = episode + width
                     obs[_row(playing[i])] = pool.reset(i, _place(playing[i]))

@@ -2,11 +2,16 @@
 
 Resetting is ours, not a wrapper's: each episode has a seed of its own, derived from the run's seed and the
 episode's place: its environment's index and its number there. So an unfinished episode is known by its seed and its
-actions, and a resumed run can replay it.
+actions, and a resumed run can replay it. The actions are kept up to a bound (`LONGEST_REPLAY`), for an episode that
+never ends.
+
+Observations and actions are copied where they pass between a run and an environment in its process: an environment
+may reuse its buffers and change the action it is given.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +24,7 @@ from numpy.typing import NDArray
 from rl_training.environments.given import Given
 from rl_training.environments.making import close_env, flattening_of, make_env
 from rl_training.environments.recipe import EnvSettings
-from rl_training.errors import EnvironmentFailure, RLTrainingError
+from rl_training.errors import LONGEST_CAUSE, EnvironmentFailure, RLTrainingError, cause_of, one_line
 from rl_training.seeding import TRAINING, episode_seed
 from rl_training.structured import Misfit
 
@@ -29,6 +34,10 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 # How often in a row an environment is made again elsewhere before its run fails.
 _MOST_LOSSES = 3
+# Actions of a running episode that are kept: a resumed run steps them all again.
+LONGEST_REPLAY = 100_000
+# Seconds in which all environments of a pool together may close.
+CLOSING_SECONDS = 1.0
 _STEP = "(observation, reward, terminated, truncated, info)"
 
 
@@ -59,13 +68,15 @@ class SteppedEnv(Protocol):
 
     Each action that is sent is answered once, so that several environments can work side by side. What goes wrong
     is raised; the pool says in which environment. `EnvLost` is not the environment's fault: the pool replays its
-    episode in the one that took its place.
+    episode in the one that took its place. `ask_to_close` does not wait, so that several can close side by side;
+    `close` waits for `seconds` at most.
     """
 
     def reset(self, seed: int) -> NDArray[np.float32]: ...
     def send(self, action: Any) -> None: ...
     def receive(self) -> Transition: ...
-    def close(self) -> None: ...
+    def ask_to_close(self) -> None: ...
+    def close(self, seconds: float = CLOSING_SECONDS) -> None: ...
 
 
 class LocalEnv:
@@ -85,7 +96,7 @@ class LocalEnv:
         return self._observation(answer[0])
 
     def send(self, action: Any) -> None:
-        self._action = action
+        self._action = action.copy() if isinstance(action, np.ndarray) else action
 
     def receive(self) -> Transition:
         answer: Any = self.env.step(self._action)
@@ -102,12 +113,14 @@ class LocalEnv:
                 return self._flatten(obs)
             except Misfit as error:
                 raise WrongAnswer(str(error)) from None
-        array = np.asarray(obs, dtype=np.float32)
+        array = np.array(obs, dtype=np.float32)
         if array.shape != self._shape:
             raise WrongAnswer(f"an observation has shape {list(array.shape)}, its space {list(self._shape or ())}")
         return array
 
-    def close(self) -> None:
+    def ask_to_close(self) -> None: ...
+
+    def close(self, seconds: float = CLOSING_SECONDS) -> None:
         close_env(self.env, self._given)
 
 
@@ -133,12 +146,36 @@ def _flag(name: str, value: Any) -> bool:
 
 @dataclass
 class Episode:
-    """The running episode of one environment: all that is needed to replay it."""
+    """The running episode of one environment: all that is needed to replay it.
+
+    `actions` is None after more than `LONGEST_REPLAY` steps: then it cannot be replayed.
+    """
 
     number: int
     seed: int
-    actions: list[NDArray[Any]]
+    actions: list[NDArray[Any]] | None
     total: float = 0.0
+    steps: int = 0
+
+    def add(self, action: NDArray[Any]) -> None:
+        self.steps += 1
+        if self.actions is not None and len(self.actions) < LONGEST_REPLAY:
+            self.actions.append(action)
+        else:
+            self.actions = None
+
+    @property
+    def too_long(self) -> str:
+        """In words: why it cannot be replayed where `actions` is None."""
+        return (
+            f"is at step {self.steps:,} of its episode, of which {LONGEST_REPLAY:,} actions at most are kept,"
+        )
+
+    def go_back(self, steps: int, total: float) -> None:
+        """Undo what came after the first `steps`."""
+        self.steps, self.total = steps, total
+        if self.actions is not None:
+            del self.actions[steps:]
 
 
 def require_place(config: TrainConfig) -> None:
@@ -169,10 +206,18 @@ def _made(config: TrainConfig, given: Given | None) -> list[SteppedEnv]:
         for _ in range(config.num_envs):
             envs.append(make(config, given))
     except BaseException:
-        for env in envs:
-            env.close()
+        _close_all(envs)
         raise
     return envs
+
+
+def _close_all(envs: Sequence[SteppedEnv]) -> None:
+    """Close environments side by side; those that take longer than `CLOSING_SECONDS` are ended."""
+    for env in envs:
+        env.ask_to_close()
+    deadline = time.monotonic() + CLOSING_SECONDS
+    for env in envs:
+        env.close(max(0.0, deadline - time.monotonic()))
 
 
 class EnvPool:
@@ -208,9 +253,9 @@ class EnvPool:
     def send(self, actions: NDArray[Any], indices: Sequence[int] | None = None) -> None:
         """The first half of a step: tell the environments what to do."""
         chosen = range(len(self.envs)) if indices is None else indices
-        self._before = [(len(episode.actions), episode.total) for episode in self.episodes]
+        self._before = [(episode.steps, episode.total) for episode in self.episodes]
         for action, index in zip(actions, chosen, strict=True):
-            self.episodes[index].actions.append(action)
+            self.episodes[index].add(action)
             with _blame(index, self.episodes[index]):
                 self.envs[index].send(action)
 
@@ -236,6 +281,8 @@ class EnvPool:
     def _receive_again(self, index: int) -> Transition:
         """The answer to the last action from an environment that has just been made: it must get there first."""
         episode, env = self.episodes[index], self.envs[index]
+        if episode.actions is None:
+            raise NotReplayed(f"it was lost with its machine: it {episode.too_long} and cannot be replayed")
         *before, action = episode.actions
         if not np.array_equal(self._replayed(index, episode.seed, before), self._seen[index]):
             raise NotReplayed(
@@ -247,15 +294,20 @@ class EnvPool:
 
     def forget_step(self) -> None:
         """Undo, in the running episodes, a step in which some environment failed."""
-        for episode, (length, total) in zip(self.episodes, self._before):
-            del episode.actions[length:]
-            episode.total = total
+        for episode, before in zip(self.episodes, self._before):
+            episode.go_back(*before)
 
-    def replay(self, index: int, episode: Episode) -> NDArray[np.float32]:
-        """Bring one environment to where `episode` was: reset with its seed, repeat its actions."""
+    def replay(self, index: int, episode: Episode) -> NDArray[np.float32] | None:
+        """Bring one environment to where `episode` was: reset with its seed, repeat its actions.
+
+        None where these are not kept: then nothing was done, and the environment waits for a reset.
+        """
         self.episodes[index] = episode
+        actions = episode.actions
+        if actions is None:
+            return None
         with _blame(index, episode):
-            self._seen[index] = _insist(lambda: self._replayed(index, episode.seed, episode.actions))
+            self._seen[index] = _insist(lambda: self._replayed(index, episode.seed, actions))
         return self._seen[index]
 
     def _replayed(self, index: int, seed: int, actions: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
@@ -267,8 +319,7 @@ class EnvPool:
         return obs
 
     def close(self) -> None:
-        for env in self.envs:
-            env.close()
+        _close_all(self.envs)
 
 
 def _insist(attempt: Callable[[], Answer]) -> Answer:
@@ -290,8 +341,7 @@ class _blame:  # noqa: N801 - reads as a verb
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception | SystemExit) and not isinstance(error, RLTrainingError):
-            cause = str(error) if isinstance(error, WrongAnswer) else f"{type(error).__name__}: {error}"
+            cause = one_line(error, LONGEST_CAUSE) if isinstance(error, WrongAnswer) else cause_of(error)
             raise EnvironmentFailure(
-                f"environment {self.index} failed (seed {self.episode.seed}, step {len(self.episode.actions)}): "
-                f"{cause}"
+                f"environment {self.index} failed (seed {self.episode.seed}, step {self.episode.steps}): {cause}"
             ) from error

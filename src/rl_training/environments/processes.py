@@ -1,15 +1,13 @@
 """An environment in a process of its own: it may raise, die or hang, and the run learns which and why.
 
-Messages over the pipe are plain tuples of arrays and numbers made by this package's own child; nothing read from a
-file passes through it. The child is a program of its own (`child.py`): multiprocessing would import the caller's
-main script, and with it torch, into each of them.
+Answers over the pipe are numbers and text (`frames.py`): reading them runs no code. The child is a program of its
+own (`child.py`): multiprocessing would import the caller's main script, and with it torch, into each of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -23,10 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.environments import frames
+from rl_training.environments.channel import Channel
 from rl_training.environments.child import MARK, is_env_process
 from rl_training.environments.given import Given
-from rl_training.environments.pool import Transition
+from rl_training.environments.pool import CLOSING_SECONDS, Transition
 from rl_training.environments.recipe import EnvOrder
+from rl_training.errors import LONGEST_CAUSE, escaped, one_line
 from rl_training.platforms import STOPPING, duplicate, require_posix
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def value_of(status: str, value: Any) -> Any:
     """What the program of an environment's process answered, or the environment's own error."""
     if status == "error":
         message, trace = value
-        failure = ChildError(message)
-        failure.add_note(trace)
+        failure = ChildError(one_line(message, LONGEST_CAUSE))
+        failure.add_note(escaped(trace[-frames.LONGEST_TRACE :]))
         raise failure
     return value
 
@@ -119,7 +119,9 @@ def how_it_ended(process: Process, *, answered: bool, advice: str, patience: flo
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(patience)
     code = process.returncode
-    if code is not None and code < 0:
+    if code is None:
+        return "its process closed the connection without ending"
+    if code < 0:
         return f"its process was killed by signal {-code}"
     hint = "" if answered else " before its first answer"
     # A main script that trains while it is imported again ends the child right there.
@@ -164,17 +166,18 @@ class ProcessEnv:
         self._started = False
         self._process, self._connection = start_child("rl_training.environments.child", _ONE_THREAD)
         self._finalizer = weakref.finalize(self, _end, os.getpid(), self._process, self._connection)
+        self._channel = Channel(self._connection)
+        self._requests = 0
+        self._width: int | None = None  # numbers of an observation
         with contextlib.suppress(OSError):  # one that is dead already is reported when it is asked
-            self._connection.send(preparation(self._imports_main))
-            self._connection.send_bytes(order)
-        self._answers = select.poll()  # its own: the connection's makes one for every question
-        self._answers.register(self._connection.fileno(), select.POLLIN)
-        self._actions, self._observations = frames.Form(), frames.Form()
+            self._channel.send(frames.pickled(preparation(self._imports_main)), START_SECONDS)
+            self._channel.send(order, START_SECONDS)
+        self._actions = frames.Form()
 
     def reset(self, seed: int) -> NDArray[np.float32]:
         self._request(frames.pickled(("reset", seed)))
         obs: NDArray[np.float32] = self._answer()
-        self._observations.learn(obs)
+        self._width = len(obs)
         return obs
 
     def send(self, action: Any) -> None:
@@ -187,35 +190,46 @@ class ProcessEnv:
     def receive(self) -> Transition:
         return Transition(*self._answer())
 
+    @property
+    def _patience(self) -> float:
+        return self._timeout if self._started else max(self._timeout, START_SECONDS)
+
     def _request(self, message: Any) -> None:
+        self._requests += 1
         try:
-            self._connection.send_bytes(message)
-        except (BrokenPipeError, OSError):
-            raise EnvProcessDied(self._how_it_ended()) from None
+            self._channel.send(message, self._patience)
+        except OSError as error:
+            raise self._failure(error) from None
 
     def _answer(self) -> Any:
-        patience = self._timeout if self._started else max(self._timeout, START_SECONDS)
         try:
-            if not self._answers.poll(1_000 * patience):
-                self._process.kill()
-                raise EnvTimeout(f"its process did not answer within {patience:g} s and was killed (env_timeout)")
-            message = self._connection.recv_bytes()
-        except (EOFError, ConnectionResetError):
-            raise EnvProcessDied(self._how_it_ended()) from None
+            message = self._channel.receive(self._patience)
+            status, value = frames.answer_of(message, self._requests, self._width)
+        except (EOFError, OSError, frames.WrongMessage) as error:
+            raise self._failure(error) from None
         self._started = True
-        if frames.is_bare(message):
-            return frames.answer_of(message, self._observations)
-        status, value = frames.unpickled(message)
         return value_of(status, value)
 
-    def _how_it_ended(self) -> str:
+    def _failure(self, error: Exception) -> Exception:
+        """How the process ended; one that does not answer in time, or sends something else, is killed."""
+        if isinstance(error, TimeoutError):
+            self._process.kill()
+            return EnvTimeout(
+                f"its process did not answer within {self._patience:g} s and was killed (env_timeout)"
+            )
+        if isinstance(error, frames.WrongMessage):
+            self._process.kill()
+            return error
         advice = guard("processes") if self._imports_main else ""
-        return how_it_ended(self._process, answered=self._started, advice=advice)
+        return EnvProcessDied(how_it_ended(self._process, answered=self._started, advice=advice))
 
-    def close(self) -> None:
+    def ask_to_close(self) -> None:
         if self._started:  # one that never answered may be making its environment still
-            with contextlib.suppress(BrokenPipeError, OSError):
-                self._connection.send(("close", None))
+            with contextlib.suppress(OSError):
+                self._channel.send(frames.pickled(("close", None)), 0.0)
+
+    def close(self, seconds: float = CLOSING_SECONDS) -> None:
+        if self._started:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)
+                self._process.wait(seconds)
         self._finalizer()

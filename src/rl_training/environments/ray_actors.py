@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from rl_training.environments.child import Served, be_env_process, is_env_process
 from rl_training.environments.given import Given
-from rl_training.environments.pool import EnvLost, Transition
+from rl_training.environments.pool import CLOSING_SECONDS, EnvLost, Transition
 from rl_training.environments.processes import (
     START_SECONDS,
     EnvProcessDied,
@@ -197,6 +197,7 @@ class RayEnv:
         self._actor = host.remote(*self._sent)
         self._where = self._actor.node.remote()
         self._pending: Any = None
+        self._closing: Any = None
 
     def _strategy(self) -> Any:
         """Spread over the nodes; what was lost goes to any but those it was lost with."""
@@ -265,12 +266,17 @@ class RayEnv:
             )
         return f"its actor did not answer within {patience:g} s and was killed (env_timeout)"
 
-    def close(self) -> None:
+    def ask_to_close(self) -> None:
+        with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
+            if self._node is not None and self._ray.is_initialized():
+                self._closing = self._actor.close.remote()
+
+    def close(self, seconds: float = CLOSING_SECONDS) -> None:
         if not self._ray.is_initialized():
             return
         with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
-            if self._node is not None:
-                self._ray.wait([self._actor.close.remote()], timeout=1.0)
+            if self._closing is not None:
+                self._ray.wait([self._closing], timeout=seconds)
             self._ray.kill(self._actor)
 
 

@@ -113,7 +113,7 @@ class Collector:
             if transition.terminated or transition.truncated:
                 episode = self.envs.episodes[i]
                 self.returns.append(episode.total)
-                self.lengths.append(len(episode.actions))
+                self.lengths.append(episode.steps)
                 next_obs[i] = self._reset(i)
         self._face(next_obs)
 
@@ -180,6 +180,10 @@ class Collector:
             "rollout_length_mean": float(np.mean(self.lengths)),
         }
 
+    def unreplayable(self) -> list[str]:
+        """A phrase for each environment whose running episode a resumed run cannot replay."""
+        return [f"environment {i} {e.too_long}" for i, e in enumerate(self.envs.episodes) if e.actions is None]
+
     def take_up(self, obs: NDArray[np.float32], episodes: Sequence[Episode]) -> list[str]:
         """Go on in the middle of `episodes`, which had led to `obs`; returns what could not be replayed exactly."""
         if len(episodes) != self.width or len(obs) != self.width:
@@ -187,8 +191,10 @@ class Collector:
         self.obs = obs
         problems = []
         for i, episode in enumerate(episodes):
-            if not np.array_equal(self.envs.replay(i, episode), obs[i]):
-                problems.append(f"environment {i} did not replay its episode exactly and was reset")
+            reached = self.envs.replay(i, episode)
+            if reached is None or not np.array_equal(reached, obs[i]):
+                cause = episode.too_long if reached is None else "did not replay its episode exactly"
+                problems.append(f"environment {i} {cause} and was reset")
                 obs[i] = self._reset(i)
                 self._count(obs[i : i + 1])
         return problems
@@ -240,7 +246,7 @@ def collect_dataset(
             if not (np.isfinite(transition.reward) and np.all(np.isfinite(transition.obs))):
                 raise DivergedError(
                     f"{config.env_id} returned a non-finite observation or reward (seed {pool.episodes[0].seed}, "
-                    f"step {len(pool.episodes[0].actions)}) while data were collected; fix the environment",
+                    f"step {pool.episodes[0].steps}) while data were collected; fix the environment",
                     first_bad="observation or reward of environment 0",
                 )
             row = (obs, action, transition.reward, transition.obs, transition.terminated, transition.truncated)

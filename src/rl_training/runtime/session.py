@@ -69,6 +69,8 @@ class Session:
     _in_step = False
     # What kept the last checkpoint from being written.
     _save_failed: type[CheckpointError] | None = None
+    # Whether it was said that an episode cannot be replayed.
+    _unreplayable = False
     # What `_standing` was when a checkpoint was last written.
     _saved: tuple[Any, ...] = ()
 
@@ -279,6 +281,7 @@ class Session:
             self.note_in_run(saved=True)
         self.metrics_log.cover(self.clock.ticks)
         self.checkpoint_path, self._saved = info.path, self._standing()
+        self._note_unreplayable()
         self._checkpoint_cost = [info.num_bytes, self._checkpoint_cost[1] + info.seconds]
         with self.deleting(self.run.checkpoints):
             prune(self.run.checkpoints, self.keep)
@@ -321,11 +324,14 @@ class Session:
         for problem in problems:
             self.say(f"warning: not an exact resume: {problem}")
         if problems:
-            reasons = [f"step {self.clock.ticks}: {problem}" for problem in problems]
-            known = self.run.record.get("inexact", [])
-            self.note_in_run(exact_resume=False, inexact=[*known, *reasons])
+            self._record_inexact(problems)
         elif self.run.record.get("exact_resume") is None:
             self.note_in_run(exact_resume=True)
+
+    def _record_inexact(self, problems: Sequence[str]) -> None:
+        reasons = [f"step {self.clock.ticks}: {problem}" for problem in problems]
+        known = self.run.record.get("inexact", [])
+        self.note_in_run(exact_resume=False, inexact=[*known, *reasons])
 
     def forget_scores(self, *, environment: bool, complete: bool) -> None:
         """Early stopping starts anew, because the run continues with other data or in another `environment`.
@@ -340,6 +346,17 @@ class Session:
             self.should_stop, self.stop_reason, self.stop_final = False, None, None
             self.note_in_run(scores_from=self.clock.ticks + (not complete))
             self.say("the best score and early stopping start anew: earlier scores are of another environment")
+
+    def _note_unreplayable(self) -> None:
+        """Say once, here and in run.json, that a run resumed from this checkpoint starts an episode anew."""
+        problems = [] if self.collector is None or self._unreplayable else self.collector.unreplayable()
+        if problems:
+            self._unreplayable = True
+            self.say(
+                f"warning: a resumed run will not be exact: {problems[0]} and is reset there; end episodes with "
+                "wrappers: [{TimeLimit: {max_episode_steps: 1000}}]"
+            )
+            self._record_inexact(problems)
 
     def resume_or_stop(self, former_total: int) -> None:
         """A run that early stopping had ended stays so, and says so, unless its budget was raised."""

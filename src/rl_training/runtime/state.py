@@ -62,16 +62,20 @@ def save(session: Session) -> Saved:
     waiting = _save_judged(session)
     return Saved(
         tensors=_learner_tensors(session.learner) | collected.tensors | waiting.tensors,
-        records={
-            "trainer": _trainer_record(session),
-            "config": session.settings,
-            "spaces": session.spaces.record(),
-            "dataset": session.dataset,
-            **collected.records,
-            **waiting.records,
-        },
+        records=_records(session) | waiting.records,
         rows=collected.rows,
     )
+
+
+def _records(session: Session) -> dict[str, Any]:
+    """The plain records of a run."""
+    return {
+        "trainer": _trainer_record(session),
+        "config": session.settings,
+        "spaces": session.spaces.record(),
+        "dataset": session.dataset,
+        **({} if session.collector is None else {"collector": _collector_record(session.collector)}),
+    }
 
 
 def restore(session: Session, checkpoint: Checkpoint) -> list[str]:
@@ -184,8 +188,7 @@ def covered_log(checkpoint: Checkpoint) -> tuple[int, list[str] | None]:
 
 def judged(session: Session) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
     """The networks, and copies of the records, that `best/` keeps."""
-    saved = save(session)
-    return saved.tensors["networks"], copy.deepcopy(saved.records)
+    return session.learner.state_dict()["networks"], copy.deepcopy(_records(session))
 
 
 def with_result(records: Mapping[str, Any], session: Session) -> dict[str, Any]:
@@ -240,23 +243,29 @@ def save_collector(collector: Collector) -> Saved:
     buffer, episodes = collector.buffer, collector.envs.episodes
     tensors = {"obs": torch.from_numpy(collector.obs)}
     tensors |= {f"actions.{i}": torch.from_numpy(np.stack(e.actions)) for i, e in enumerate(episodes) if e.actions}
+    random = {} if buffer.generator is collector.learner.generator else {"host": buffer.generator.get_state()}
+    return Saved(
+        tensors={"collector": tensors} | ({"replay_random": random} if random else {}),
+        records={"collector": _collector_record(collector)},
+        rows=RowsToSave(buffer.rows, len(buffer), buffer.added, buffer.capacity),
+    )
+
+
+def _collector_record(collector: Collector) -> dict[str, Any]:
     record = {
         "steps": collector.steps,
         "rng": collector.rng.bit_generator.state,
         "returns": list(collector.returns),
         "lengths": list(collector.lengths),
         "episodes": [
-            {"number": e.number, "seed": e.seed, "total": e.total, "steps": len(e.actions)} for e in episodes
+            {"number": e.number, "seed": e.seed, "total": e.total, "steps": e.steps}
+            | ({"replayable": False} if e.actions is None else {})
+            for e in collector.envs.episodes
         ],
     }
     if collector.moments is not None:
         record["moments"] = collector.moments.record()
-    random = {} if buffer.generator is collector.learner.generator else {"host": buffer.generator.get_state()}
-    return Saved(
-        tensors={"collector": tensors} | ({"replay_random": random} if random else {}),
-        records={"collector": record},
-        rows=RowsToSave(buffer.rows, len(buffer), buffer.added, buffer.capacity),
-    )
+    return record
 
 
 def restore_collector(collector: Collector, checkpoint: Checkpoint) -> list[str]:
@@ -285,16 +294,18 @@ def restore_collector(collector: Collector, checkpoint: Checkpoint) -> list[str]
             collector.moments.load(record["moments"])
         return collector.take_up(
             tensors["obs"].numpy().copy(),
-            [
-                Episode(
-                    int(saved["number"]),
-                    int(saved["seed"]),
-                    list(tensors[f"actions.{i}"].numpy()) if saved["steps"] else [],
-                    float(saved["total"]),
-                )
-                for i, saved in enumerate(record["episodes"])
-            ],
+            [_restored_episode(saved, tensors.get(f"actions.{i}")) for i, saved in enumerate(record["episodes"])],
         )
+
+
+def _restored_episode(saved: Mapping[str, Any], actions: Tensor | None) -> Episode:
+    steps = int(saved["steps"])
+    replayed: list[Any] | None = None
+    if saved.get("replayable", True):
+        replayed = [] if actions is None else list(actions.numpy())
+        if len(replayed) != steps:
+            raise ValueError(f"an episode of {steps} steps has {len(replayed)} actions")
+    return Episode(int(saved["number"]), int(saved["seed"]), replayed, float(saved["total"]), steps)
 
 
 # The policy alone: what `load_policy` needs of the networks, and all that a published checkpoint has of them.
