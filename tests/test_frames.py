@@ -81,5 +81,5 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG.values(), ids=WRONG)
 def test_what_is_not_the_answer_is_refused(message: bytes) -> None:
-    with pytest.raises(frames.WrongMessage, match="^its process sent "):
+    with pytest.raises(frames.WrongMessage, match=r"^its process sent "):
         frames.answer_of(message, 7, 3)

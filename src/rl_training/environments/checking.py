@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.utils.env_checker import check_env as gymnasium_check
+from gymnasium.utils.env_checker import data_equivalence
 from numpy.typing import NDArray
 
 from rl_training.environments.given import Given
 from rl_training.environments.making import close_env, make_env, read_spaces, time_limit
 from rl_training.environments.playing import UNLIMITED_EPISODE_STEPS
 from rl_training.environments.pool import LocalEnv, Transition, WrongAnswer
-from rl_training.errors import ConfigError
+from rl_training.errors import LONGEST_CAUSE, ConfigError, cause_of, one_line
 from rl_training.experiment.config import TrainConfig
 from rl_training.spaces import SpaceSpec
 
@@ -44,6 +47,8 @@ class _Episode:
     actions: list[Any]
     transitions: list[Transition]
     ended: bool
+    reuses_observations: bool = False
+    changes_actions: bool = False
 
 
 def check_environment(config: TrainConfig, given: Given | None = None) -> list[Check]:
@@ -79,17 +84,18 @@ def _answers(config: TrainConfig, given: Given | None) -> Iterator[Check]:
         try:
             episode = _play(env, step)
         except Exception as error:
-            cause = str(error) if isinstance(error, WrongAnswer) else f"{type(error).__name__}: {error}"
+            cause = one_line(error, LONGEST_CAUSE) if isinstance(error, WrongAnswer) else cause_of(error)
             yield Check("broken", "answers", f"at step {step[0]}: {cause}")
             return
         if not _finite(episode):
             yield Check("broken", "answers", "an observation or a reward is NaN or infinite")
             return
         yield Check("ok", "answers", f"{len(episode.transitions)} steps in the form that the spaces promise")
+        yield from _sharing(episode)
         try:
             yield from _repetition(env, episode)
         except Exception as error:
-            yield Check("broken", "replaying", f"{type(error).__name__}: {error}")
+            yield Check("broken", "replaying", cause_of(error))
         yield _limit(config, given, episode)
     finally:
         env.close()
@@ -98,15 +104,54 @@ def _answers(config: TrainConfig, given: Given | None) -> Iterator[Check]:
 def _play(env: LocalEnv, step: list[int]) -> _Episode:
     """An episode of random actions, up to a bound; `step` counts along, for the report of a failure."""
     env.env.action_space.seed(_SEED)
-    episode = _Episode(env.reset(_SEED), [], [], ended=False)
-    while not episode.ended and step[0] < _STEPS:
-        step[0] += 1
-        episode.actions.append(env.env.action_space.sample())
-        env.send(episode.actions[-1])
-        transition = env.receive()
-        episode.transitions.append(transition)
-        episode.ended = transition.terminated or transition.truncated
+    watch = env.env = _Watch(env.env)
+    try:
+        episode = _Episode(env.reset(_SEED), [], [], ended=False)
+        while not episode.ended and step[0] < _STEPS:
+            step[0] += 1
+            episode.actions.append(env.env.action_space.sample())
+            env.send(episode.actions[-1])
+            transition = env.receive()
+            episode.transitions.append(transition)
+            episode.ended = transition.terminated or transition.truncated
+    finally:
+        env.env = watch.env
+    episode.reuses_observations, episode.changes_actions = watch.reuses_observations, watch.changes_actions
     return episode
+
+
+class _Watch(gym.Wrapper[Any, Any, Any, Any]):
+    """Notices an environment that changes an observation it has returned, or the action it is given."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.reuses_observations = self.changes_actions = False
+        self._returned: tuple[Any, Any] = (None, None)  # the last observation, and a copy of it
+
+    def reset(self, **options: Any) -> Any:
+        return self._seen(self.env.reset(**options))
+
+    def step(self, action: Any) -> Any:
+        before = copy.deepcopy(action)
+        answer = self._seen(self.env.step(action))
+        self.changes_actions |= not np.array_equal(action, before)
+        return answer
+
+    def _seen(self, answer: Any) -> Any:
+        self.reuses_observations |= not data_equivalence(*self._returned, exact=True)
+        obs = answer[0] if isinstance(answer, tuple) and answer else None
+        self._returned = obs, copy.deepcopy(obs)
+        return answer
+
+
+def _sharing(episode: _Episode) -> Iterator[Check]:
+    """What does no harm here, where observations and actions are copied, and does elsewhere."""
+    if episode.reuses_observations:
+        text = "an observation changes after it was returned; training copies it, others may not: return a copy"
+        yield Check("warning", "observations", text)
+    if episode.changes_actions:
+        text = "step changes its action in place; training passes a copy, others may not: copy it in step"
+        yield Check("warning", "actions", text)
 
 
 def _finite(episode: _Episode) -> bool:
@@ -120,14 +165,31 @@ def _repetition(env: LocalEnv, episode: _Episode) -> Iterator[Check]:
     if not np.array_equal(env.reset(_SEED), episode.first):
         yield Check("warning", "seeds", f"the same seed gives another first observation; {consequence}")
         return
-    yield Check("ok", "seeds", "the same seed gives the same first observation")
+    if np.array_equal(env.reset(_SEED + 1), episode.first) and _first_difference(env, episode) is None:
+        yield Check(
+            "warning",
+            "seeds",
+            "another seed gives the same episode: all episodes of a run are alike; if that is not meant, call "
+            "super().reset(seed=seed) and draw from self.np_random",
+        )
+    else:
+        yield Check("ok", "seeds", "the same seed gives the same first observation, another seed another episode")
+    number = 0 if not np.array_equal(env.reset(_SEED), episode.first) else _first_difference(env, episode)
+    if number is not None:
+        yield Check("warning", "replaying", f"the same actions lead elsewhere at step {number}; {consequence}")
+        return
+    yield Check("ok", "replaying", "the same actions lead to the same observations and rewards")
+
+
+def _first_difference(env: LocalEnv, episode: _Episode) -> int | None:
+    """The step at which the actions of `episode` lead elsewhere than they did; None if they do not."""
     for number, (action, before) in enumerate(zip(episode.actions, episode.transitions), start=1):
         env.send(action)
         now = env.receive()
-        if not np.array_equal(now.obs, before.obs) or now.reward != before.reward:
-            yield Check("warning", "replaying", f"the same actions lead elsewhere at step {number}; {consequence}")
-            return
-    yield Check("ok", "replaying", "the same actions lead to the same observations and rewards")
+        ends = (now.terminated, now.truncated), (before.terminated, before.truncated)
+        if not np.array_equal(now.obs, before.obs) or now.reward != before.reward or ends[0] != ends[1]:
+            return number
+    return None
 
 
 def _limit(config: TrainConfig, given: Given | None, episode: _Episode) -> Check:
@@ -154,7 +216,7 @@ def _gymnasium(config: TrainConfig, given: Given | None) -> Iterator[Check]:
             warnings.simplefilter("always")
             gymnasium_check(env.unwrapped, skip_render_check=True, skip_close_check=True)
     except Exception as error:
-        yield Check("broken", "gymnasium", _one_line(f"{type(error).__name__}: {error}"))
+        yield Check("broken", "gymnasium", _one_line(cause_of(error)))
         return
     finally:
         close_env(env, given)
@@ -167,4 +229,4 @@ def _gymnasium(config: TrainConfig, given: Given | None) -> Iterator[Check]:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(_COLOUR.sub("", text).split())
+    return one_line(" ".join(_COLOUR.sub("", text).split()), LONGEST_CAUSE)

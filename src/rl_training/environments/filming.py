@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from rl_training.environments.given import Given
 from rl_training.environments.making import close_env, make_env
-from rl_training.errors import ConfigError, EnvironmentFailure, MissingDependencyError, RLTrainingError
+from rl_training.errors import (
+    LONGEST_CAUSE,
+    ConfigError,
+    EnvironmentFailure,
+    MissingDependencyError,
+    RLTrainingError,
+    cause_of,
+    one_line,
+)
 from rl_training.experiment.config import TrainConfig
 
 MODE = "rgb_array"
@@ -56,16 +64,13 @@ class Camera(gym.Wrapper[Any, Any, Any, Any]):
         try:
             frame: Any = self.env.render()
         except gym.error.DependencyNotInstalled as error:
-            cause = " ".join(str(error).split())
             raise MissingDependencyError(
-                f"{name} cannot be drawn ({cause}); pip install 'rl-training[video]'"
+                f"{name} cannot be drawn ({one_line(error, LONGEST_CAUSE)}); pip install 'rl-training[video]'"
             ) from error
         except RLTrainingError:
             raise
         except Exception as error:
-            raise EnvironmentFailure(
-                f"{name} cannot be drawn: {type(error).__name__}: {error}{_remedy(self.env)}"
-            ) from error
+            raise EnvironmentFailure(f"{name} cannot be drawn: {cause_of(error)}{_remedy(self.env)}") from error
         self._sink(_picture(name, frame))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from gymnasium.envs.registration import load_env_creator
 
-from rl_training.errors import ConfigError, MissingDependencyError
+from rl_training.errors import ConfigError, MissingDependencyError, cause_of
 
 
 @contextmanager
@@ -39,8 +39,7 @@ def find_named(place: str, key: str) -> Any:
     except ImportError as error:
         raise not_importable(module, error, key) from error
     except Exception as error:
-        cause = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{key}: the module {module} cannot be imported: {cause}", key=key) from error
+        raise ConfigError(f"{key}: the module {module} cannot be imported: {cause_of(error)}", key=key) from error
     found: Any = sys.modules[module]
     for part in name.split("."):
         if not hasattr(found, part):

@@ -1,26 +1,31 @@
 """The program of a process that evaluates: make the environments, and play with each policy it is sent.
 
-It plays as the run itself would: the same episodes and, with as many threads, the same arithmetic.
+It plays as the run itself would: the same episodes and, with as many threads, the same arithmetic. Its replies are
+JSON, because reading them must not run what an environment may have written there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import select
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 
 from rl_training import errors
+from rl_training.environments.frames import LONGEST_TRACE, WrongMessage
 from rl_training.environments.playing import Evaluator, Played, PlayInterrupted
 from rl_training.environments.recipe import EnvOrder
-from rl_training.errors import EnvironmentFailure, RLTrainingError
+from rl_training.errors import LONGEST_CAUSE, EnvironmentFailure, RLTrainingError, cause_of, escaped, one_line
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.arrays import on_arrays, settled_in
 from rl_training.models.policies import Policy
@@ -65,18 +70,48 @@ class Trouble:
         known = isinstance(error, RLTrainingError) and getattr(errors, type(error).__name__, None) is type(error)
         return cls(
             type(error).__name__ if known else "",
-            str(error) if known else f"the evaluation failed: {type(error).__name__}: {error}",
+            str(error) if known else f"the evaluation failed: {cause_of(error)}",
             dict(vars(error)) if known else {},
-            traceback.format_exc(),
+            traceback.format_exc()[-LONGEST_TRACE:],
         )
 
     def raised(self) -> RLTrainingError:
         """The error again, with the traceback it had there as a note."""
-        kind: type[RLTrainingError] = getattr(errors, self.kind) if self.kind else EnvironmentFailure
-        error = kind.__new__(kind, self.message)
+        known: Any = getattr(errors, self.kind, None)
+        is_ours = isinstance(known, type) and issubclass(known, RLTrainingError)
+        kind: type[RLTrainingError] = known if is_ours else EnvironmentFailure
+        error = kind.__new__(kind, one_line(self.message, 2 * LONGEST_CAUSE))
         vars(error).update(self.fields)
-        error.add_note(self.trace)
+        error.add_note(escaped(self.trace))
         return error
+
+
+def reply_message(number: int, reply: Played | Trouble) -> bytes:
+    """The reply to hand `number`."""
+    if isinstance(reply, Trouble):
+        return json.dumps({"number": number, "trouble": asdict(reply)}, default=str).encode()
+    return json.dumps({"number": number, "played": {**reply.episodes(), "cut": reply.cut}}).encode()
+
+
+def reply_of(message: bytes, number: int) -> Played | Trouble:
+    """The reverse; raises `WrongMessage` for anything else."""
+    try:
+        reply = json.loads(message)
+        if reply["number"] != number:
+            raise WrongMessage(
+                f"its process sent reply {reply['number']!r:.20} instead of {number}: a process that the "
+                "environment has forked must not return from reset or step"
+            )
+        if "trouble" in reply:
+            trouble = Trouble(**reply["trouble"])
+            if not all(isinstance(text, str) for text in (trouble.kind, trouble.message, trouble.trace)):
+                raise TypeError
+            return Trouble(trouble.kind, trouble.message, dict(trouble.fields), trouble.trace)
+        played = reply["played"]
+        returns, lengths = np.array(played["returns"], np.float64), np.array(played["lengths"], np.int64)
+        return Played(returns, lengths, int(played["cut"]))
+    except (LookupError, TypeError, ValueError, OverflowError, RecursionError):
+        raise WrongMessage(f"its process sent {len(message):,} bytes that are not a reply") from None
 
 
 def main(handle: int) -> None:
@@ -87,8 +122,8 @@ def main(handle: int) -> None:
         sys.orig_argv.pop()  # the mark, which the import of a main script had to see; environments may follow
         table = _Table(connection)
         try:
-            while True:
-                connection.send(table.play(connection.recv()))
+            for number in itertools.count(1):
+                connection.send_bytes(reply_message(number, table.play(connection.recv())))
         finally:
             table.close()
     sys.stdout.flush()

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from rl_training.environments.child import is_env_process
-from rl_training.environments.player import Hand, Setting, Trouble
+from rl_training.environments.frames import WrongMessage
+from rl_training.environments.player import Hand, Setting, Trouble, reply_of
 from rl_training.environments.playing import Evaluator, Played, PlayInterrupted
 from rl_training.environments.processes import (
     Process,
@@ -41,6 +42,7 @@ _MOST = 8
 _GLANCE, _PATIENCE = 0.05, 2.0
 # Seconds until one that is ending has unloaded its libraries and can be asked how.
 _LONGEST_END = 10.0
+_LONGEST_REPLY = 1 << 28  # bytes
 
 
 class Game:
@@ -167,6 +169,7 @@ class _Process:
 
     def __init__(self, order: bytes, main: bool, setting: Setting) -> None:
         self._advice, self._answered = guard("true", "evaluate_beside") if main else "", False
+        self._hands = 0
         self._process, self._connection = start_child("rl_training.environments.player", own_group=True)
         self._finalizer = weakref.finalize(self, _end, os.getpid(), self._process, self._connection)
         with contextlib.suppress(OSError):  # one that is dead already is reported when it is asked
@@ -176,8 +179,11 @@ class _Process:
 
     def play(self, hand: Hand) -> Played:
         try:
+            self._hands += 1
             self._connection.send(hand)
-            answer: Played | Trouble = self._connection.recv()
+            answer = reply_of(self._connection.recv_bytes(_LONGEST_REPLY), self._hands)
+        except WrongMessage as error:
+            raise EnvironmentFailure(f"the evaluation failed: {error}") from None
         except (EOFError, OSError):
             ended = how_it_ended(self._process, answered=self._answered, advice=self._advice, patience=_LONGEST_END)
             raise EnvironmentFailure(f"the evaluation failed: {ended}") from None

@@ -167,9 +167,7 @@ class Episode:
     @property
     def too_long(self) -> str:
         """In words: why it cannot be replayed where `actions` is None."""
-        return (
-            f"is at step {self.steps:,} of its episode, of which {LONGEST_REPLAY:,} actions at most are kept,"
-        )
+        return f"is at step {self.steps:,} of its episode, of which {LONGEST_REPLAY:,} actions at most are kept,"
 
     def go_back(self, steps: int, total: float) -> None:
         """Undo what came after the first `steps`."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from rl_training.environments.importing import find_named
 from rl_training.environments.recipe import EnvSettings
-from rl_training.errors import ConfigError, nearest
+from rl_training.errors import ConfigError, cause_of, nearest
 
 Env = gym.Env[Any, Any]
 Wrapping = Callable[..., Any]
@@ -91,7 +91,7 @@ def wrap(env: Env, config: EnvSettings, given: Mapping[str, Wrapping]) -> Env:
             env = wrapper(env, **{key: _argument(key, value) for key, value in arguments.items()})
         except Exception as error:
             raise ConfigError(
-                f"wrappers: {name} with {arguments} does not fit {config.env_id}: {type(error).__name__}: {error}",
+                f"wrappers: {name} with {arguments} does not fit {config.env_id}: {cause_of(error)}",
                 key="wrappers",
             ) from error
         if not isinstance(env, gym.Env):

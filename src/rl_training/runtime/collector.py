@@ -30,6 +30,7 @@ from rl_training.runtime.normalization import RunningMoments
 from rl_training.spaces import SpaceSpec
 
 _WINDOW = 100
+_LARGEST = float(np.finfo(np.float32).max)  # a larger reward is infinite where it is stored
 
 
 def random_actions(rng: np.random.Generator, spaces: SpaceSpec, count: int) -> NDArray[Any]:
@@ -102,11 +103,12 @@ class Collector:
             self.envs.forget_step()
             raise
         next_obs = np.array([t.obs for t in transitions])
-        rewards = np.array([t.reward for t in transitions], dtype=np.float32)
         dones = np.array([t.terminated for t in transitions], dtype=np.float32)
         scale, shift = self.reward_map
-        rows = self.layout.pack(self.obs, self._chosen, scale * rewards + shift, next_obs, dones)
-        self._check_rows(rows, next_obs, transitions)
+        with np.errstate(over="ignore", invalid="ignore"):  # the rows are looked at below
+            rewards = scale * np.array([t.reward for t in transitions], dtype=np.float32) + shift
+        rows = self.layout.pack(self.obs, self._chosen, rewards, next_obs, dones)
+        self._check_rows(rows, next_obs, transitions, rewards)
         self.buffer.add(rows)
         self.steps += len(transitions)
         for i, transition in enumerate(transitions):
@@ -145,10 +147,27 @@ class Collector:
             )
         return actions
 
-    def _check_rows(self, rows: NDArray[np.float32], obs: NDArray[Any], answers: Sequence[Transition]) -> None:
-        """One look at all that will be stored; who is to blame is asked only if something is wrong."""
-        if not np.isfinite(rows).all():
-            self._require_finite(obs, [answer.reward for answer in answers])
+    def _check_rows(
+        self,
+        rows: NDArray[np.float32],
+        obs: NDArray[Any],
+        answers: Sequence[Transition],
+        rewards: NDArray[np.float32],
+    ) -> None:
+        """One look at all that will be stored; who is to blame is asked only if something is wrong.
+
+        `rewards` are those of `answers` after `reward_map`.
+        """
+        if np.isfinite(rows).all():
+            return
+        self._require_finite(obs, [answer.reward for answer in answers])
+        index = int(np.argmin(np.isfinite(rewards)))
+        scale, shift = self.reward_map
+        raise DivergedError(
+            f"environment {index} returned the reward {answers[index].reward:g} at step {self.steps}, which the "
+            f"scaling of the data's rewards (scale {scale:g}, shift {shift:g}) makes infinite; lower reward_scale",
+            first_bad=f"scaled reward of environment {index}",
+        )
 
     def _require_finite(self, obs: NDArray[Any], rewards: Sequence[float], first: int = 0) -> None:
         """Say which of the environments from number `first` on is to blame for a number that is none."""
@@ -163,7 +182,7 @@ class Collector:
             if not np.isfinite(values).all():
                 raise blame(index, "observation", "a non-finite observation")
         for index, reward in enumerate(rewards):
-            if not np.isfinite(np.float32(reward)):
+            if not abs(reward) <= _LARGEST:
                 raise blame(index, "reward", f"the reward {reward}")
 
     def _reset(self, index: int) -> NDArray[np.float32]:
@@ -243,7 +262,7 @@ def collect_dataset(
         for _ in range(size):
             (action,) = actions = spaces.to_env(act(obs[None]))
             (transition,) = pool.step(actions)
-            if not (np.isfinite(transition.reward) and np.all(np.isfinite(transition.obs))):
+            if not (abs(transition.reward) <= _LARGEST and np.all(np.isfinite(transition.obs))):
                 raise DivergedError(
                     f"{config.env_id} returned a non-finite observation or reward (seed {pool.episodes[0].seed}, "
                     f"step {pool.episodes[0].steps}) while data were collected; fix the environment",
