@@ -50,6 +50,43 @@ class Drifting(World):
         return self.state + np.float32(0.01 * self.steps), reward, *rest  # type: ignore[return-value]
 
 
+class Reused(World):
+    """Returns the array that it changes in place."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.state, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        before = self.state
+        _, *rest = super().step(action)
+        before[:] = self.state
+        self.state = before
+        return self.state, *rest  # type: ignore[return-value]
+
+
+class Drifted(Reused, Drifting):
+    """What it returns is another number each time it is played, seen only by those who copied it."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        self.state += np.float32(0.01 * self.steps)
+        return Reused.step(self, action)
+
+
+class Halving(World):
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        action *= 0.5
+        return super().step(action)
+
+
+class Deaf(World):
+    """Every episode is the same one, whatever its seed."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=0)
+
+
 class Endless(World):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, _, _, info = super().step(action)
@@ -92,6 +129,10 @@ def test_what_is_right_is_ok() -> None:
     [
         (Unseeded, "seeds", "warning", "another first observation"),
         (Drifting, "replaying", "warning", "lead elsewhere at step 1"),
+        (Reused, "observations", "warning", "changes after it was returned"),
+        (Drifted, "replaying", "warning", "lead elsewhere at step 1"),
+        (Halving, "actions", "warning", "changes its action in place"),
+        (Deaf, "seeds", "warning", "another seed gives the same episode"),
         (Endless, "time limit", "warning", "wrappers: [{TimeLimit: {max_episode_steps: 1000}}]"),
         (Wrong, "answers", "broken", "at step 1: an observation has shape [3], its space [2]"),
         (Bad, "answers", "broken", "NaN or infinite"),

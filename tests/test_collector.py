@@ -28,7 +28,7 @@ SEED = 3
 Script = dict[tuple[int, int], dict[str, Any]]  # (environment, episode) -> what happens
 
 
-def episode(label: int, length: int, end: str, **extra: Any) -> dict[str, Any]:
+def episode(label: float, length: int, end: str, **extra: Any) -> dict[str, Any]:
     return {"label": label, "length": length, "end": end} | extra
 
 
@@ -99,6 +99,19 @@ def test_stored_actions_are_the_internal_form_of_what_the_environment_was_given(
     torch.testing.assert_close(rows.actions[:, 0], (given - 1.0) / 2.0, atol=1e-5, rtol=0)
     assert rows.actions.abs().max() <= 1
     assert rows.actions.min() < -0.5 < 0.5 < rows.actions.max()
+
+
+def test_a_reward_that_scaling_makes_infinite_is_not_stored(tmp_path: Path) -> None:
+    """The reward itself is a number; 1e10 times it is none in single precision."""
+    script = {(0, 0): episode(1, 9, "terminated"), (1, 0): episode(1e30, 9, "terminated")}
+    collector = collector_of(scripted("sac", tmp_path, script, num_envs=2))
+    collector.reward_map = (1e10, 0.0)
+    collector.start()
+    with pytest.raises(
+        DivergedError, match=r"^environment 1 returned the reward 1e\+30 at step 0, .*scale 1e\+10, "
+    ):
+        collector.step()
+    assert len(collector.buffer) == 0
 
 
 def test_three_environments_in_step_each_with_episodes_of_its_own(tmp_path: Path) -> None:

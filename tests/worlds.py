@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-IDENTITY, CHOICES, SCRIPTED = "Identity-v0", "IdentityChoices-v0", "Scripted-v0"
+IDENTITY, CHOICES, SCRIPTED, REUSING = "Identity-v0", "IdentityChoices-v0", "Scripted-v0", "Reusing-v0"
 
 
 class Identity(gym.Env[NDArray[np.float32], NDArray[np.float32]]):
@@ -93,6 +93,46 @@ class Scripted(gym.Env[NDArray[np.float32], Any]):
         )
 
 
-for _name, _world in ((IDENTITY, Identity), (CHOICES, IdentityChoices), (SCRIPTED, Scripted)):
+class Reusing(gym.Env[NDArray[np.float32], NDArray[np.float32]]):
+    """Adds up the actions it gets. Unless `careful` it has one buffer for observations and one for pictures, halves
+    the action it is given, and overwrites all that it was given before."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as Gymnasium has it
+
+    def __init__(self, careful: bool = False, marks: Any = (), render_mode: str | None = None) -> None:
+        self.careful, self.render_mode = careful, render_mode
+        self.state = np.zeros(3, np.float32)
+        self.picture = np.zeros((2, 2, 3), np.uint8)
+        self.given: list[NDArray[np.float32]] = []
+        if not careful and isinstance(marks, list):
+            marks.append("changed")
+
+    def _answer(self) -> NDArray[np.float32]:
+        return self.state.copy() if self.careful else self.state
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.state[:] = self.np_random.uniform(), 0.0, 0.0
+        return self._answer(), {}
+
+    def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        for old in self.given:
+            old[...] = -0.75
+        self.state[1] += 1.0
+        self.state[2] += action[0]
+        self.picture[...] = int(self.state[1])
+        if not self.careful:
+            action *= 0.5
+            self.given = [*self.given[-20:], action]
+        return self._answer(), float(self.state[2]), False, bool(self.state[1] == 7), {}
+
+    def render(self) -> NDArray[np.uint8]:  # type: ignore[override]
+        return self.picture
+
+
+_WORLDS = {IDENTITY: Identity, CHOICES: IdentityChoices, SCRIPTED: Scripted, REUSING: Reusing}
+for _name, _world in _WORLDS.items():
     if _name not in gym.registry:
         gym.register(_name, entry_point=f"{__name__}:{_world.__name__}")

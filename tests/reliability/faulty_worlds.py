@@ -19,8 +19,9 @@ IMPORTABLE = f"tests.reliability.faulty_worlds:{FAULTY}"
 class Faulty(gym.Env[NDArray[np.float32], Any]):
     """Walks at random for episodes of 25 steps; its step number `at`, counted over all episodes, goes wrong.
 
-    `how`: obs, reward, raise, exit, sys.exit, kill, hang; `wait` are seconds every step takes. With `endless` no
-    episode ever ends.
+    `how`: obs, reward, raise, shout (with control characters and at length), exit, sys.exit, kill, hang; or, in a
+    process of its own, fork (and both go on), or `bytes` and a number in hexadecimal that is written to the run.
+    `wait` are seconds every step takes. With `endless` no episode ever ends.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -44,6 +45,13 @@ class Faulty(gym.Env[NDArray[np.float32], Any]):
         broken = self.how if self.steps == self.at else ""
         if broken == "raise":
             raise RuntimeError("the motor is on fire")
+        if broken == "shout":
+            raise RuntimeError("\x1b[31mfire\x1b[0m\r\n" + 5_000_000 * "!")
+        if broken == "fork":
+            os.fork()
+        if broken.startswith("bytes"):
+            os.write(_connection(), bytes.fromhex(broken.removeprefix("bytes")))
+            time.sleep(600)
         if broken == "exit":
             os._exit(7)
         if broken == "sys.exit":
@@ -57,6 +65,16 @@ class Faulty(gym.Env[NDArray[np.float32], Any]):
             obs[1] = np.nan
         reward = np.inf if broken == "reward" else float(np.sum(action))
         return obs, reward, False, self.t == 25 and not self.endless, {}
+
+
+def _connection() -> int:
+    """The file descriptor through which this process answers."""
+    frame = sys._getframe()
+    while frame.f_code.co_name != "_serve":
+        assert frame.f_back is not None
+        frame = frame.f_back
+    handle: int = frame.f_locals["connection"].fileno()
+    return handle
 
 
 class WrongForm(gym.Env[Any, Any]):

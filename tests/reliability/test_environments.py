@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import struct
 import subprocess
 import sys
+import threading
 import time
 import traceback
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
 import rl_training
+from rl_training.environments import pool as pools
+from rl_training.environments import processes
+from rl_training.environments.channel import Channel
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.environments.pool import EnvPool
@@ -24,6 +33,8 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.building import build_learner
 from rl_training.seeding import TRAINING, episode_seed
 from tests.reliability.faulty_worlds import FAULTY, IMPORTABLE
+from tests.reliability.forks import start_env
+from tests.reliability.processes import Child, command
 from tests.runs import ONLINE, interrupted, resume, run_record, tiny, train
 
 
@@ -74,6 +85,172 @@ def test_one_in_a_process_of_its_own(how: str, tmp_path: Path) -> None:
     [run] = tmp_path.iterdir()
     assert latest_valid(run / "checkpoints")[0].name == "step_000000037"
     assert run_record(run)["status"] == "failed"
+
+
+def framed(message: bytes) -> str:
+    """A message as `multiprocessing` sends it, for `Faulty`."""
+    return f"bytes{struct.pack('!i', len(message)).hex()}{message.hex()}"
+
+
+def steps(pool: EnvPool, count: int) -> None:
+    for _ in range(count):
+        pool.step(np.zeros((1, 1), np.float32))
+
+
+class Touch:
+    """Unpickling this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+# What it does at its fifth step, and what is said of it.
+TROUBLE = {
+    "half a length": ("bytes0000", r"EnvTimeout: its process did not answer within 0.3 s and was killed"),
+    "half a message": (
+        "bytes000003e8" + 10 * "2a",
+        r"EnvTimeout: its process did not answer within 0.3 s and was killed",
+    ),
+    "a negative length": ("bytesffffffff", r"WrongMessage: its process announced a message of -1 bytes"),
+    "an endless message": (
+        "bytes7fffffff",
+        r"WrongMessage: its process announced a message of 2,147,483,647 bytes",
+    ),
+    "an empty message": (framed(b""), r"WrongMessage: its process sent 0 bytes that are not an answer"),
+    "noise": (framed(b"\xff" * 99), r"WrongMessage: its process sent 99 bytes that are not an answer"),
+    "a pickle": ("pickle", r"WrongMessage: its process sent \d+ bytes that are not an answer"),
+}
+
+
+@pytest.mark.parametrize("what", TROUBLE)
+def test_a_process_that_sends_something_else(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message is waited for no longer than an answer; reading it runs nothing."""
+    monkeypatch.setattr(processes, "start_child", start_env)
+    how, words = TROUBLE[what]
+    if how == "pickle":
+        how = framed(pickle.dumps(Touch(tmp_path / "canary")))
+    faults = {"at": 5, "how": how}
+    pool = EnvPool(config_of("td3", tmp_path, env_processes=True, env_timeout=0.3, env_kwargs=faults))
+    try:
+        pool.reset(0)
+        steps(pool, 4)
+        with pytest.raises(EnvironmentFailure, match=rf"^environment 0 failed \(seed \d+, step 5\): {words}"):
+            steps(pool, 1)
+        assert pool.envs[0]._process.wait(10) == -signal.SIGKILL  # type: ignore[attr-defined]
+    finally:
+        pool.close()
+    assert not (tmp_path / "canary").exists()
+
+
+def test_half_a_message_ends_the_run_after_saving_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "start_child", start_env)
+    faults = {"at": 28, "how": TROUBLE["half a message"][0]}
+    with pytest.raises(EnvironmentFailure, match=r"step 3\): EnvTimeout"):
+        train(config_of("sac", tmp_path, env_kwargs=faults, env_processes=True, env_timeout=0.3))
+    [run] = tmp_path.iterdir()
+    assert latest_valid(run / "checkpoints")[0].name == "step_000000027"
+    assert run_record(run)["status"] == "failed"
+
+
+def test_one_that_forks_and_answers_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second answer is not taken for that to the next action, whichever process comes first."""
+    monkeypatch.setattr(processes, "start_child", start_env)
+    pool = EnvPool(config_of("td3", tmp_path, env_processes=True, env_kwargs={"at": 5, "how": "fork"}))
+    try:
+        pool.reset(0)
+        with pytest.raises(
+            EnvironmentFailure,
+            match=r"^environment 0 failed \(seed \d+, step \d+\): WrongMessage: its process sent answer \d+ "
+            r"instead of \d+: a process that the environment has forked must not return from reset or step$",
+        ):
+            steps(pool, 24)
+    finally:
+        pool.close()
+
+
+def test_a_large_observation_arrives_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = Pipe()
+    channel, message = Channel(here), bytes(range(256)) * 10_000
+    thread = threading.Thread(target=lambda: [there.send_bytes(message) for _ in range(2)])
+    thread.start()
+    assert [bytes(channel.receive(30.0)) for _ in range(2)] == [message, message]
+    thread.join()
+    thread = threading.Thread(target=lambda: received.append(there.recv_bytes()))
+    received: list[bytes] = []
+    thread.start()
+    channel.send(message, 30.0)
+    thread.join()
+    assert received == [message]
+    with pytest.raises(TimeoutError):  # nobody reads
+        channel.send(message, 0.01)
+    there.close()
+    here.close()
+
+
+@pytest.mark.parametrize("place", ["local", "processes"])
+def test_what_an_environment_says_is_bounded_and_plain(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "start_child", start_env)
+    faults = {"at": 3, "how": "shout"}
+    pool = EnvPool(config_of("td3", tmp_path, environments=place, env_kwargs=faults))
+    pool.reset(0)
+    try:
+        with pytest.raises(EnvironmentFailure, match=r"RuntimeError: \\x1b\[31mfire\\x1b\[0m !!!") as caught:
+            steps(pool, 3)
+    finally:
+        pool.close()
+    said = str(caught.value)
+    assert len(said) < 1_200
+    assert said.isprintable()
+    assert said.endswith("characters in all)")
+    if place == "processes":
+        [trace] = caught.value.__cause__.__notes__  # type: ignore[union-attr]
+        assert len(trace) < 21_000
+        assert "\x1b" not in trace
+
+
+@pytest.mark.parametrize("seeds", ["0", "0,1"])
+def test_nor_do_its_words_reach_a_terminal_as_they_are(seeds: str, tmp_path: Path) -> None:
+    """Of a single run and of members of a population."""
+    settings = config_of("sac", tmp_path / "runs", env_kwargs={"at": 30, "how": "shout"}).to_dict()
+    del settings["allow_import"]
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
+    words = ("--debug", "train", "--config", tmp_path / "run.yaml", "--seeds", seeds)
+    child = Child(command(*words), tmp_path / "output.txt")
+    assert child.wait() == 1
+    text = child.text()
+    assert "\x1b" not in text
+    assert [line for line in text.splitlines() if line.startswith("error: ")] == [text.splitlines()[-1]]
+    assert len(text.splitlines()[-1]) < 3_000
+    for run in (tmp_path / "runs").iterdir():
+        assert len(run_record(run)["cause"]) < 1_200
+        assert "\x1b" not in run_record(run)["cause"]
+
+
+class Slow:
+    """Takes whatever time it is given to close, by a clock of its own."""
+
+    now = 0.0
+    asked = 0
+
+    def ask_to_close(self) -> None:
+        Slow.asked += 1
+
+    def close(self, seconds: float = 1.0) -> None:
+        assert Slow.asked == 5, "all have been asked before the first is waited for"
+        Slow.now += seconds
+
+
+def test_environments_close_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools.time, "monotonic", lambda: Slow.now)
+    pool = EnvPool.__new__(EnvPool)
+    pool.envs = [Slow() for _ in range(5)]  # type: ignore[misc]
+    pool.close()
+    assert Slow.now == pools.CLOSING_SECONDS
 
 
 # Its class must be imported from the script itself.

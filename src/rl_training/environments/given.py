@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from rl_training.environments.importing import is_importable
 from rl_training.environments.wrapping import Wrapping
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, cause_of
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -81,7 +81,7 @@ class EnvMaker:
 def not_made(name: str | None, kwargs: Mapping[str, Any], error: Exception, remedy: str = "") -> ConfigError:
     """One line for an environment that could not be made."""
     return ConfigError(
-        f"env_id: {name} could not be made with env_kwargs {dict(kwargs)}: {type(error).__name__}: {error}{remedy}",
+        f"env_id: {name} could not be made with env_kwargs {dict(kwargs)}: {cause_of(error)}{remedy}",
         key="env_id",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import sys
@@ -34,8 +35,9 @@ def make_env(config: EnvSettings, given: Given | None = None) -> gym.Env[Any, An
 
 def _bare(config: EnvSettings, given: Given | None) -> gym.Env[Any, Any]:
     env_id = config.env_id
+    kwargs = copy.deepcopy(dict(config.env_kwargs))  # an environment may change what it is given
     if given is not None and given.env is not None:
-        return given.env(config.env_kwargs)
+        return given.env(kwargs)
     if env_id is None:
         raise ConfigError("env_id: this needs an environment; set env_id", key="env_id")
     if "env_id" in config.given_envs:
@@ -52,7 +54,7 @@ def _bare(config: EnvSettings, given: Given | None) -> gym.Env[Any, Any]:
         )
     try:
         with current_folder() if config.allow_import else nullcontext():
-            return _made(env_id, config.env_kwargs)
+            return _made(env_id, kwargs)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise _missing(env_id, error) from error
     except gym.error.UnregisteredEnv:
