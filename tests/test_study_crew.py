@@ -16,7 +16,7 @@ from rl_training.study import Study
 from rl_training.study.claims import read_claim
 from rl_training.study.crew import Crew, parse_gpus
 from rl_training.study.plan import read_plan
-from tests.reliability.processes import Child, command, wait_for
+from tests.reliability.processes import Child, command, fork_for_spawn, wait_for
 from tests.studies import differing, study_in, tiny_study
 
 SOURCE = Path(__file__).parents[1]
@@ -63,7 +63,12 @@ def test_a_worker_that_is_killed_is_replaced_and_the_results_are_the_same(tmp_pa
     assert differing(folder, tmp_path / "b" / "tiny") == []
 
 
-def test_a_signal_to_the_sweep_stops_its_workers_who_save(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forked", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_signal_to_the_sweep_stops_its_workers_who_save(
+    forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if forked:
+        monkeypatch.setattr(os, "posix_spawn", fork_for_spawn)
     sweep, folder = sweeping(tmp_path)
     wait_for(lambda: len(owners(folder)) == 2 and len(list(folder.glob("runs/*/checkpoints/step_*"))) > 1)
     workers = owners(folder)

@@ -10,9 +10,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rl_training.cli import main
 from rl_training.errors import RLTrainingError
@@ -89,6 +89,22 @@ def _act(action: Callable[[], object], output: Path) -> int:
         traceback.print_exc()
         return UNEXPECTED
     return 0
+
+
+def fork_for_spawn(
+    program: str, words: list[str], environment: Mapping[str, str], *, file_actions: list[Any], **_: object
+) -> int:
+    """In place of `os.posix_spawn` where that starts `python -m rl_training …`: a fork of this process instead."""
+    assert words[1:3] == ["-m", "rl_training"]
+    if pid := os.fork():
+        return pid
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.environ.update(environment)
+    [log] = [action[2] for action in file_actions if action[:2] == (os.POSIX_SPAWN_OPEN, 1)]
+    os._exit(_act(command(*words[3:]), Path(log)))
 
 
 class Ended(NamedTuple):
