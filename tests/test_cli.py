@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -27,6 +28,7 @@ from rl_training.experiment.runs import hold
 from rl_training.memory import human_bytes
 from tests.dataset_files import episodes, save_npz
 from tests.reliability.processes import usual_signals
+from tests.reliability.processes import Child, wait_for
 from tests.runs import mostly_slow
 
 TINY = """\
@@ -905,14 +907,41 @@ def test_python_m_rl_training_is_the_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
-)
+TRAINING = ["train", "--config", "tiny.yaml", "--set", "total_timesteps=1000000"]
+
+
+def assert_saved_and_told(printed: str) -> None:
+    folder = next(Path("runs").iterdir())
+    last = printed.splitlines()[-1]
+    assert last.endswith(f"go on with: {shlex.join(COMMAND)} resume {folder}")
+    assert re.match(r"interrupted at step \d+; ", last)
+    assert "error:" not in printed
+    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+
+
+def test_a_signal_ends_a_forked_run_after_saving_it(tiny: Path) -> None:
+    def start() -> None:
+        """As `python -m` does."""
+        sys.argv, sys.orig_argv = (
+            [str(Path(cli.__file__).with_name("__main__.py")), *TRAINING],
+            [*COMMAND, *TRAINING],
+        )
+        runpy.run_module("rl_training", run_name="__main__")
+
+    child = Child(start, tiny.with_name("output.txt"))
+    try:
+        wait_for(lambda: "/1,000,000 steps  " in child.text())  # the first report: training is under way
+        child.send(signal.SIGTERM)
+        assert child.wait() == 143
+    finally:
+        child.kill()
+    assert_saved_and_told(child.text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signals, code: int) -> None:
-    command = [*COMMAND, "train", "--config", "tiny.yaml", "--set", "total_timesteps=1000000"]
-    process = subprocess.Popen(
-        command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, preexec_fn=usual_signals
-    )
+    process = subprocess.Popen([*COMMAND, *TRAINING], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         lines = iter(process.stderr.readline, "")
@@ -923,12 +952,7 @@ def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signal
     finally:
         process.kill()
     assert process.returncode == code
-    folder = next(Path("runs").iterdir())
-    last = rest.splitlines()[-1]
-    assert last.endswith(f"go on with: {shlex.join(COMMAND)} resume {folder}")
-    assert re.match(r"interrupted at step \d+; ", last)
-    assert "error:" not in rest
-    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+    assert_saved_and_told(rest)
 
 
 def test_the_options_in_front_say_where_they_stand() -> None:

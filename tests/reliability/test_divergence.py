@@ -73,7 +73,7 @@ def test_a_bad_parameter_reaches_no_checkpoint(algo: str, tmp_path: Path) -> Non
     assert (run / "best").is_dir()
 
 
-@pytest.mark.parametrize("algo", ALL)
+@pytest.mark.parametrize("algo", mostly_slow(ALL, "dqn", "redq", "tqc", "bc", "iql", "cql", "rlpd"))
 def test_an_absurd_learning_rate(algo: str, tmp_path: Path) -> None:
     """Every update overshoots by 1e12; whatever breaks first is named, and no file holds it."""
     kwargs = {"learning_rate": 1e12, "alpha": "auto"} if algo in ("sac", "tqc", "redq") else {"learning_rate": 1e12}
@@ -91,7 +91,7 @@ def test_an_absurd_learning_rate(algo: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["obs", "reward"])
-@pytest.mark.parametrize("algo", [*ONLINE, "rlpd"])
+@pytest.mark.parametrize("algo", mostly_slow([*ONLINE, "rlpd"], "dqn", "sac", "rlpd"))
 def test_an_environment_that_emits_nan(algo: str, how: str, tmp_path: Path) -> None:
     kwargs = {"dataset_size": 20} if algo == "rlpd" else {}
     config = tiny(
