@@ -27,8 +27,7 @@ from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.experiment.runs import hold
 from rl_training.memory import human_bytes
 from tests.dataset_files import episodes, save_npz
-from tests.reliability.processes import usual_signals
-from tests.reliability.processes import Child, wait_for
+from tests.reliability.processes import Child, usual_signals, wait_for
 from tests.runs import mostly_slow
 
 TINY = """\
@@ -941,7 +940,9 @@ def test_a_signal_ends_a_forked_run_after_saving_it(tiny: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signals, code: int) -> None:
-    process = subprocess.Popen([*COMMAND, *TRAINING], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMMAND, *TRAINING], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, preexec_fn=usual_signals
+    )
     assert process.stderr is not None
     try:
         lines = iter(process.stderr.readline, "")

@@ -34,15 +34,38 @@ from tests.studies import contents, differing, homes, study_in
 
 # Long enough to be killed on its way.
 LONGER = {"total_timesteps": 600, "checkpoint_interval": 50, "eval_interval": 100, "log_interval": 50}
-LONGEST = LONGER | {"total_timesteps": 1500}
 
 
 @pytest.fixture(scope="module")
-def longest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of the longest runs, which nobody disturbed."""
-    study = study_in(tmp_path_factory.mktemp("longest"), set=LONGEST, seeds=[0])
+def longer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of two longer runs one by one, which nobody disturbed."""
+    study = study_in(tmp_path_factory.mktemp("longer"), set=LONGER, population="off")
     study.run()
     return study.folder
+
+
+@pytest.fixture(scope="module")
+def longer_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of one of them."""
+    study = study_in(tmp_path_factory.mktemp("alone"), set=LONGER, seeds=[0])
+    study.run()
+    return study.folder
+
+
+def falling_asleep(folder: Path) -> None:
+    """Work until the first checkpoint is there, and stop until a signal comes."""
+
+    def stop(point: str) -> None:
+        if point.startswith("after rename step_"):
+            files.failpoint = files._go_on
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    files.failpoint = stop
+    work(folder, say=print)
+
+
+def is_stopped(child: Child) -> bool:
+    return Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def planned(folder: Path, **fields: object) -> Path:
@@ -91,7 +114,7 @@ def test_two_workers_share_the_trials(tmp_path: Path) -> None:
     assert differing(folder, tmp_path / "b" / "tiny") == []
 
 
-def test_kill_9_at_any_moment_and_the_results_are_the_same(tmp_path: Path) -> None:
+def test_kill_9_at_any_moment_and_the_results_are_the_same(longer: Path, tmp_path: Path) -> None:
     folder = planned(tmp_path / "a", set=LONGER)
     generator = random.Random(3)
     kills = 0
@@ -108,8 +131,7 @@ def test_kill_9_at_any_moment_and_the_results_are_the_same(tmp_path: Path) -> No
             break
     assert kills > 1
     assert Study(folder).run().counts["done"] == 2
-    study_in(tmp_path / "b", set=LONGER).run()
-    assert differing(folder, tmp_path / "b" / "tiny") == []
+    assert differing(folder, longer) == []
 
 
 def test_what_was_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
@@ -152,13 +174,14 @@ def test_a_signal_saves_and_lets_go(tmp_path: Path, signum: int) -> None:
     assert run_record(home)["exact_resume"] is True
 
 
-def test_a_worker_that_stalls_is_replaced_and_writes_nothing_when_it_wakes(longest: Path, tmp_path: Path) -> None:
-    folder = planned(tmp_path / "a", set=LONGEST, seeds=[0], claim_timeout=1.0)
+def test_a_worker_that_stalls_is_replaced_and_writes_nothing_when_it_wakes(
+    longer_alone: Path, tmp_path: Path
+) -> None:
+    folder = planned(tmp_path / "a", set=LONGER, seeds=[0], claim_timeout=1.0)
     (home,) = homes(folder)
     said: list[str] = []
-    asleep = Child(lambda: work(folder, say=print), tmp_path / "output")
-    wait_for(lambda: checkpoint_names(home))
-    asleep.send(signal.SIGSTOP)
+    asleep = Child(lambda: falling_asleep(folder), tmp_path / "output")
+    wait_for(lambda: is_stopped(asleep))
     assert run_record(home)["status"] == "running"
     try:
         assert Study(folder).run(say=said.append).counts["done"] == 1
@@ -176,16 +199,15 @@ def test_a_worker_that_stalls_is_replaced_and_writes_nothing_when_it_wakes(longe
         n: d for n, d in before.items() if n not in events
     }
     assert run_record(home)["exact_resume"] is True
-    assert differing(folder, longest) == []
+    assert differing(folder, longer_alone) == []
 
 
-def test_a_worker_that_wakes_beside_its_successor_harms_nothing(longest: Path, tmp_path: Path) -> None:
+def test_a_worker_that_wakes_beside_its_successor_harms_nothing(longer_alone: Path, tmp_path: Path) -> None:
     """The first one goes on while the second still trains in the same folder."""
-    folder = planned(tmp_path / "a", set=LONGEST, seeds=[0], claim_timeout=0.8)
+    folder = planned(tmp_path / "a", set=LONGER, seeds=[0], claim_timeout=0.8)
     (home,) = homes(folder)
-    asleep = Child(lambda: work(folder, say=print), tmp_path / "output-1")
-    wait_for(lambda: checkpoint_names(home))
-    asleep.send(signal.SIGSTOP)
+    asleep = Child(lambda: falling_asleep(folder), tmp_path / "output-1")
+    wait_for(lambda: is_stopped(asleep))
     time.sleep(1.0)
     successor = Child(lambda: work(folder, say=print), tmp_path / "output-2")
     wait_for(lambda: (claim := read_claim(folder, "g00000")) is not None and claim.generation == 2)
@@ -194,7 +216,7 @@ def test_a_worker_that_wakes_beside_its_successor_harms_nothing(longest: Path, t
     assert (asleep.wait(), successor.wait()) == (0, 0), asleep.text() + successor.text()
     assert "lost:" in asleep.text()
     assert "done:" in successor.text()
-    assert differing(folder, longest) == []
+    assert differing(folder, longer_alone) == []
 
 
 def test_a_failure_does_not_stop_the_others_and_only_some_are_tried_again(
@@ -364,7 +386,7 @@ def test_a_disk_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
         work(folder)
 
 
-def test_a_group_that_was_killed_half_way_goes_on_together(tmp_path: Path) -> None:
+def test_a_group_that_was_killed_half_way_goes_on_together(longer: Path, tmp_path: Path) -> None:
     folder = planned(tmp_path / "a", set=LONGER, population=2)
     _, second = homes(folder)
     child = Child(lambda: work(folder), tmp_path / "output")
@@ -372,8 +394,7 @@ def test_a_group_that_was_killed_half_way_goes_on_together(tmp_path: Path) -> No
     child.kill()
     assert [run_record(home)["status"] for home in homes(folder)] == ["running", "running"]
     assert Study(folder).run().counts["done"] == 2
-    study_in(tmp_path / "b", set=LONGER, population="off").run()
-    assert differing(folder, tmp_path / "b" / "tiny") == []
+    assert differing(folder, longer) == []
 
 
 def test_tasks_of_different_algorithms_and_data(tmp_path: Path) -> None:
