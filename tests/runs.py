@@ -188,6 +188,53 @@ def differences(one: TrainResult, other: TrainResult) -> list[str]:
     return found
 
 
+# How far numbers of two runs may be apart that differ in rounding alone: float32 has seven digits, and the tens of
+# updates of these runs lose two of them.
+ROUNDING = {"rel": 1e-4, "abs": 1e-5}
+
+
+def near(one: Any, other: Any) -> bool:
+    """Whether plain data are the same: numbers with a fraction up to rounding, everything else exactly."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(near(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(near, one, other))
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if one.shape != other.shape or not one.is_floating_point():
+            return torch.equal(one, other)
+        return torch.allclose(one, other, rtol=ROUNDING["rel"], atol=ROUNDING["abs"])
+    if isinstance(one, float) and isinstance(other, float):
+        return bool(one == pytest.approx(other, **ROUNDING, nan_ok=True))
+    return type(one) is type(other) and bool(one == other)
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """Every entry of a checkpoint, by name."""
+    checkpoint = read_checkpoint(path)
+    groups = {**checkpoint.tensors, **checkpoint.records}
+    found = {f"{group}/{key}": value for group, entries in groups.items() for key, value in entries.items()}
+    if checkpoint.rows is not None:
+        found |= {"replay/rows": replay_rows(checkpoint), "replay/added": checkpoint.rows.added}
+    return found
+
+
+def numbers(rows: list[dict[str, str]]) -> list[dict[str, float]]:
+    return [{key: float(value) for key, value in row.items()} for row in rows]
+
+
+def unlike(one: TrainResult, other: TrainResult) -> list[str]:
+    """What differs by more than rounding between the last checkpoints, logs and metrics of two runs, by name."""
+    a, b = contents(one.checkpoint_path), contents(other.checkpoint_path)
+    found = sorted(name for name in a.keys() | b.keys() if not near(a.get(name), b.get(name)))
+    if not near(numbers(logged(one.run_dir)), numbers(logged(other.run_dir))):
+        found.append("metrics.csv")
+    if not near(one.metrics, other.metrics):
+        found.append("metrics")
+    if checkpoint_names(one.run_dir) != checkpoint_names(other.run_dir):
+        found.append("checkpoints")
+    return found
+
+
 @dataclass
 class ShortRun:
     """A finished tiny run and the networks it started from."""

@@ -9,7 +9,8 @@ from typing import Any
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.study import Study
 from rl_training.study.plan import read_plan
-from tests.runs import fingerprint, logged
+from tests.runs import contents as checkpoint_contents
+from tests.runs import fingerprint, logged, near, numbers
 
 SETTINGS: dict[str, Any] = {
     "env_id": "CartPole-v1",
@@ -52,6 +53,22 @@ def differing(one: Path, other: Path) -> list[str]:
     """The trials in which two studies differ."""
     a, b = results(one), results(other)
     return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
+
+
+def unlike(one: Path, other: Path) -> list[str]:
+    """The trials in which two studies differ by more than rounding."""
+
+    def numbers_of(folder: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for record in Study(folder).frame():
+            home = folder / "runs" / record["trial"]
+            entries = checkpoint_contents(find_checkpoint(home))
+            entries.pop("config/output_dir")
+            found[record["trial"]] = [entries, numbers(logged(home)), record["metrics"], record["status"]]
+        return found
+
+    a, b = numbers_of(one), numbers_of(other)
+    return sorted(name for name in a.keys() | b.keys() if not near(a.get(name), b.get(name)))
 
 
 def contents(folder: Path) -> dict[str, str]:

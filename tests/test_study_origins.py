@@ -15,8 +15,8 @@ from rl_training.study.description import read_description
 from rl_training.study.plan import read_plan
 from rl_training.study.tuning_file import read_tuning
 from tests.runs import TINY, owned, run_record, tiny, train
-from tests.studies import differing, homes
-from tests.test_population_runs import apart, different, together
+from tests.studies import homes, unlike
+from tests.test_population_runs import all_unlike, apart, together
 
 SEEDS = (0, 1)
 COMMON: dict[str, Any] = {
@@ -74,7 +74,7 @@ def test_each_seed_of_a_study_goes_on_from_its_own_run(population: Any, offline:
 def test_trained_as_one_or_alone_they_are_the_same_runs(offline: Path, tmp_path: Path) -> None:
     for folder, population in (("a", "off"), ("b", 2)):
         study_of("sac", tmp_path / folder, "online", {"init_from": template(offline)}, population=population).run()
-    assert differing(tmp_path / "a" / "online", tmp_path / "b" / "online") == []
+    assert unlike(tmp_path / "a" / "online", tmp_path / "b" / "online") == []
 
 
 def test_more_seeds_are_added_when_their_runs_are_there(offline: Path, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_fresh_seeds_of_a_tuning_need_their_runs_too(offline: Path) -> None:
 def test_seeds_without_a_study(offline: Path, tmp_path: Path) -> None:
     config = tiny("sac", tmp_path, init_from=template(offline), seeds=list(SEEDS), eval_episodes=0)
     ours, alone = together(config), apart(config)
-    assert different(ours, alone) == [[], []]
+    assert all_unlike(ours, alone) == [[], []]
     still = tiny("sac", tmp_path, kwargs=STILL, init_from=template(offline), seed=1, seeds=None, eval_episodes=0)
     home = train(still).run_dir
     assert all(torch.equal(a, b) for a, b in zip(actor(home), actor(homes(offline)[1]), strict=True))

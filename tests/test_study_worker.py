@@ -30,7 +30,7 @@ from rl_training.study.trials import Failure, note_failure, read_failure
 from rl_training.study.worker import Member, one_after_another, work
 from tests.reliability.processes import Child, wait_for
 from tests.runs import checkpoint_names, fingerprint, run_record
-from tests.studies import contents, differing, homes, study_in
+from tests.studies import contents, differing, homes, study_in, unlike
 
 # Long enough to be killed on its way.
 LONGER = {"total_timesteps": 600, "checkpoint_interval": 50, "eval_interval": 100, "log_interval": 50}
@@ -101,7 +101,7 @@ def test_groups_of_several_give_the_same_results(tmp_path: Path) -> None:
     study_in(tmp_path / "a", population="off", seeds=[0, 1, 2]).run()
     study_in(tmp_path / "b", population=2, seeds=[0, 1, 2]).run()
     assert len(read_plan(tmp_path / "b" / "tiny").groups) == 2
-    assert differing(tmp_path / "a" / "tiny", tmp_path / "b" / "tiny") == []
+    assert unlike(tmp_path / "a" / "tiny", tmp_path / "b" / "tiny") == []
 
 
 def test_two_workers_share_the_trials(tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ def test_a_disk_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
         work(folder)
 
 
-def test_a_group_that_was_killed_half_way_goes_on_together(longer: Path, tmp_path: Path) -> None:
+def test_a_group_that_was_killed_half_way_goes_on_together(tmp_path: Path) -> None:
     folder = planned(tmp_path / "a", set=LONGER, population=2)
     _, second = homes(folder)
     child = Child(lambda: work(folder), tmp_path / "output")
@@ -394,7 +394,8 @@ def test_a_group_that_was_killed_half_way_goes_on_together(longer: Path, tmp_pat
     child.kill()
     assert [run_record(home)["status"] for home in homes(folder)] == ["running", "running"]
     assert Study(folder).run().counts["done"] == 2
-    assert differing(folder, longer) == []
+    study_in(tmp_path / "b", set=LONGER, population=2).run()
+    assert differing(folder, tmp_path / "b" / "tiny") == []
 
 
 def test_tasks_of_different_algorithms_and_data(tmp_path: Path) -> None:

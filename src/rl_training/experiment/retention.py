@@ -90,15 +90,22 @@ def _exported_from(path: Path) -> str | None:
     return "" if path.suffix == ".onnx" else None
 
 
-def prune(parent: Path, keep: int) -> list[Path]:
-    """Delete all but the newest `keep` checkpoints, and return what was deleted.
+def step_of(checkpoint: Path) -> int:
+    """The step of a committed checkpoint, by the name of its folder."""
+    match = _STEP.fullmatch(checkpoint.name)
+    assert match is not None, checkpoint
+    return int(match[1])
+
+
+def prune(parent: Path, keep: int, *, spare: int | None = None) -> list[Path]:
+    """Delete all but the newest `keep` checkpoints and the one of step `spare`, and return what was deleted.
 
     If none of those is valid, the newest valid older one stays too; if none is valid at all, nothing goes.
     """
     if keep < 1:
         raise ValueError(f"keep must be >= 1, got {keep}")
     newest_first = list_checkpoints(parent)[::-1]
-    kept, doomed = newest_first[:keep], newest_first[keep:]
+    kept, doomed = newest_first[:keep], [path for path in newest_first[keep:] if step_of(path) != spare]
     if doomed and not any(_is_valid(path) for path in kept):
         survivor = next((path for path in doomed if _is_valid(path)), None)
         doomed = [path for path in doomed if path != survivor] if survivor else []
@@ -129,6 +136,13 @@ def set_aside(folder: Path, parent: Path) -> None:
     target = parent / str(1 + len(list(parent.glob("*"))))
     target.mkdir(parents=True)
     files.rename(folder, target / folder.name)
+
+
+def discard_after(parent: Path, step: int) -> None:
+    """Delete the checkpoints of later steps, newest first."""
+    for path in reversed(list_checkpoints(parent)):
+        if step_of(path) > step:
+            discard(path)
 
 
 def sweep(parent: Path) -> None:

@@ -313,6 +313,15 @@ def amend_record(path: Path, **fields: Any) -> None:
     files.replace_atomically(path / RECORD, files.encode_json({**read_run_record(path), **fields}))
 
 
+def end_of(record: Mapping[str, Any], unknown: int) -> int | None:
+    """The step at which a run ended by itself (`unknown` if an older version wrote it); None if it was interrupted
+    or killed."""
+    if record["status"] not in ("finished", "stopped", "failed", "diverged"):
+        return None
+    step = record.get("ended_at")
+    return step if isinstance(step, int) else unknown
+
+
 def results_of(path: Path, record: Mapping[str, Any]) -> str:
     """What a run without checkpoints reached nevertheless, in words; empty where it is nothing."""
     if record.get("pruned"):

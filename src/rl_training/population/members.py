@@ -21,6 +21,7 @@ from rl_training.experiment.loggers import Logger
 from rl_training.experiment.registry import get_algorithm_spec, resolve
 from rl_training.experiment.runs import amend_record, hold, read_run_record
 from rl_training.population.display import Display, MemberProgress
+from rl_training.population.resuming import Place, turns_of
 from rl_training.population.run import Member, MembersFailed, results_of, run_together
 from rl_training.population.size import members_that_fit
 from rl_training.runtime.callbacks import Callback
@@ -117,7 +118,9 @@ def _train(
     launches: Sequence[Launch],
     callbacks: Sequence[Callback] | None,
     suffix: str | None = None,
+    turns: Sequence[Sequence[int]] | None = None,
 ) -> list[TrainResult]:
+    """`turns`: which jobs are trained together, by their numbers, one turn after another; None: all."""
     most = jobs[0].config.population
     regime = get_algorithm_spec(jobs[0].config.algo).trained_by
     shown: list[Display] = []
@@ -138,12 +141,13 @@ def _train(
             )
             members.append(Member(seed, course(regime, job, callbacks=watching, launch=start, suffix=suffix)))
         try:
-            first, at_a_time = 0, most
-            while first < len(members):
-                left, before = members[first:], members[:first] if most != "off" else []
-                fit = partial(members_that_fit, wanted=len(left), population=at_a_time)
-                at_a_time = run_together(left, fit, lambda count: shown.append(Display(count)), before)
-                first += at_a_time
+            over: list[Member] = []
+            for turn in turns or [range(len(members))]:
+                left, at_a_time = [members[i] for i in turn], most
+                while left:
+                    fit = partial(members_that_fit, wanted=len(left), population=at_a_time)
+                    at_a_time = run_together(left, fit, guard, lambda count: shown.append(Display(count)), over)
+                    over, left = [*over, *left[:at_a_time]] if most != "off" else [], left[at_a_time:]
         finally:
             for member in members:
                 member.going.close()
@@ -160,17 +164,20 @@ def train_in_folders(
     """Train every configuration in the folder named with it, going on with what was `begun` there; returns what
     each failed with."""
     spec, shared = get_algorithm_spec(members[0][0].algo), dict[str, Any]()
+    homes = {home: begun(home) for _, home in members}
+    turns = turns_of(homes, homes, warn)
+    places, numbers = _places(turns, list(homes))
     jobs, launches = [], []
-    for config, home in members:
-        if begun(home):
-            found = take_up(home, changes={"allow_import": config.allow_import}, warn=warn)
+    for (config, home), place in zip(members, places, strict=True):
+        if homes[home]:
+            found = _take_up(place, changes={"allow_import": config.allow_import}, warn=warn)
             jobs.append(Job.of(spec.sections, found.config, found.checkpoint, None, None, shared))
-            launches.append(replace(launch, home=found.home))
+            launches.append(replace(launch, home=found.home, rewinds=place.rewinds))
         else:
             jobs.append(Job.of(spec.sections, config, None, None, None, shared))
             launches.append(replace(launch, folder=home))
     try:
-        _train(jobs, launches, None)
+        _train(jobs, launches, None, turns=numbers)
     except (TrainingInterrupted, ClaimLost, RunInUse):
         raise
     except MembersFailed as failed:
@@ -181,6 +188,19 @@ def train_in_folders(
 
 
 # Going on.
+
+
+def _places(turns: Sequence[Sequence[Place]], homes: Sequence[Path]) -> tuple[list[Place], list[list[int]]]:
+    """The places of all turns in the order of `homes`, and the turns by their numbers."""
+    found = sorted((place for turn in turns for place in turn), key=lambda place: homes.index(place.home))
+    return found, [[found.index(place) for place in turn] for turn in turns]
+
+
+def _take_up(place: Place, *, warn: Callable[[str], None], **options: Any) -> Resumption:
+    if place.rewinds:
+        warn(str(place))
+    again = place.rewinds and place.checkpoint is None
+    return take_up(place.checkpoint or place.home, start_again=again, warn=warn, **options)
 
 
 def resume(
@@ -198,22 +218,27 @@ def resume(
 ) -> list[TrainResult]:
     """Go on with a run, and with it all members of its population; `alone` takes it out of that.
 
-    Each goes on from its newest checkpoint; those that stand behind the others catch up first.
+    All resume at the newest step that every member has saved; `population.resuming` has the exceptions.
     """
     options: dict[str, Any] = {"changes": changes, "overrides": overrides, "dataset": dataset, "given": given}
     homes = [] if alone else _companions(Path(path))
-    if len(homes) < 2:
+    turns = turns_of(dict.fromkeys(homes, True), [_home_of(Path(path))], warn) if len(homes) > 1 else []
+    places, numbers = _places(turns, homes)
+    if len(places) < 2:
         if alone:
             _leave(Path(path), warn)
         return [resume_training(path, callbacks=callbacks, loggers=loggers, quiet=quiet, warn=warn, **options)]
-    for home in homes:
-        with hold(home):  # all of them, or none
+    for place in places:
+        with hold(place.home):  # all of them, or none
             pass
-    found: list[Resumption] = [take_up(home, warn=warn, **options) for home in homes]
+    found = [_take_up(place, warn=warn, **options) for place in places]
     spec, shared = get_algorithm_spec(found[0].config.algo), dict[str, Any]()
     jobs = [Job.of(spec.sections, one.config, one.checkpoint, dataset, given, shared) for one in found]
-    launches = [Launch(quiet=quiet, home=one.home, loggers=tuple(loggers)) for one in found]
-    return _train(jobs, launches, callbacks)
+    launches = [
+        Launch(quiet=quiet, home=one.home, loggers=tuple(loggers), rewinds=place.rewinds)
+        for one, place in zip(found, places)
+    ]
+    return _train(jobs, launches, callbacks, turns=numbers)
 
 
 def _home_of(path: Path) -> Path:
@@ -223,8 +248,8 @@ def _home_of(path: Path) -> Path:
 
 
 def _companions(path: Path) -> list[Path]:
-    """The folders of a run's population, its own among them, but for those that diverged or were taken out; none
-    where it has no population, or `path` is an older checkpoint, which goes on in a folder of its own."""
+    """The folders of a run's population, its own among them, but for those that were taken out; none where it has
+    no population, or `path` is an older checkpoint, which goes on in a folder of its own."""
     home = _home_of(path)
     if not (home / "run.json").is_file() or (
         path.parent.name == "checkpoints" and latest_valid(path.parent)[0] != path
@@ -236,11 +261,7 @@ def _companions(path: Path) -> list[Path]:
         raise ConfigError(
             f"{missing[0]}: missing, a member of the population of {home}; --alone takes one run out and goes on"
         )
-    return [
-        one
-        for one in homes
-        if one.name == home.name or (_population_record(one) and read_run_record(one)["status"] != "diverged")
-    ]
+    return [one for one in homes if one.name == home.name or _population_record(one)]
 
 
 def _population_record(home: Path) -> dict[str, Any]:
@@ -256,7 +277,7 @@ def _leave(path: Path, warn: Callable[[str], None]) -> None:
     if not (home / "run.json").is_file() or not (record := _population_record(home)):
         return
     with hold(home):
-        amend_record(home, population=record | {"left": True}, exact_resume=False)
+        amend_record(home, population=record | {"left": True}, trained_with=None, exact_resume=False)
     others = [name for name in record["members"] if name != home.name]
     for other in (home.parent / Path(str(name)).name for name in others):
         if (other / "run.json").is_file() and _population_record(other):

@@ -4,9 +4,11 @@ Environments in processes of their own work side by side, whoever's they are: ev
 the first waits for an answer.
 
 A member is an ordinary run: its folder, log, evaluations, callbacks and checkpoints are its own. It may end before
-the others, finished, stopped or failed, and leaves the stack then. It may also stand behind them when it is taken
-up again (a process was killed while its members were saving, a signal came between two of them): then it goes first
-until it has caught up.
+the others, finished, stopped or failed, and leaves the stack then.
+
+All members end a step before the first begins the next one. Signals are looked at there, so every member is saved
+at the same step. If members resume at different steps nevertheless (`population.resuming` says when), those behind
+make their updates first.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from rl_training.population.acting import fetch_together
 from rl_training.population.stack import Stack
 from rl_training.population.updates import StackedUpdater
 from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.regime import Acted, Regime, Updates
-from rl_training.runtime.run import Built, Course, Opened
+from rl_training.runtime.regime import Advanced, Event, Regime, Updates
+from rl_training.runtime.run import Built, Course, Opened, note_companions
 from rl_training.runtime.session import Session, TrainResult
-from rl_training.runtime.signals import TrainingInterrupted
+from rl_training.runtime.signals import SignalGuard, TrainingInterrupted
 
 
 @dataclass(eq=False)
@@ -33,7 +35,7 @@ class Member:
 
     seed: int
     going: Course
-    event: Built | Opened | Acted | Updates | None = None
+    event: Built | Opened | Event | None = None
     result: TrainResult | None = None
     error: Exception | None = None
     regime: Regime | None = None
@@ -89,6 +91,7 @@ class MembersFailed(RLTrainingError):
 def run_together(
     members: Sequence[Member],
     how_many: Callable[[Regime], int],
+    guard: SignalGuard,
     begin: Callable[[int], None] = lambda count: None,
     before: Sequence[Member] = (),
 ) -> int:
@@ -107,22 +110,26 @@ def run_together(
     begin(len(chosen))
     for member in chosen:
         member.go_on()
+    note_companions([member.event for member in chosen if isinstance(member.event, Opened)])
     _write_down(before, chosen)
-    Lockstep(chosen).run()
+    Lockstep(chosen, guard).run()
     return len(chosen)
 
 
 def _write_down(before: Sequence[Member], opened: Sequence[Member]) -> None:
-    """Let every folder name its companions; one that is taken up again knows them already."""
+    """Let every folder name its companions, and those of them whose updates are made together with its own; one
+    that is resumed names all its companions already."""
     sessions = [member.session for member in opened if member.session is not None]
-    if all(session.run.record.get("population") is not None for session in sessions):
-        return
     over = [member.home for member in before if member.home is not None]
-    record = {"members": [home.name for home in over] + [session.run.path.name for session in sessions]}
-    if len(record["members"]) < 2:
+    here = [session.run.path.name for session in sessions]
+    record = {"members": [home.name for home in over] + here}
+    known = all(session.run.record.get("population") is not None for session in sessions)
+    if len(record["members"]) < 2 and not known:
         return
     for session in sessions:
-        session.note_in_run(population=record)
+        session.note_in_run(trained_with=here, **({} if known else {"population": record}))
+    if known:
+        return
     for home in over:
         amend_record(home, population=record)
 
@@ -144,8 +151,8 @@ def results_of(members: Sequence[Member]) -> list[TrainResult]:
 class Lockstep:
     """Members that were opened, and the stack of those that make the next updates."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.members = list(members)
+    def __init__(self, members: Sequence[Member], guard: SignalGuard) -> None:
+        self.members, self._guard = list(members), guard
         self.stacked: list[Member] = []
         self._restack(self.stacked)
 
@@ -163,7 +170,10 @@ class Lockstep:
             fetch_together(self.stack, [one.acting for one in collectors if one is not None])
 
     def run(self) -> None:
+        self._between_steps([])
         while waiting := [member for member in self.members if member.alive]:
+            if all(isinstance(member.event, Advanced) for member in waiting):
+                self._between_steps([member.session for member in waiting if member.session is not None])
             ready = [m for m in waiting if not isinstance(m.event, Updates) or m.done == m.wanted.number]
             if ready:
                 for member in ready:
@@ -180,6 +190,14 @@ class Lockstep:
                 continue
             for member in behind:
                 member.done += count
+
+    def _between_steps(self, sessions: Sequence[Session]) -> None:
+        """All are at the same step: look at signals, and keep the checkpoint that all have."""
+        self._guard.renew()
+        steps = {session.saved_step for session in sessions}
+        if len(steps) == 1:
+            for session in sessions:
+                session.common_step = session.saved_step
 
     def _updater(self, members: list[Member]) -> Updater:
         """What makes the updates of `members`: that of a stack, or of one alone."""
@@ -199,11 +217,13 @@ class Lockstep:
     def _carries(self, running: StackedUpdater, members: Sequence[Member]) -> bool:
         """Whether to go on with a stack that holds members which have ended, and whose updates harm nobody.
 
-        Where updates are compiled or captured, a smaller stack costs more than it saves until half are gone.
+        If updates are compiled or captured, a smaller stack costs more than it saves until half are gone. Not on a
+        CPU: a resumed population has no such members, and must compute the same bits.
         """
         known = {id(updater) for updater in running.members}
         return (
             running.is_prepared
+            and running.stack.device.type != "cpu"
             and 2 * len(members) > len(known)
             and all(id(member.wanted.updater) in known for member in members)
             and all(member in members or not member.alive for member in self.stacked)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,8 +187,8 @@ class TimeLimitCallback(Callback):
         self.end = math.inf
 
     def on_training_start(self, session: Session) -> None:
-        self.end = time.monotonic() + 3600.0 * self.hours
+        self.end = session.time + 3600.0 * self.hours
 
     def on_step(self, session: Session) -> None:
-        if time.monotonic() >= self.end:
+        if session.time >= self.end:
             session.stop(f"max_hours {self.hours:g} reached")

@@ -46,12 +46,13 @@ def status(session: Session) -> Iterator[None]:
         _rescue(session, what, error)
         # A run that failed before it could go on keeps the status it had.
         status = "failed" if session.begun else session.run.status_before or "failed"
-        session.note_in_run(status=status, cause=f"{type(error).__name__}: {error}")
+        session.note_in_run(status=status, cause=f"{type(error).__name__}: {error}", ended_at=session.clock.ticks)
         raise
     except BaseException:
         session.note_in_run(status="interrupted" if session.begun else session.run.status_before or "interrupted")
         raise
-    session.note_in_run(status="stopped" if session.should_stop else "finished", stop_reason=session.stop_reason)
+    ended = "stopped" if session.should_stop else "finished"
+    session.note_in_run(status=ended, stop_reason=session.stop_reason, ended_at=session.clock.ticks)
 
 
 def _rescue(session: Session, what: str, cause: BaseException) -> None:
@@ -76,6 +77,7 @@ def _diverged(session: Session, error: DivergedError) -> DivergedError:
     with suppress(OSError):  # the error itself says the same
         place = session.run.path / "divergence.json"
         files.replace_atomically(place, files.encode_json(report), session.run.fence)
-    session.note_in_run(status="diverged", cause=f"{type(error).__name__}: {error}")
+    cause = f"{type(error).__name__}: {error}"
+    session.note_in_run(status="diverged", cause=cause, ended_at=session.clock.ticks)
     advice = f"the last finite checkpoint is {last}" if last is not None else "no checkpoint was written before"
     return DivergedError(f"{error}; {advice}", first_bad=error.first_bad)

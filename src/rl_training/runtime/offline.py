@@ -26,7 +26,7 @@ from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import collect_random
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.init_from import initialise_from
-from rl_training.runtime.regime import Job, Regime, Updates
+from rl_training.runtime.regime import Advanced, Event, Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.runtime.state import clips_observations, has_normalizer
@@ -34,7 +34,7 @@ from rl_training.runtime.validation import Validation, ValidationCallback, Valid
 from rl_training.settings import PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
 
-# Updates a loop makes before it looks whether a signal has arrived.
+# A loop looks whether a signal has arrived at every multiple of so many updates.
 _BLOCK = 250
 
 
@@ -97,17 +97,18 @@ def _build_offline_dataset(
     )
 
 
-def fit_offline(session: Session, updater: Updater, *, updates: int) -> Iterator[Updates]:
+def fit_offline(session: Session, updater: Updater, *, updates: int) -> Iterator[Event]:
     """Updates on the updater's source until the learner has made `updates`, or somebody stops the run."""
     learner, clock = session.learner, session.clock
     while session.running and learner.updates < updates:
-        count = min(updates - learner.updates, session.until_due(_BLOCK))
+        count = min(updates - learner.updates, session.until_due(_BLOCK - learner.updates % _BLOCK))
         yield Updates(updater, count)
         if clock.phase == "pretrain":
             clock.pretrain_updates = learner.updates
         else:
             clock.global_step = learner.updates
         session.advance()
+        yield Advanced()
 
 
 def _budgets(config: TrainConfig) -> Budgets:
@@ -215,7 +216,7 @@ class Offline(Regime):
     def ready(self) -> None:
         self.updates = self.updater(self.job, self.prepared.source)
 
-    def fit(self, session: Session) -> Iterator[Updates]:
+    def fit(self, session: Session) -> Iterator[Event]:
         return fit_offline(session, self.updates, updates=self.total_updates)
 
     @cached_property

@@ -12,7 +12,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.offline import BudgetConfig, Prepared, fit_offline
 from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, make_collector, require_updates
-from rl_training.runtime.regime import Acted, Job, Regime, Updates
+from rl_training.runtime.regime import Event, Job, Regime
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.settings import Fraction, NonNegativeInt, Settings
@@ -74,7 +74,7 @@ class OfflineToOnline(Regime):
         together = self.online.together(self.job.config.num_envs)
         self.mixed_updates = self.updater(self.job, self.mixed, together=together, acting=self.collector.acting)
 
-    def fit(self, session: Session) -> Iterator[Acted | Updates]:
+    def fit(self, session: Session) -> Iterator[Event]:
         if session.clock.ticks == 0 and self.learner.variety:
             session.say(self.learner.variety)
         if session.clock.phase == "pretrain":

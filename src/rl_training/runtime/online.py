@@ -21,7 +21,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.init_from import initialise_from
 from rl_training.runtime.normalization import ObservationConfig, RunningMoments
-from rl_training.runtime.regime import Acted, Job, Regime, Updates
+from rl_training.runtime.regime import Acted, Advanced, Event, Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session
 from rl_training.runtime.state import clips_observations, has_normalizer, moments_of, understood
@@ -101,7 +101,7 @@ def fit_online(
     online: OnlineConfig,
     *,
     max_updates: int | None = None,
-) -> Iterator[Acted | Updates]:
+) -> Iterator[Event]:
     """Train until `total_timesteps` environment steps or `max_updates` are done, or somebody stops the run."""
     total, learner = session.config.total_timesteps, session.learner
     while session.running and collector.steps < total and (max_updates is None or learner.updates < max_updates):
@@ -119,6 +119,7 @@ def fit_online(
         collector.acting.send_ahead()
         session.clock.global_step = collector.steps
         session.advance()
+        yield Advanced()
 
 
 def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, num_envs: int) -> ReplayBuffer:
@@ -224,7 +225,7 @@ class Online(Regime):
             self.job, self.collector.buffer, together=together, acting=self.collector.acting
         )
 
-    def fit(self, session: Session) -> Iterator[Acted | Updates]:
+    def fit(self, session: Session) -> Iterator[Event]:
         return fit_online(session, self.updates, self.collector, self.online)
 
     def close(self) -> None:

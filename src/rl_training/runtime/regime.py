@@ -119,6 +119,14 @@ class Acted(NamedTuple):
     """A loop has sent actions to its environments: others may send theirs before it waits for the answers."""
 
 
+class Advanced(NamedTuple):
+    """A loop has ended a step with everything that was due: others may end theirs before it begins the next."""
+
+
+# What a loop waits for.
+Event = Updates | Acted | Advanced
+
+
 class Regime(ABC):
     """What online, offline and offline-to-online runs differ in. Constructing one builds all that a `Job` needs."""
 
@@ -145,7 +153,7 @@ class Regime(ABC):
         """Make the updaters; called after restoring, because a captured update keeps its tensors' addresses."""
 
     @abstractmethod
-    def fit(self, session: Session) -> Iterator[Acted | Updates]:
+    def fit(self, session: Session) -> Iterator[Event]:
         """Train to the end of the budget, or until somebody stops the run, asking for updates under way."""
 
     def updater(

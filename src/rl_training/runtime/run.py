@@ -24,13 +24,13 @@ from rl_training.console.progress import Progress
 from rl_training.environments.making import spaces_of
 from rl_training.environments.players import Players
 from rl_training.environments.playing import Evaluator
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid
 from rl_training.experiment.loggers import Logger, RunFacts, make_loggers
 from rl_training.experiment.logging import CsvSink, MetricsLog, Sink, TensorBoardSink
-from rl_training.experiment.retention import sweep
-from rl_training.experiment.runs import RunDirectory
+from rl_training.experiment.retention import discard_after, sweep
+from rl_training.experiment.runs import RunDirectory, end_of, read_run_record
 from rl_training.runtime import state
 from rl_training.runtime.acceleration import accelerate
 from rl_training.runtime.callbacks import Callback
@@ -38,7 +38,7 @@ from rl_training.runtime.clock import Clock
 from rl_training.runtime.controls import ControlConfig, build_control_callbacks
 from rl_training.runtime.ending import duration, status
 from rl_training.runtime.evaluating import players_for
-from rl_training.runtime.regime import Acted, Job, Regime, Updates
+from rl_training.runtime.regime import Advanced, Event, Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session, TrainResult
 from rl_training.runtime.signals import SignalGuard
@@ -56,6 +56,7 @@ class Launch:
     loggers: tuple[Logger, ...] = ()  # beside those the configuration names
     folder: Path | None = None  # the folder to make for a new run; None: one named by the clock in output_dir
     fence: files.Fence = files.unfenced  # asked before each write, where another process may take the run over
+    rewinds: bool = False  # go on in place from a checkpoint that is not the newest, and delete those after it
 
 
 class Built(NamedTuple):
@@ -68,9 +69,10 @@ class Opened(NamedTuple):
     """The run's folder is open and its state restored; no updater exists yet."""
 
     session: Session
+    trains: bool  # whether there is something left to train
 
 
-Course = Generator[Built | Opened | Acted | Updates, None, TrainResult]
+Course = Generator[Built | Opened | Event, None, TrainResult]
 
 
 def run(
@@ -89,6 +91,8 @@ def run(
             try:
                 if isinstance(event, Updates):
                     event.updater.run(event.number)
+                elif isinstance(event, Opened):
+                    note_companions([event])
             except BaseException as error:
                 event = going.throw(error)
             else:
@@ -120,14 +124,44 @@ def course(
         else:
             scores_anew = _take_up(session, job, job.checkpoint, regime)
         accelerate(regime.learner, job.config.acceleration)
-        yield Opened(session)
+        yield Opened(session, session.running and session.clock.ticks < regime.total_ticks)
         regime.ready()
         _write_down(session, job, regime)
         session.begin()
         if scores_anew:
             session.save()  # a killed run must not return to the environment it left, whose scores are forgotten
         yield from regime.fit(session)
+        session.save_last()
+        yield Advanced()
         return session.finish()
+
+
+def note_companions(opened: Sequence[Opened]) -> None:
+    """Note in run.json if runs go on without members that they were trained with, or from different steps.
+
+    The last bits of an update depend on how many members are computed together. On a GPU a member that has ended
+    may still have been among them.
+    """
+    here = [one.session.run.path.name for one in opened]
+    training = [one.session for one in opened if one.trains]
+    apart = len({session.clock.ticks for session in training}) > 1
+    for session in training:
+        before = session.run.record.get("trained_with") or []
+        gone = [name for name in before if name not in here]
+        if session.learner.device.type == "cpu":
+            gone = [name for name in gone if not _ended_before(session.run.path.parent / name, session.clock.ticks)]
+        problems = [f"it was trained together with {', '.join(gone)}, and goes on without"] if gone else []
+        problems += ["the members of its population resume at different steps"] if apart else []
+        if problems:
+            session.note_inexact(problems)
+
+
+def _ended_before(home: Path, step: int) -> bool:
+    try:
+        end = end_of(read_run_record(home), step)
+    except RLTrainingError:
+        return False
+    return end is not None and end <= step
 
 
 def _take_up(session: Session, job: Job, checkpoint: Checkpoint, regime: Regime) -> bool:
@@ -144,6 +178,7 @@ def _take_up(session: Session, job: Job, checkpoint: Checkpoint, regime: Regime)
         session.forget_scores(environment=changes.environment, complete=session.clock.ticks >= regime.total_ticks)
     if checkpoint.path.parent == session.run.checkpoints:
         session.checkpoint_path = checkpoint.path  # later checkpoints link its unchanged replay shards
+        session.saved_step = checkpoint.step
     former_total = int(checkpoint.records["config"]["total_timesteps"])
     if session.clock.ticks >= regime.total_ticks and not session.should_stop:
         own = regime.total_ticks >= job.config.total_timesteps
@@ -324,20 +359,23 @@ def _run_directory(job: Job, launch: Launch, suffix: str | None) -> RunDirectory
     checkpoint = job.checkpoint
     if checkpoint is None:
         if launch.home is not None:
-            return _reopen(launch.home, launch.fence)
+            return _reopen(launch.home, launch.fence, -1 if launch.rewinds else None)
         return RunDirectory.create(
             job.config, job.settings, suffix, text=launch.text, path=launch.folder, fence=launch.fence
         )
     home = checkpoint.path.parent.parent
     is_run = checkpoint.path.parent.name == "checkpoints" and (home / "run.json").is_file()
-    if is_run and latest_valid(checkpoint.path.parent)[0] == checkpoint.path:
-        return _reopen(home, launch.fence)
+    if is_run and (launch.rewinds or latest_valid(checkpoint.path.parent)[0] == checkpoint.path):
+        return _reopen(home, launch.fence, checkpoint.step if launch.rewinds else None)
     return RunDirectory.create(job.config, job.settings, suffix or "resumed")
 
 
-def _reopen(home: Path, fence: files.Fence) -> RunDirectory:
-    """Continue a run's folder, after deleting what a killed process may have left half-written."""
+def _reopen(home: Path, fence: files.Fence, newest: int | None) -> RunDirectory:
+    """Continue a run's folder, after deleting checkpoints after step `newest`, if given, and what a killed process
+    may have left half-written."""
     folder = RunDirectory.open(home, fence)
+    if newest is not None:
+        discard_after(folder.checkpoints, newest)
     for parent in (folder.checkpoints, folder.best):
         sweep(parent)
     return folder

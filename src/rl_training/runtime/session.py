@@ -16,7 +16,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,15 @@ class Session:
     best_return: float | None = None
     evaluated_at: int | None = None
     checkpoint_path: Path | None = None
+    saved_step: int | None = None
+    # The newest step that all members of its population have saved, which is not pruned.
+    common_step: int | None = None
     # The callback at which `advance` is at work; None between two iterations.
     broken_off: int | None = None
     # Whether the loop is at work, so that its state may not be whole between two iterations.
     _in_step = False
+    # Whether a signal has ended an evaluation: the run ends there.
+    _play_interrupted = False
     # What kept the last checkpoint from being written.
     _save_failed: type[CheckpointError] | None = None
     # Whether it was said that an episode cannot be replayed.
@@ -115,7 +120,7 @@ class Session:
         self._progress = progress
         progress.follow(self._position)
         self._evaluator = evaluator
-        self._guard, self._saves_answered = guard, guard.saves_requested
+        self._guard, self._saves_answered = guard, guard.saves
         self.evaluations = Evaluations(self, evaluator, players)
         self._checkpoint_cost = [0.0, 0.0]
 
@@ -124,7 +129,12 @@ class Session:
     @property
     def running(self) -> bool:
         """False once a callback or a signal asked to stop."""
-        return not self.should_stop and not self.interrupted()
+        return not (self.should_stop or self._guard.stops or self._play_interrupted)
+
+    @property
+    def time(self) -> float:
+        """Monotonic seconds; the members of a population see the same at the same step."""
+        return self._guard.time
 
     def begin(self) -> None:
         """State is whole from here on: whatever fails later leaves something worth saving."""
@@ -146,8 +156,10 @@ class Session:
         if self.clock.phase == phase:
             return
         self._in_step = False
-        with suppress(PlayInterrupted):
+        try:
             self.evaluations.enter()
+        except PlayInterrupted:
+            self._play_interrupted = True
         self._in_step = True
         if self.running:
             self.clock.phase = phase
@@ -169,12 +181,13 @@ class Session:
             if reported:
                 self.report()
         except PlayInterrupted:
+            self._play_interrupted = True
             return  # a signal: the run ends here, and evaluates first when it goes on
         finally:
             self.metrics_log.settle()
         self.broken_off = None
         retry = self._save_failed is not None and reported
-        asked = self._guard.saves_requested
+        asked = self._guard.saves
         if self.save_cadence.due(now) or retry or asked > self._saves_answered:
             self._saves_answered = asked
             self.save()
@@ -280,13 +293,16 @@ class Session:
         if not self.run.record.get("saved"):
             self.note_in_run(saved=True)
         self.metrics_log.cover(self.clock.ticks)
-        self.checkpoint_path, self._saved = info.path, self._standing()
+        self.checkpoint_path, self.saved_step, self._saved = info.path, self.clock.ticks, self._standing()
         self._note_unreplayable()
         self._checkpoint_cost = [info.num_bytes, self._checkpoint_cost[1] + info.seconds]
-        with self.deleting(self.run.checkpoints):
-            prune(self.run.checkpoints, self.keep)
+        self._prune()
         for callback in self.callbacks:
             callback.on_checkpoint(self, info.path)
+
+    def _prune(self) -> None:
+        with self.deleting(self.run.checkpoints):
+            prune(self.run.checkpoints, self.keep, spare=self.common_step)
 
     def _standing(self) -> tuple[Any, ...]:
         """Where the run stands: while it is the same, so is the checkpoint that would be written."""
@@ -370,22 +386,26 @@ class Session:
             return
         self.should_stop, self.stop_reason, self.stop_final = False, None, None
 
-    def finish(self) -> TrainResult:
-        """Save, evaluate, save what it scored; raises `TrainingInterrupted` after saving on a signal."""
+    def save_last(self) -> None:
+        """Save the last step; raises `TrainingInterrupted` after that on a signal."""
         self._in_step = False
         if self._guard.received is not None:
             self.save()
             raise self._interrupted(self._guard.received)
         for callback in self.callbacks:
             callback.on_training_end(self)
-        before = self.evaluated_at
         self.save()
+
+    def finish(self) -> TrainResult:
+        """Evaluate what was saved last, and save what it scored."""
+        before = self.evaluated_at
         try:
             metrics = self.evaluate()
         except PlayInterrupted:
             raise self._interrupted(self._guard.received or signal.SIGTERM) from None
         if self.evaluated_at != before:
             self.save()
+        self._prune()
         if self._save_failed or self.checkpoint_path is None:
             raise (self._save_failed or CheckpointError)(
                 f"{self.run.checkpoints}: the last checkpoint could not be written and the work since "

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -27,6 +28,9 @@ class TrainingInterrupted(RLTrainingError):
 class SignalGuard:
     """While active, signals set flags the session looks at after each step.
 
+    `stops`, `saves` and `time` are live for a run of its own. A population calls `renew` between two steps of all
+    members: until the next call they stay the same, so that all members save or end at the same step.
+
     Outside the main thread Python allows no handlers; then signals keep their usual meaning. A signal that is
     ignored when the run starts (SIGHUP under nohup) stays ignored.
     """
@@ -35,6 +39,30 @@ class SignalGuard:
         self.received: int | None = None
         self.saves_requested = 0  # how often; every run of the process answers for itself
         self._previous: dict[int, Any] = {}
+        self._fixed: tuple[bool, int, float] | None = None
+
+    def _now(self) -> tuple[bool, int, float]:
+        return self._fixed or (self.received is not None, self.saves_requested, time.monotonic())
+
+    def renew(self) -> None:
+        """Fix `stops`, `saves` and `time` at their present values."""
+        self._fixed = None
+        self._fixed = self._now()
+
+    @property
+    def stops(self) -> bool:
+        """Whether runs end after their present step."""
+        return self._now()[0]
+
+    @property
+    def saves(self) -> int:
+        """How many times a save was requested."""
+        return self._now()[1]
+
+    @property
+    def time(self) -> float:
+        """Monotonic seconds."""
+        return self._now()[2]
 
     def __enter__(self) -> SignalGuard:
         if threading.current_thread() is threading.main_thread():

@@ -314,19 +314,25 @@ def take_up(
     overrides: Sequence[str] = (),
     dataset: TransitionDataset | None = None,
     given: Given | None = None,
+    start_again: bool = False,
     warn: Callable[[str], None] = warnings.warn,
 ) -> Resumption:
-    """Find and check what a run folder or checkpoint goes on with; see `resume_training`."""
-    if _has_no_checkpoint(home := Path(path)):
+    """Find and check what a run folder or checkpoint goes on with; see `resume_training`.
+
+    `start_again`: from its first step, although it has a checkpoint.
+    """
+    if _has_no_checkpoint(home := Path(path)) or start_again:
         record = read_run_record(home)
-        _require_nothing_to_lose(home, record)
+        if not start_again:
+            _require_nothing_to_lose(home, record)
         before = _config_of_run(home, record)
         data = record.get("dataset", {})
         config = _with_data(before, _changed(before, changes, overrides), data, dataset)
         _require_same_seed(before, config)
         require_data(data, dataset, home)
         changed = str(Changes(differences(before.to_dict(), config.to_dict())))
-        warn(f"{home}: ended before its first checkpoint; it starts again{changed and f' with {changed}'}")
+        if not start_again:
+            warn(f"{home}: ended before its first checkpoint; it starts again{changed and f' with {changed}'}")
         set_log_aside(home / "metrics.csv")
         return Resumption(config, None, home)
     checkpoint = open_checkpoint(path, warn)
