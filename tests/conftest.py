@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import gc
 import hashlib
 import json
 import os
@@ -20,6 +21,15 @@ import typer.testing
 if TYPE_CHECKING:
     from rl_training.runtime.session import TrainResult
     from tests.bare import Bare
+
+
+gc.disable()  # until everything is imported
+
+
+def pytest_collection_finish() -> None:
+    """What was imported until here stays: the garbage collector need not look through it again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from rl_training.experiment import registry
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime import controls, offline, workflows
 from rl_training.runtime.session import TrainResult
+from tests.reliability.processes import Child
 
 ONLINE = {"dqn": "DQN", "ddpg": "DDPG", "td3": "TD3", "sac": "SAC", "tqc": "TQC", "redq": "REDQ"}
 OFFLINE = {
@@ -185,19 +186,19 @@ def test_keys_of_algo_kwargs(algo: str) -> None:
     assert set(keys.split()) - registry.get_algorithm_spec(algo).sections.owners().keys() == set()
 
 
-def test_mathematics_imports_neither_environments_nor_files() -> None:
-    """In a fresh process, since this one has imported everything."""
-    source = Path(rl_training.__file__).parents[1]
-    program = (
-        "import sys, types; p = types.ModuleType('rl_training'); p.__path__ = [sys.argv[1] + '/rl_training'];"
-        "sys.modules['rl_training'] = p; import rl_training.algorithms;"
-        "print([m for m in ('gymnasium', 'yaml', 'rl_training.experiment') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(source)],
-        env={"PYTHONPATH": str(source)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "[]"
+def test_mathematics_imports_neither_environments_nor_files(tmp_path: Path) -> None:
+    """In a process that has forgotten what this one has imported."""
+    unwanted = ("gymnasium", "yaml", "rl_training.experiment")
+    package = types.ModuleType("rl_training")
+    package.__path__ = list(rl_training.__path__)
+
+    def import_again() -> None:
+        for name in [*sys.modules]:
+            if name.partition(".")[0] in ("gymnasium", "yaml", "rl_training"):
+                del sys.modules[name]
+        sys.modules["rl_training"] = package
+        importlib.import_module("rl_training.algorithms")
+        print([name for name in unwanted if name in sys.modules], "rl_training.algorithms.sac" in sys.modules)
+
+    child = Child(import_again, tmp_path / "output")
+    assert (child.wait(), child.text().strip()) == (0, "[] True")
