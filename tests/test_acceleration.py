@@ -240,7 +240,7 @@ def by_step(learner: Learner, rows: BatchSource) -> None:
 
 @combinations(
     {name: setting for name, setting in SETTINGS.items() if setting.schedule is None},
-    mostly_slow=("mixed", "replay"),
+    mostly_slow=("normalised", "mixed", "replay"),
 )
 def test_updates_are_those_of_the_learner(kind: Kind, setting: Setting) -> None:
     """Of `update` and `step` on the same minibatches; nobody needs to move the counter."""
@@ -262,7 +262,9 @@ def test_without_accelerate_updates_are_eager(acceleration: Acceleration) -> Non
 
 
 @every_device
-@combinations({name: SETTINGS[name] for name in ("rows", "scheduled", "other-periods")}, mostly_slow=["rows"])
+@combinations(
+    {name: SETTINGS[name] for name in ("rows", "scheduled", "other-periods")}, mostly_slow=("rows", "scheduled")
+)
 def test_it_does_not_matter_how_updates_are_asked_for(kind: Kind, setting: Setting, device: str) -> None:
     """All at once, one by one, or in other portions."""
     acceleration: Acceleration = "graph" if device == "cuda" else "eager"

@@ -72,21 +72,23 @@ def happened(width: int, kept: int) -> dict[str, NDArray[Any]]:
     return {name: np.array([row[name] for row in rows]) for name in rows[0] if name != "env"}
 
 
-@pytest.mark.parametrize("suffix", ["npz", "hdf5"])
 @pytest.mark.parametrize("capacity", [500, 37], ids=["whole", "wrapped"])
 @pytest.mark.parametrize("width", [1, 2])
-def test_the_file_holds_what_happened_to_the_bit(width: int, capacity: int, suffix: str, tmp_path: Path) -> None:
+def test_the_file_holds_what_happened_to_the_bit(width: int, capacity: int, tmp_path: Path) -> None:
     Walk.steps.clear()
     model = SAC(
         ENV, num_envs=width, buffer_capacity=capacity, learning_starts=90, output_dir=tmp_path / "runs",
         env_kwargs={"low": -0.3, "high": 1.7}, **TINY,
     )  # fmt: skip
     run = model.learn(100, progress_bar=False).run_dir
-    file = tmp_path / f"data.{suffix}"
+    kept = min(capacity, 100)
+    for suffix in ("npz", "hdf5"):
+        check_file(tmp_path / f"data.{suffix}", run, happened(width, kept), kept)
+
+
+def check_file(file: Path, run: Path, expected: dict[str, NDArray[Any]], kept: int) -> None:
     done = command("from-run", run, "-o", file)
     assert done.exit_code == 0, done.stderr
-    kept = min(capacity, 100)
-    expected = happened(width, kept)
     with TransitionDataset.load(file).columns() as columns:
         for name in ("observations", "rewards", "next_observations", "terminals", "timeouts"):
             np.testing.assert_array_equal(columns.data[name].read(0, kept), expected[name], name)

@@ -359,6 +359,7 @@ def test_records_tell_the_learner_without_an_environment(tmp_path: Path) -> None
     assert resolve(loaded.config)  # the settings are known to the algorithm by its own sections too
 
 
+@pytest.mark.pages
 def test_the_page_s_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).resolve().parent.parent / "docs" / "discrete.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^<!-- run: logs -->\n```python\n(.*?)^```$", page, re.M | re.S)

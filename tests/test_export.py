@@ -86,9 +86,9 @@ def test_test_vectors_are_for_every_format(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["onnx", "npz"])
 @pytest.mark.parametrize("algo", ["bc", "cql", "iql"])
-def test_choices_learned_from_data(algo: str, suffix: str, tmp_path: Path) -> None:
+def test_choices_learned_from_data(algo: str, suffix: str, library: Any, tmp_path: Path) -> None:
     """The largest output, numbered as the environment does; where they are logits, noise draws among them."""
-    run = trained(algo, tmp_path / "run", discrete=True).run_dir
+    run = library.get(["choices", algo], lambda folder: trained(algo, folder, discrete=True)).run_dir
     model, target = load(run), tmp_path / f"policy.{suffix}"
     export_checkpoint(run, target)
     tests = np.load(tmp_path / "policy.test.npz")
@@ -305,6 +305,7 @@ def test_the_return_travels_with_the_policy(tmp_path: Path) -> None:
     assert (record["return"]["at"], record["return"]["episodes"]) == (25, 1)
 
 
+@pytest.mark.pages
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"^<!-- run: export -->\n```python\n(.*?)^```$", PAGE, re.M | re.S)
     assert len(blocks) == PAGE.count("```python") > 0

@@ -21,10 +21,11 @@ from rl_training.population.stack import Stack
 from rl_training.population.updates import StackedUpdater
 from rl_training.runtime.acceleration import Updater, accelerate
 from rl_training.runtime.feeding import BLOCK, CopyingFeed, LookAhead, ReadingFeed
-from tests.helpers import BATCH
+from tests.helpers import BATCH, label
 from tests.runs import mostly_slow
 from tests.test_acceleration import (
     KINDS,
+    REPRESENTATIVE,
     Kind,
     State,
     differences,
@@ -164,7 +165,7 @@ def copying(learner: Learner, source: TensorSource) -> Updater:
 
 @pytest.mark.usefixtures("_no_streams")
 @pytest.mark.parametrize("made", mostly_slow([uniform, weighted], weighted))
-@every_learner
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, *REPRESENTATIVE), ids=label)
 def test_rows_copied_ahead_are_those_that_would_be_drawn(kind: Kind, made: Made) -> None:
     learner, at_hand = make_learner(kind), make_learner(kind)
     portions = [1, BLOCK + 3, 2]

@@ -60,7 +60,7 @@ def make_point() -> Point:
 @pytest.mark.parametrize("env", [Point, make_point, lambda: Point()], ids=["class", "function", "lambda"])
 def test_a_class_or_a_callable_makes_as_many_as_are_needed(env: Any, tmp_path: Path) -> None:
     model = SAC(env, **tiny(tmp_path, num_envs=3))
-    result = model.learn(60, progress_bar=False)
+    result = model.learn(30, progress_bar=False)
     assert result.metrics["eval_episodes"] == 2
     assert model.evaluate()["eval_return_mean"] == result.metrics["eval_return_mean"]
     named = env is Point  # by its module: another process can make it
@@ -72,8 +72,8 @@ def test_a_class_or_a_callable_makes_as_many_as_are_needed(env: Any, tmp_path: P
 def test_the_same_run_from_class_callable_and_object(tmp_path: Path) -> None:
     """An object alone differs by what is not evaluated, not by what is learned."""
     runs = [SAC(env, **tiny(tmp_path / str(i))) for i, env in enumerate([Point, make_point, lambda: Point()])]
-    first, *others = [model.learn(60, progress_bar=False) for model in runs]
-    alone = SAC(Point(), **tiny(tmp_path / "alone"), eval_env=Point).learn(60, progress_bar=False)
+    first, *others = [model.learn(40, progress_bar=False) for model in runs]
+    alone = SAC(Point(), **tiny(tmp_path / "alone"), eval_env=Point).learn(40, progress_bar=False)
     for other in [*others, alone]:
         assert other.metrics == first.metrics
 
@@ -94,7 +94,7 @@ def test_an_object_that_cannot_be_made_again_trains_alone(
     env = Point()
     Point.made = 0
     model = SAC(env if brought == "object" else lambda: env, **tiny(tmp_path))
-    result = model.learn(60)
+    result = model.learn(30)
     assert "cannot be made again: it trains alone, and is evaluated only in eval_env=" in capfd.readouterr().err
     assert "eval_return_mean" not in result.metrics
     assert Point.made == 0
@@ -108,7 +108,7 @@ def test_an_object_that_cannot_be_made_again_trains_alone(
 
 def test_it_is_evaluated_in_eval_env(tmp_path: Path) -> None:
     results = [
-        SAC(Point(), **tiny(tmp_path), eval_env=judge).learn(40, progress_bar=False).metrics["eval_return_mean"]
+        SAC(Point(), **tiny(tmp_path), eval_env=judge).learn(30, progress_bar=False).metrics["eval_return_mean"]
         for judge in (Point, Point(), make_point)
     ]
     assert len(set(results)) == 1

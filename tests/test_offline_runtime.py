@@ -23,7 +23,18 @@ from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import predict_checkpoint
 from rl_training.spaces import SpaceSpec
 from tests.dataset_files import HIGH, LOW, episodes, save_npz
-from tests.runs import OFFLINE, KillAt, differences, fingerprint, interrupted, resume, run_record, tiny, train
+from tests.runs import (
+    OFFLINE,
+    KillAt,
+    differences,
+    fingerprint,
+    interrupted,
+    mostly_slow,
+    resume,
+    run_record,
+    tiny,
+    train,
+)
 from tests.worlds import SCRIPTED
 
 IDENTITY_SPACES = SpaceSpec(1, (-2.0,), (1.5,))
@@ -102,7 +113,7 @@ def test_data_for_another_environment_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("algo", OFFLINE)
+@pytest.mark.parametrize("algo", mostly_slow(OFFLINE, "bc", "iql", "td3_bc"))
 def test_no_environment_at_all(algo: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result = train(tiny(algo, tmp_path, env_id=None, total_timesteps=20), dataset=identity_data())
     captured = capfd.readouterr()

@@ -247,7 +247,7 @@ def test_loading_takes_environments_that_were_given_as_objects(find: Any, tmp_pa
     assert model.resume(40, progress_bar=False).metrics["global_step"] == 40
 
 
-@pytest.mark.parametrize("algo", ["sac", "td3_bc", "rlpd"])
+@pytest.mark.parametrize("algo", mostly_slow(["sac", "td3_bc", "rlpd"], "sac", "rlpd"))
 def test_learning_again_makes_so_many_steps_more_in_the_same_folder(algo: str, tmp_path: Path) -> None:
     config = tiny(algo, tmp_path / "parts", eval_episodes=0, checkpoint_interval=1000)
     model = MANAGED[algo](config.replace(total_timesteps=25))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rl_training.environments.making import read_spaces
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentFailure
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.experiment.config import load_config
+from rl_training.runtime.session import TrainResult
 from rl_training.runtime.state import spaces_from
 from rl_training.spaces import SpaceSpec
 from tests.test_given_environments import tiny
@@ -283,8 +285,8 @@ def test_images_are_refused_with_a_remedy_that_works(space: gym.Space[Any], tmp_
     remedy = "wrappers: " + str(caught.value).partition("wrappers: ")[2]
     (tmp_path / "remedy.yaml").write_text(f"algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 1\n{remedy}\n")
     wrappers = load_config(tmp_path / "remedy.yaml").config.wrappers
-    result = SAC(Seeing, **tiny(tmp_path), wrappers=wrappers).learn(30, progress_bar=False)
-    assert result.metrics["global_step"] == 30
+    result = SAC(Seeing, **tiny(tmp_path, eval_episodes=0), wrappers=wrappers).learn(20, progress_bar=False)
+    assert result.metrics["global_step"] == 20
 
 
 @pytest.mark.parametrize(
@@ -307,9 +309,8 @@ def test_what_no_wrapper_of_gymnasium_s_flattens_is_not_sent_to_one(space: gym.S
         {"kind": "Dict", "spaces": 3},
     ],
 )
-def test_a_description_that_is_none_is_refused(observation: Any, tmp_path: Path) -> None:
-    result = SAC("Pendulum-v1", **tiny(tmp_path, eval_episodes=0)).learn(20, progress_bar=False)
-    checkpoint = read_checkpoint(result.checkpoint_path)
+def test_a_description_that_is_none_is_refused(observation: Any, finished: Callable[[str], TrainResult]) -> None:
+    checkpoint = read_checkpoint(finished("sac").checkpoint_path)
     checkpoint.records["spaces"]["observation"] = observation
     with pytest.raises(CheckpointError, match=r"spaces\.json is not understood"):
         spaces_from(checkpoint)
