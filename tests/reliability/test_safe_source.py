@@ -29,11 +29,13 @@ SOURCES = sorted(Path(rl_training.__file__).parent.rglob("*.py"))
 # Optional packages are imported by names written in the source, never read from a file.
 NAMED_IMPORTS = {"files.py", "doctor.py"}
 # An environment's own process is this interpreter with a program of this package. What it unpickles and imports
-# is in its parent's memory and comes through a pipe that nobody else has; nothing of it comes from a file.
+# is in its parent's memory and comes through a pipe that nobody else has; nothing of it comes from a file. The
+# parent unpickles nothing that such a process, in which an environment's code runs, has written.
 OWN_PROCESS = {
     ("processes.py", "import subprocess"),
     ("child.py", "import pickle"),
-    ("frames.py", "ForkingPickler.loads"),
+    ("child.py", "recv()"),
+    ("player.py", "recv()"),
     ("recipe.py", "import pickle"),
     ("recipe.py", "importlib.import_module"),
 }
@@ -57,6 +59,8 @@ def offences(tree: ast.AST, file: str) -> list[str]:
             owner = node.value.id if isinstance(node.value, ast.Name) else ""
             if (owner, node.attr) in ATTRIBUTES or node.attr == "recover_environment":
                 found.append(f"{where}: {owner}.{node.attr}")
+        elif isinstance(node, ast.Call) and ast.unparse(node).endswith(".recv()"):
+            found.append(f"{where}: recv()")  # of multiprocessing's connections: it unpickles
         elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
             found.append(f"{where}: allow_pickle={ast.unparse(node.value)}")
     return found
@@ -76,6 +80,7 @@ def test_the_source_has_no_way_to_run_what_it_reads() -> None:
         "from subprocess import run",
         "torch.load(path)",
         "ForkingPickler.loads(data)",
+        "self._connection.recv()",
         "yaml.load(text, yaml.Loader)",
         "np.load(path, allow_pickle=True)",
         "np.load(path, allow_pickle=flag)",
