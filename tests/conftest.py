@@ -121,7 +121,20 @@ def loaded() -> Iterator[Bare]:
     from tests.bare import Bare
 
     source = Path(__file__).resolve().parent.parent / "src"
-    libraries = "gymnasium, numpy, pydantic, safetensors.torch, tensorboard, torch.utils.tensorboard, typer, yaml"
-    made = Bare({**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}, f"import {libraries}")
+    libraries = "gymnasium.envs.classic_control, numpy, pydantic.main, rich.live, safetensors.torch, sympy"
+    libraries += ", tensorboard, torch.utils.tensorboard, typer, yaml"
+    variables = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    made = Bare(variables, f"import {libraries}", at_once=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def commanded() -> Iterator[Bare]:
+    """A process that has called a few commands, none of which imports what is heavy."""
+    from tests.bare import Bare
+    from tests.test_startup import ENVIRONMENT, SHARED
+
+    made = Bare(ENVIRONMENT, SHARED, at_once=True)
     yield made
     made.close()

@@ -341,7 +341,7 @@ NAMES = [
 ]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(NAMES),
     kind=st.sampled_from(["flip", "truncate", "delete", "append", "swap", "link", "folder"]),

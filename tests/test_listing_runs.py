@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from rl_training.errors import ConfigError
 from rl_training.report import listing, runs
 from rl_training.study.packing import pack
 from rl_training.study.trials import Failure, note_failure
+from tests.bare import Bare
 from tests.report_files import settings_of, write_run
 from tests.studies import study_in
 
@@ -162,14 +161,14 @@ def test_ages() -> None:
     assert age(time.time()).endswith(" d")
 
 
-def test_runs_are_listed_without_torch(folder: Path) -> None:
+def test_runs_are_listed_without_torch(folder: Path, commanded: Bare) -> None:
     program = (
         "import sys; from typer.testing import CliRunner; from rl_training import cli;"
         f"done = CliRunner().invoke(cli.main, ['runs', {str(folder)!r}]);"
         "print(done.exit_code, sorted({'torch', 'gymnasium', 'matplotlib', 'scipy'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "0 []\n"
+    done = commanded.run(program)
+    assert done.stdout == "0 []\n", done.stderr
 
 
 def test_a_folder_name_with_a_line_break_stays_on_its_line(tmp_path: Path) -> None:

@@ -52,16 +52,8 @@ for words in ("--help", "configs", "train --config nowhere", "status nowhere"):
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         with contextlib.suppress(SystemExit):
             main()
-assert not any(name in sys.modules for name in {HEAVY})
+assert not any(name in sys.modules for name in {(*HEAVY, "matplotlib", "scipy")})
 """
-
-
-@pytest.fixture(scope="module")
-def commanded() -> Iterator[Bare]:
-    """Has called a few commands."""
-    made = Bare(ENVIRONMENT, SHARED)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(

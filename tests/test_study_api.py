@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,9 @@ from rl_training.study.claims import Owner, take
 from rl_training.study.plan import read_plan
 from rl_training.study.study import iqm
 from rl_training.study.trials import Failure, note_failure
+from tests.bare import Bare
 from tests.studies import homes, study_in, tiny_study
-from tests.test_startup import COMMAND, ENVIRONMENT
+from tests.test_startup import COMMAND
 
 DOCS = (Path(__file__).parents[1] / "docs" / "studies.md").read_text(encoding="utf-8")
 
@@ -154,10 +153,9 @@ def test_time_left_is_known_from_what_is_done(tmp_path: Path) -> None:
     assert made.status().seconds_left == pytest.approx(took)
 
 
-def test_status_and_help_are_answered_without_torch(study: Study) -> None:
+def test_status_and_help_are_answered_without_torch(study: Study, commanded: Bare) -> None:
     for words in (["status", str(study.folder)], ["status", str(study.folder), "--json"], ["sweep", "--help"]):
-        python = [sys.executable, "-c", COMMAND, *words]
-        done = subprocess.run(python, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+        done = commanded.run(COMMAND, *words)
         assert (done.returncode, done.stderr) == (0, "imported []\n")
 
 

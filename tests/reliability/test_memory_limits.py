@@ -16,10 +16,10 @@ from rl_training.runtime import collector, online
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.session import Session
 from tests.reliability.processes import Child
-from tests.runs import OFFLINE, ONLINE, interrupted, resume, tiny, train
+from tests.runs import OFFLINE, ONLINE, interrupted, mostly_slow, resume, tiny, train
 
 
-@pytest.mark.parametrize("algo", [*ONLINE, "rlpd"])
+@pytest.mark.parametrize("algo", mostly_slow([*ONLINE, "rlpd"], "dqn", "sac", "rlpd"))
 def test_a_buffer_that_cannot_fit_is_refused_before_anything_is_written(
     algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
