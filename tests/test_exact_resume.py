@@ -69,9 +69,13 @@ def disturb_globals() -> None:
     np.random.seed(54321)  # noqa: NPY002 - the global generator is the point
 
 
-def assert_exact(config: TrainConfig, tick: int, **options: Any) -> TrainResult:
+def assert_exact(
+    config: TrainConfig, tick: int, look: Callable[[Path], None] = lambda checkpoint: None, **options: Any
+) -> TrainResult:
+    """`look` is called with the checkpoint at which the run was interrupted."""
     straight = train(config, [KillAt()], **options)
     run = interrupted(config, tick, **options)
+    look(find_checkpoint(run))
     disturb_globals()
     resumed = resume(run, [KillAt()], **options)
     assert resumed.run_dir == run
@@ -94,9 +98,10 @@ def test_offline(algo: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_envs", mostly_slow([1, 2], 2))
 @pytest.mark.parametrize(("tick", "phase"), [(20, "pretrain"), (30 + 40, "online")])
 def test_rlpd_in_both_phases(tick: int, phase: str, num_envs: int, tmp_path: Path) -> None:
-    config = eventful("rlpd", tmp_path, num_envs=num_envs, checkpoint_interval=20)
-    assert trainer_state(find_checkpoint(interrupted(config, tick)))["clock"]["phase"] == phase
-    assert_exact(config, tick)
+    def in_its_phase(checkpoint: Path) -> None:
+        assert trainer_state(checkpoint)["clock"]["phase"] == phase
+
+    assert_exact(eventful("rlpd", tmp_path, num_envs=num_envs, checkpoint_interval=20), tick, in_its_phase)
 
 
 def test_early_stopping_goes_on_counting(tmp_path: Path) -> None:
@@ -111,10 +116,13 @@ def test_early_stopping_goes_on_counting(tmp_path: Path) -> None:
 def test_in_the_middle_of_a_mujoco_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mujoco")
     monkeypatch.chdir(tmp_path)  # MuJoCo writes its log where it is
+
+    def in_the_middle(checkpoint: Path) -> None:
+        episodes = read_checkpoint(checkpoint).records["collector"]["episodes"]
+        assert all(episode["steps"] > 0 for episode in episodes)
+
     config = eventful("sac", tmp_path / "runs", env_id="Hopper-v5", num_envs=2, checkpoint_interval=44)
-    episodes = read_checkpoint(find_checkpoint(interrupted(config, 44))).records["collector"]["episodes"]
-    assert all(episode["steps"] > 0 for episode in episodes)
-    assert_exact(config, 44)
+    assert_exact(config, 44, in_the_middle)
 
 
 def test_every_checkpoint_of_a_run_leads_to_the_same_end(tmp_path: Path) -> None:
