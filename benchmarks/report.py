@@ -39,6 +39,7 @@ DOCUMENTS = {
 PROGRAMS = (
     "updates",
     "population",
+    "rounding",
     "seeds",
     "training",
     "steps",
