@@ -13,6 +13,7 @@ checkpoints are compared with those of a population that was not killed, without
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -133,16 +134,21 @@ def kills(count: int) -> Iterator[Entry]:
         started = time.monotonic()
         train_population(members_of(_config(Path(place) / "undisturbed")), launch=Launch(quiet=True))
         whole = time.monotonic() - started
-        for number in range(count):
+        made = 0
+        for number in itertools.count():
+            if made == count:
+                return
             folder = Path(place) / str(number)
             pid = _forked(
                 lambda folder=folder: train_population(members_of(_config(folder)), launch=Launch(quiet=True))
             )
             while not (folder.is_dir() and len(_homes(folder)) == MEMBERS):
                 time.sleep(0.001)
-            time.sleep(moments.uniform(0.05, 0.8) * whole)
+            time.sleep(moments.uniform(0.05, 0.6) * whole)
             os.kill(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
+            if not os.WIFSIGNALED(os.waitpid(pid, 0)[1]):
+                continue  # it had ended before
+            made += 1
             steps = {
                 tuple(path.name for path in list_checkpoints(run / "checkpoints")[-1:]) for run in _homes(folder)
             }
@@ -150,7 +156,6 @@ def kills(count: int) -> Iterator[Entry]:
                 warnings.simplefilter("ignore")
                 resume(_homes(folder)[0], quiet=True)
             yield {
-                "killed": os.WIFSIGNALED(status),
                 "apart": len(steps) > 1,
                 "equal": _equal(folder, Path(place) / "undisturbed"),
             }

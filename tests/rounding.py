@@ -1,8 +1,21 @@
-"""What an operation returns for one learner and for a stack of learners, compared without a tolerance."""
+"""What must be the same bits on every CPU, as functions and as a program.
+
+    python -m tests.rounding        each check and what it found, as JSON
+
+An operation for one learner and for a stack; a killed run and an undisturbed one, alone and in a population; an
+episode beside few and many others.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import tempfile
+import warnings
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +29,13 @@ from rl_training.algorithms.losses import clipped_exponential, soft_policy_loss,
 from rl_training.algorithms.tqc import quantile_huber_loss
 from rl_training.models.mlp import _ACTIVATIONS
 from rl_training.models.policies import log_tanh_slope, squashed_log_prob, squashed_sample
+from rl_training.population.members import members_of, train_population
+from rl_training.population.members import resume as resume_population
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.session import Session
+from rl_training.runtime.workflows import play_checkpoint
+from tests.reliability.processes import Child
+from tests.runs import QUIET, KillAt, differences, interrupted, resume, tiny, train, unlike
 
 Operation = Callable[[Tensor], Tensor]
 # Activations whose CPU kernels round the last elements of a tensor differently from the others: members with these
@@ -69,3 +89,67 @@ def differing(operations: dict[str, Operation] = OPERATIONS, members: int = 3) -
                 if not torch.equal(alone, torch.vmap(function)(x)):
                     found.add(name)
     return sorted(found)
+
+
+def resumed_runs(folder: Path) -> list[str]:
+    """A run that was broken off and resumed beside one that was not."""
+    config = tiny("sac", folder, total_timesteps=30, checkpoint_interval=12, eval_episodes=0)
+    return differences(resume(interrupted(config, 24), [KillAt()]), train(config, [KillAt()]))
+
+
+def members(folder: Path) -> list[str]:
+    """Members of a population beside their single runs, up to rounding; a batch that fills no vector register."""
+    config = tiny("sac", folder, kwargs={"batch_size": 7}, total_timesteps=30, eval_episodes=0, seeds=[3, 0])
+    configs = members_of(config)
+    pairs = zip(train_population(configs, launch=QUIET), configs)
+    return [name for ours, config in pairs for name in unlike(ours, train(config))]
+
+
+class Save(Callback):
+    """Ends the process when the first member has saved a step and the others have not."""
+
+    def on_checkpoint(self, session: Session, path: Path) -> None:
+        if session.clock.ticks == 24 and session.config.seed == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Saved(Save):
+    """The same without the end."""
+
+    name = "Save"
+
+    def on_checkpoint(self, session: Session, path: Path) -> None: ...
+
+
+def resumed_populations(folder: Path) -> list[str]:
+    """A population that was killed between two saves beside one that was not."""
+    config = tiny("sac", folder, total_timesteps=30, checkpoint_interval=8, eval_episodes=0, seeds=[3, 0, 8])
+    configs = members_of(config)
+    child = Child(lambda: train_population(configs, callbacks=[Save()], launch=QUIET), folder / "output.txt")
+    assert child.wait() == -signal.SIGKILL, child.text()
+    first = next(folder.glob("*__s3__*"))
+    ours = resume_population(first, callbacks=[Saved()], quiet=True, warn=lambda text: None)
+    theirs = train_population(configs, callbacks=[Saved()], launch=QUIET)
+    return [name for pair in zip(ours, theirs, strict=True) for name in differences(*pair)]
+
+
+def episodes(folder: Path) -> list[str]:
+    """Three evaluation episodes beside the first three of ten."""
+    config = tiny("sac", folder, kwargs={"hidden_sizes": [256, 256]}, total_timesteps=21, eval_episodes=0)
+    path = train(config).run_dir
+    few, many = (play_checkpoint(path, count)[1].returns for count in (3, 10))
+    return [] if few.tolist() == many[:3].tolist() else ["episodes"]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"set": torch.backends.cpu.get_cpu_capability().lower(), "operations": differing()}
+    for check in (resumed_runs, members, resumed_populations, episodes):
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found[check.__name__] = check(Path(folder))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
