@@ -34,6 +34,7 @@ from tests.studies import contents, differing, homes, study_in, unlike
 
 # Long enough to be killed on its way.
 LONGER = {"total_timesteps": 600, "checkpoint_interval": 50, "eval_interval": 100, "log_interval": 50}
+SAVING = LONGER | {"total_timesteps": 160}  # for those that are ended when they save
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +53,18 @@ def longer_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return study.folder
 
 
-def falling_asleep(folder: Path) -> None:
-    """Work until the first checkpoint is there, and stop until a signal comes."""
+def sent_when_saving(folder: Path, number: int, count: int = 1) -> None:
+    """Work, and send this process a signal when checkpoint number `count` is there, a best policy's included."""
+    left = count
 
-    def stop(point: str) -> None:
-        if point.startswith("after rename step_"):
+    def pull(point: str) -> None:
+        nonlocal left
+        left -= point.startswith("after rename step_")
+        if left == 0:
             files.failpoint = files._go_on
-            os.kill(os.getpid(), signal.SIGSTOP)
+            os.kill(os.getpid(), number)
 
-    files.failpoint = stop
+    files.failpoint = pull
     work(folder, say=print)
 
 
@@ -136,12 +140,12 @@ def test_kill_9_at_any_moment_and_the_results_are_the_same(longer: Path, tmp_pat
 
 def test_what_was_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
     """Its folder has a log and even a best policy, and no checkpoint."""
-    settings = LONGER | {"checkpoint_interval": 10_000, "eval_interval": 20}
+    settings = SAVING | {"checkpoint_interval": 10_000, "eval_interval": 20}
     folder = planned(tmp_path / "a", set=settings, seeds=[0])
     (home,) = homes(folder)
-    child = Child(lambda: work(folder), tmp_path / "output")
-    wait_for(lambda: checkpoint_names(home))
-    child.kill()
+    child = Child(lambda: sent_when_saving(folder, signal.SIGKILL), tmp_path / "output")
+    assert child.wait() == -signal.SIGKILL, child.text()
+    assert checkpoint_names(home)
     assert all(name.startswith("best/") for name in checkpoint_names(home))
     assert Study(folder).run().counts["done"] == 1
     assert not list(home.glob("metrics.before-*"))
@@ -159,11 +163,9 @@ def test_a_folder_without_a_record_starts_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_lets_go(tmp_path: Path, signum: int) -> None:
-    folder = planned(tmp_path, set=LONGER, seeds=[0])
+    folder = planned(tmp_path, set=SAVING, seeds=[0])
     (home,) = homes(folder)
-    child = Child(lambda: work(folder), tmp_path / "output")
-    wait_for(lambda: (home / "metrics.csv").exists() and len((home / "metrics.csv").read_text().splitlines()) > 2)
-    child.send(signum)
+    child = Child(lambda: sent_when_saving(folder, signum, 2), tmp_path / "output")
     assert child.wait() == 128 + signum, child.text()
     claim = read_claim(folder, "g00000")
     assert claim is not None
@@ -180,7 +182,7 @@ def test_a_worker_that_stalls_is_replaced_and_writes_nothing_when_it_wakes(
     folder = planned(tmp_path / "a", set=LONGER, seeds=[0], claim_timeout=1.0)
     (home,) = homes(folder)
     said: list[str] = []
-    asleep = Child(lambda: falling_asleep(folder), tmp_path / "output")
+    asleep = Child(lambda: sent_when_saving(folder, signal.SIGSTOP), tmp_path / "output")
     wait_for(lambda: is_stopped(asleep))
     assert run_record(home)["status"] == "running"
     try:
@@ -206,7 +208,7 @@ def test_a_worker_that_wakes_beside_its_successor_harms_nothing(longer_alone: Pa
     """The first one goes on while the second still trains in the same folder."""
     folder = planned(tmp_path / "a", set=LONGER, seeds=[0], claim_timeout=0.8)
     (home,) = homes(folder)
-    asleep = Child(lambda: falling_asleep(folder), tmp_path / "output-1")
+    asleep = Child(lambda: sent_when_saving(folder, signal.SIGSTOP), tmp_path / "output-1")
     wait_for(lambda: is_stopped(asleep))
     time.sleep(1.0)
     successor = Child(lambda: work(folder, say=print), tmp_path / "output-2")
@@ -343,11 +345,11 @@ def test_a_trial_is_not_given_up_because_its_workers_were_killed(tmp_path: Path)
 
 
 def test_a_run_that_somebody_holds_by_hand_is_left_alone(tmp_path: Path) -> None:
-    folder = planned(tmp_path, seeds=[0, 1], set=LONGER)
+    folder = planned(tmp_path, seeds=[0, 1], set=SAVING)
     first, _ = homes(folder)
-    child = Child(lambda: work(folder), tmp_path / "output")
-    wait_for(lambda: checkpoint_names(first))
-    child.kill()
+    child = Child(lambda: sent_when_saving(folder, signal.SIGKILL), tmp_path / "output")
+    assert child.wait() == -signal.SIGKILL, child.text()
+    assert checkpoint_names(first)
     said: list[str] = []
     with hold(first):
         work(folder, say=said.append)

@@ -202,7 +202,10 @@ def in_flight(run: Path) -> int | None:
     return None if record is None else record["tick"]
 
 
-@pytest.mark.parametrize(("algo", "tick", "judged"), [("sac", 45, 40), ("iql", 30, 30), ("rlpd", 15, 10)])
+@pytest.mark.parametrize(
+    ("algo", "tick", "judged"),
+    [pytest.param("sac", 45, 40, marks=pytest.mark.slow), ("iql", 30, 30), ("rlpd", 15, 10)],
+)
 def test_a_run_broken_off_meanwhile_ends_as_one_left_alone(
     algo: str, tick: int, judged: int, tmp_path: Path
 ) -> None:

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rl_training.runtime.workflows import predict_checkpoint
+from tests.reliability.selection import REGIMES
 from tests.runs import ALL, tiny, train
 
 PROGRAM = """
@@ -38,11 +40,14 @@ print(json.dumps(answers))
 """
 
 
-def test_a_moved_folder_predicts_the_same_in_a_fresh_process(tmp_path: Path) -> None:
-    """All algorithms; the run folders and the data sets they learned from are gone."""
+@pytest.mark.parametrize(
+    "algos", [pytest.param(["dqn", *REGIMES], id="some"), pytest.param(ALL, marks=pytest.mark.slow, id="all")]
+)
+def test_a_moved_folder_predicts_the_same_in_a_fresh_process(algos: list[str], tmp_path: Path) -> None:
+    """The run folders and the data sets they learned from are gone."""
     home, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
     observations, expected = {}, {}
-    for algo in ALL:
+    for algo in algos:
         result = train(tiny(algo, home, total_timesteps=25, eval_episodes=0))
         obs = np.random.default_rng(1).standard_normal((5, 4 if algo == "dqn" else 3)).round(3)
         observations[algo] = obs.tolist()
