@@ -1,4 +1,8 @@
-"""Which algorithms a test runs by default: one of each regime, since the loops are shared; `slow` runs all."""
+"""Which algorithms a test runs by default; `slow` runs all.
+
+The loops are shared, so one algorithm of each regime is enough. What belongs to a run as a whole (signals,
+failures, logs, pruning) is tested with RLPD alone, whose run goes through the offline and the online loop.
+"""
 
 from __future__ import annotations
 
@@ -8,3 +12,5 @@ from tests.runs import ALL, mostly_slow
 
 REGIMES = ["sac", "iql", "rlpd"]  # online, offline, and both in one run
 EACH: list[Any] = mostly_slow(ALL, *REGIMES)
+BOTH_LOOPS: list[Any] = mostly_slow(ALL, "rlpd")
+REGIMES_IN_ONE: list[Any] = mostly_slow(REGIMES, "rlpd")

@@ -21,7 +21,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.session import Session
 from tests.reliability.faulty_worlds import FAULTY
 from tests.reliability.processes import Child, command, wait_for
-from tests.reliability.selection import EACH, REGIMES
+from tests.reliability.selection import BOTH_LOOPS, REGIMES_IN_ONE
 from tests.runs import differences, mostly_slow, resume, run_record, tiny, train
 
 
@@ -51,7 +51,7 @@ FAILURES: dict[str, tuple[Callable[[], object], type[BaseException], str]] = {
 
 
 @pytest.mark.parametrize("failure", mostly_slow(FAILURES, next(iter(FAILURES))))
-@pytest.mark.parametrize("algo", EACH)
+@pytest.mark.parametrize("algo", BOTH_LOOPS)
 def test_a_callback_that_raises(algo: str, failure: str, tmp_path: Path) -> None:
     """Nothing since the last checkpoint is lost: the run goes on from the very step, to the same end."""
     action, kind, cause = FAILURES[failure]
@@ -69,7 +69,7 @@ def test_a_callback_that_raises(algo: str, failure: str, tmp_path: Path) -> None
     assert (record["status"], record["cause"], record["exact_resume"]) == ("finished", None, True)
 
 
-@pytest.mark.parametrize("algo", REGIMES)
+@pytest.mark.parametrize("algo", REGIMES_IN_ONE)
 def test_an_update_that_raises(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any parameter moved: the state is whole and is saved; the step it happened in is not exact."""
     run_updates = Updater.run
@@ -128,7 +128,7 @@ def test_the_command_says_so_and_does_not_exit_with_0(tmp_path: Path) -> None:
     assert "error: environment 0 failed" in child.text()
 
 
-@pytest.mark.parametrize("algo", mostly_slow(REGIMES, "rlpd"))
+@pytest.mark.parametrize("algo", REGIMES_IN_ONE)
 def test_a_terminal_that_is_closed(algo: str, tmp_path: Path) -> None:
     tick = random.Random(algo).randint(1, 40)
     config = tiny(algo, tmp_path, checkpoint_interval=1_000)

@@ -19,8 +19,8 @@ from rl_training.experiment.checkpointing import latest_valid, list_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.session import TrainResult
 from tests.reliability.processes import Child
-from tests.reliability.selection import REGIMES
-from tests.runs import differences, interrupted, logged, mostly_slow, resume, run_record, tiny, train
+from tests.reliability.selection import REGIMES, REGIMES_IN_ONE
+from tests.runs import differences, interrupted, logged, resume, run_record, tiny, train
 
 
 def config_of(algo: str, folder: Path, **fields: Any) -> TrainConfig:
@@ -94,7 +94,7 @@ def kill_repeatedly(config: TrainConfig, folder: Path, kills: int, longest: floa
     return run, killed
 
 
-@pytest.mark.parametrize("algo", mostly_slow(REGIMES, "rlpd"))
+@pytest.mark.parametrize("algo", REGIMES_IN_ONE)
 def test_random_kills(algo: str, tmp_path: Path) -> None:
     config = config_of(algo, tmp_path / "runs")
     straight, _ = left_alone(config)

@@ -20,7 +20,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import run as run_module
 from tests.dataset_files import HIGH, LOW, episodes, save_npz
 from tests.reliability.processes import Child
-from tests.reliability.selection import EACH, REGIMES
+from tests.reliability.selection import BOTH_LOOPS, REGIMES_IN_ONE
 from tests.runs import (
     ALL,
     KillAt,
@@ -144,7 +144,7 @@ def test_after_kills_every_row_is_there_once_and_in_order(algo: str, tmp_path: P
     assert steps == sorted(steps)
 
 
-@pytest.mark.parametrize("algo", EACH)
+@pytest.mark.parametrize("algo", BOTH_LOOPS)
 def test_a_step_has_one_row(algo: str, tmp_path: Path) -> None:
     """Evaluations and reports of the same step, and of steps of their own; the last evaluation after its report."""
     config = tiny(algo, tmp_path, kwargs={"eval_interval": 20}, log_interval=15, eval_episodes=2)
@@ -177,7 +177,7 @@ class KillWhenJudged(KillAt):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("algo", mostly_slow(REGIMES, "rlpd"))
+@pytest.mark.parametrize("algo", REGIMES_IN_ONE)
 def test_a_kill_between_the_last_evaluation_and_its_checkpoint(algo: str, tmp_path: Path) -> None:
     """It goes on to the same end; with a larger budget, to that of a run that was never evaluated there."""
     config = tiny(algo, tmp_path / "runs", kwargs={"learning_rate_schedule": "constant"})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rl_training.errors import ConfigError
-from tests.reliability.selection import REGIMES
+from tests.reliability.selection import REGIMES_IN_ONE
 from tests.runs import logged, resume, run_record, tiny, train
 
 
@@ -23,7 +23,7 @@ def emptied(run: Path) -> Path:
     return run
 
 
-@pytest.mark.parametrize("algo", REGIMES)
+@pytest.mark.parametrize("algo", REGIMES_IN_ONE)
 def test_a_finished_run_whose_checkpoints_were_deleted(algo: str, tmp_path: Path) -> None:
     run = emptied(train(tiny(algo, tmp_path, kwargs={"eval_interval": 20})).run_dir)
     before = contents(run)

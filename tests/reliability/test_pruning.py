@@ -10,7 +10,7 @@ from rl_training.experiment.checkpointing import latest_valid, list_checkpoints,
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import evaluate_checkpoint
-from tests.reliability.selection import REGIMES
+from tests.reliability.selection import REGIMES_IN_ONE
 from tests.runs import resume, tiny, train
 
 
@@ -32,7 +32,7 @@ class CorruptAfter(Callback):
             corrupt(path)
 
 
-@pytest.mark.parametrize("algo", REGIMES)
+@pytest.mark.parametrize("algo", REGIMES_IN_ONE)
 def test_corrupt_the_newest_then_prune(algo: str, tmp_path: Path) -> None:
     every = {"checkpoint_interval": 10, "keep_checkpoints": 9, "kwargs": {"eval_interval": 20}}
     result = train(tiny(algo, tmp_path, **every), [CorruptAfter(70 if algo == "rlpd" else 40)])

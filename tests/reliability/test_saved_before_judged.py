@@ -18,8 +18,8 @@ from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import evaluate_checkpoint
 from tests.reliability.faulty_worlds import FAULTY
 from tests.reliability.processes import Child, wait_for
-from tests.reliability.selection import REGIMES
-from tests.runs import differences, mostly_slow, resume, run_record, tiny, train, trainer_state
+from tests.reliability.selection import REGIMES_IN_ONE
+from tests.runs import differences, resume, run_record, tiny, train, trainer_state
 
 
 def endless(algo: str, folder: Path, **fields: Any) -> TrainConfig:
@@ -28,7 +28,7 @@ def endless(algo: str, folder: Path, **fields: Any) -> TrainConfig:
     return tiny(algo, folder, **world | fields)
 
 
-@pytest.mark.parametrize("algo", REGIMES)
+@pytest.mark.parametrize("algo", REGIMES_IN_ONE)
 def test_an_environment_that_never_ends_holds_no_run(
     algo: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,7 +102,7 @@ class SignalWhileEvaluating(Callback):
         session._evaluator.run = run  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("algo", mostly_slow(REGIMES, "rlpd"))
+@pytest.mark.parametrize("algo", REGIMES_IN_ONE)
 def test_an_evaluation_that_a_signal_ended_is_made_when_the_run_goes_on(algo: str, tmp_path: Path) -> None:
     """In the middle of training: the resumed run has the same evaluations, log and patience as one left alone."""
     kwargs = {"eval_interval": 10, "early_stopping": {"patience": 50}}
@@ -119,7 +119,7 @@ def test_an_evaluation_that_a_signal_ended_is_made_when_the_run_goes_on(algo: st
     assert run_record(run)["exact_resume"] is True
 
 
-@pytest.mark.parametrize("algo", REGIMES)
+@pytest.mark.parametrize("algo", REGIMES_IN_ONE)
 def test_the_last_step_is_on_the_disk_before_it_is_played(algo: str, tmp_path: Path) -> None:
     seen: list[tuple[str, Any]] = []
 

@@ -18,7 +18,7 @@ from rl_training.runtime.session import Session
 from rl_training.runtime.signals import SignalGuard
 from tests.reliability.faulty_worlds import FAULTY
 from tests.reliability.processes import Child, wait_for
-from tests.reliability.selection import EACH
+from tests.reliability.selection import BOTH_LOOPS
 from tests.runs import differences, mostly_slow, resume, run_record, tiny, train
 
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
@@ -47,7 +47,7 @@ def only_run(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("number", mostly_slow(CODES, next(iter(CODES))))
-@pytest.mark.parametrize("algo", EACH)
+@pytest.mark.parametrize("algo", BOTH_LOOPS)
 def test_a_signal_saves_and_the_run_goes_on_exactly(algo: str, number: int, tmp_path: Path) -> None:
     config = tiny(algo, tmp_path, total_timesteps=45, checkpoint_interval=1_000, kwargs={"eval_interval": 15})
     tick = random.Random(f"{algo}{number}").randint(1, 40)
