@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -319,6 +320,22 @@ def test_a_null_seed_is_drawn_once_and_recorded() -> None:
     drawn = [make(seed=None).with_seed().seed for _ in range(4)]
     assert all(seed is not None and 0 <= seed < 2**32 for seed in drawn)
     assert len(set(drawn)) > 1
+
+
+def test_the_removed_setting_evaluate_beside_is_ignored(tmp_path: Path) -> None:
+    """Files and records of version 0.2 name it; records also where it was left at its default."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert make(evaluate_beside="auto") == make(evaluate_beside=False) == make()
+    on, other = write(tmp_path, f"{GOOD}evaluate_beside: true\n"), make(seed=9)
+    config_module._warn_of_removed.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert load_config(on).config == load_config(write(tmp_path, GOOD)).config
+        assert other.replace(evaluate_beside=True) == other
+        assert other.with_overrides(["evaluate_beside=true"], owners=lambda _: ()) == other
+    [warning] = caught
+    assert str(warning.message).startswith("evaluate_beside is ignored: ")
 
 
 def test_env_processes_is_another_name_of_environments(tmp_path: Path) -> None:

@@ -233,9 +233,9 @@ def test_collector_and_evaluator_do_not_share_environments(tmp_path: Path) -> No
     class Look(Callback):
         def on_training_end(self, session: Session) -> None:
             session.evaluate()
-            assert session._evaluator is not None
-            assert session._evaluator._pool is not None
-            seen.extend(env.env for env in session._evaluator._pool.envs)
+            assert session.evaluations._evaluator is not None
+            assert session.evaluations._evaluator._pool is not None
+            seen.extend(env.env for env in session.evaluations._evaluator._pool.envs)
 
     start = Collector.start
 

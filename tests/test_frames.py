@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from rl_training.environments import frames
-from rl_training.environments.player import Trouble, reply_message, reply_of
-from rl_training.environments.playing import Played
-from rl_training.errors import DivergedError, EnvironmentFailure
 
 ACTIONS = [
     np.linspace(-1, 1, 6, dtype=np.float32),
@@ -86,41 +83,3 @@ WRONG = {
 def test_what_is_not_the_answer_is_refused(message: bytes) -> None:
     with pytest.raises(frames.WrongMessage, match=r"^its process sent "):
         frames.answer_of(message, 7, 3)
-
-
-PLAYED = Played(np.array([0.1, -1e300]), np.array([3, 4]), 1)
-
-
-def test_the_reply_of_an_evaluation_arrives_to_the_bit() -> None:
-    found = reply_of(reply_message(2, PLAYED), 2)
-    assert isinstance(found, Played)
-    assert (found.returns.tobytes(), found.lengths.tobytes(), found.cut) == (
-        PLAYED.returns.tobytes(),
-        PLAYED.lengths.tobytes(),
-        1,
-    )
-    trouble = Trouble("DivergedError", "it \x1b[31mbroke", {"first_bad": "reward"}, "Traceback\n \x1b[0m")
-    error = reply_of(reply_message(2, trouble), 2).raised()  # type: ignore[union-attr]
-    assert isinstance(error, DivergedError)
-    assert (str(error), error.first_bad) == ("it \\x1b[31mbroke", "reward")
-    assert error.__notes__ == ["Traceback\n \\x1b[0m"]
-    assert type(Trouble("difflib", "no error of ours", {}, "").raised()) is EnvironmentFailure
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        b"",
-        b"3",
-        bytes(frames.pickled(PLAYED)),
-        reply_message(1, PLAYED),
-        reply_message(2, PLAYED).replace(b"returns", b"rewards"),
-        reply_message(2, PLAYED).replace(b"3, 4", b"3, []"),
-        b'{"number": 2, "trouble": {"kind": 1, "message": "", "fields": {}, "trace": ""}}',
-        b'{"number": 2, "trouble": {"kind": "", "message": "", "fields": 3, "trace": ""}}',
-        b"[" * 100_000,
-    ],
-)
-def test_what_is_not_the_reply_is_refused(message: bytes) -> None:
-    with pytest.raises(frames.WrongMessage, match=r"^its process sent "):
-        reply_of(message, 2)

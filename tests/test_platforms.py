@@ -113,13 +113,11 @@ def test_what_needs_posix_is_refused_in_one_line(bare: Callable[[str, Path], lis
     program = """
 online = dict(small, learning_starts=20, eval_interval=20)
 refused(lambda: SAC("Pendulum-v1", environments="processes", **online).learn(total_timesteps=40))
-refused(lambda: SAC("Pendulum-v1", evaluate_beside=True, **online).learn(total_timesteps=40))
 refused(lambda: Study({"name": "s", "base": "sac/pendulum", "seeds": [0, 1]}).run())
 """
-    processes, beside, study = bare(program, tmp_path)
+    processes, study = bare(program, tmp_path)
     system = "needs a POSIX system (Linux, macOS)"
     assert f"a process of its own {system}; set environments to local" in processes
-    assert f"evaluate_beside: true {system}; set it to false" in beside
     assert f"a study {system}; train its configurations one by one" in study
 
 

@@ -54,14 +54,10 @@ def test_a_trial_is_what_its_results_depend_on(tmp_path: Path) -> None:
         assert digest(**changed) != same
 
 
-def test_evaluating_beside_counts_where_it_moves_the_end_of_a_run(tmp_path: Path) -> None:
-    def digest(beside: Any, **kwargs: Any) -> str:
-        config = tiny("dqn", tmp_path, kwargs={"eval_interval": 10, **kwargs}, evaluate_beside=beside)
-        return hash_of(identity(config.to_dict()))
-
-    stopping = {"early_stopping": {"patience": 2}}
-    assert digest(True) == digest(False) == digest("auto")
-    assert digest("auto", **stopping) == digest(False, **stopping) != digest(True, **stopping)
+def test_a_plan_with_the_removed_setting_evaluate_beside_is_the_same_plan(tmp_path: Path) -> None:
+    kwargs = {"eval_interval": 10, "early_stopping": {"patience": 2}}
+    settings = tiny("dqn", tmp_path, kwargs=kwargs).to_dict()
+    assert identity({**settings, "evaluate_beside": True}) == identity(settings)
 
 
 def test_data_count_by_their_name_and_not_by_their_folder() -> None:

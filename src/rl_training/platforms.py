@@ -52,10 +52,10 @@ def flags(*names: str) -> int:
     return sum(getattr(os, name, 0) for name in {*names, "O_BINARY"})
 
 
-def require_posix(what: str, remedy: str, *, key: str | None = None) -> None:
+def require_posix(what: str, remedy: str) -> None:
     """Refuse what cannot work on this system."""
     if not POSIX:
-        raise ConfigError(f"{what} needs a POSIX system (Linux, macOS); {remedy}", key=key)
+        raise ConfigError(f"{what} needs a POSIX system (Linux, macOS); {remedy}")
 
 
 def lock(handle: int, *, wait: bool = False) -> None:

@@ -90,8 +90,8 @@ class SignalWhileEvaluating(Callback):
         self.tick = tick
 
     def on_training_start(self, session: Session) -> None:
-        assert session._evaluator is not None
-        play = session._evaluator.run
+        assert session.evaluations._evaluator is not None
+        play = session.evaluations._evaluator.run
 
         def run(policy: Any, episodes: int, interrupted: Any) -> Any:
             if session.clock.ticks == self.tick:
@@ -99,7 +99,7 @@ class SignalWhileEvaluating(Callback):
                 self.tick = None
             return play(policy, episodes, interrupted)
 
-        session._evaluator.run = run  # type: ignore[method-assign]
+        session.evaluations._evaluator.run = run  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("algo", REGIMES_IN_ONE)
@@ -125,15 +125,15 @@ def test_the_last_step_is_on_the_disk_before_it_is_played(algo: str, tmp_path: P
 
     class Look(Callback):
         def on_training_start(self, session: Session) -> None:
-            assert session._evaluator is not None
-            play = session._evaluator.run
+            assert session.evaluations._evaluator is not None
+            play = session.evaluations._evaluator.run
 
             def run(*arguments: Any) -> Any:
                 saved = list_checkpoints(session.run.checkpoints)[-1]
                 seen.append((saved.name, trainer_state(saved)["evaluated_at"]))
                 return play(*arguments)
 
-            session._evaluator.run = run  # type: ignore[method-assign]
+            session.evaluations._evaluator.run = run  # type: ignore[method-assign]
 
     result = train(tiny(algo, tmp_path), [Look()])
     assert seen == [(result.checkpoint_path.name, None)]

@@ -70,9 +70,6 @@ class AWAC(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -149,7 +146,6 @@ class AWAC(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -226,9 +222,6 @@ class BC(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -304,7 +297,6 @@ class BC(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -388,9 +380,6 @@ class CQL(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -475,7 +464,6 @@ class CQL(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -557,9 +545,6 @@ class CRR(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -638,7 +623,6 @@ class CRR(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -707,9 +691,6 @@ class DDPG(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -775,7 +756,6 @@ class DDPG(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -845,9 +825,6 @@ class DQN(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -914,7 +891,6 @@ class DQN(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -995,9 +971,6 @@ class EDAC(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1076,7 +1049,6 @@ class EDAC(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1155,9 +1127,6 @@ class IQL(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1236,7 +1205,6 @@ class IQL(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1308,9 +1276,6 @@ class REDQ(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1379,7 +1344,6 @@ class REDQ(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1471,9 +1435,6 @@ class RLPD(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1560,7 +1521,6 @@ class RLPD(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1629,9 +1589,6 @@ class SAC(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1697,7 +1654,6 @@ class SAC(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1766,9 +1722,6 @@ class TD3(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1834,7 +1787,6 @@ class TD3(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -1914,9 +1866,6 @@ class TD3BC(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -1994,7 +1943,6 @@ class TD3BC(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -2066,9 +2014,6 @@ class TQC(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -2137,7 +2082,6 @@ class TQC(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,
@@ -2218,9 +2162,6 @@ class ReBRAC(ManagedAlgorithm[Seeds]):
         `env_id`
     eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
         has none
-    evaluate_beside = 'auto': evaluate while training goes on, in a process beside it; results then count, and
-        stop the run, at the next evaluation or the end. `auto`: where that pays and stops nothing, offline on a
-        GPU without `early_stopping`
     log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
     checkpoint_interval = 10000: ticks of the clock between checkpoints
     keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
@@ -2298,7 +2239,6 @@ class ReBRAC(ManagedAlgorithm[Seeds]):
         eval_episodes: int | float = 5,
         eval_env: Environment | None = None,
         eval_max_steps: int | float | None = None,
-        evaluate_beside: Literal["auto"] | bool = "auto",
         log_interval: int | float = 1000,
         checkpoint_interval: int | float = 10000,
         keep_checkpoints: int | float = 3,

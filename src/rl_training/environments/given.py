@@ -104,11 +104,6 @@ class Given:
         own = config.replace(env_id=config.eval_env, env_kwargs={}, eval_env=None, given_envs=names)
         return own, Given(self.eval_env, wrappers=self.wrappers)
 
-    @property
-    def importable(self) -> bool:
-        """Whether another process can make the environments and their wrappers too."""
-        return (self.env is None or self.env.importable) and all(map(is_importable, self.wrappers.values()))
-
     def check(self, config: TrainConfig, *, evaluated: bool) -> None:
         """Refuse what cannot be made as often, or where, the configuration asks for it."""
         for maker in (self.env, self.eval_env):

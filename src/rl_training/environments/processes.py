@@ -39,10 +39,10 @@ START_SECONDS = 120.0
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def guard(value: str, setting: str = "environments") -> str:
-    """What a main script lacks that trains while it is imported again, because a setting has this value."""
+def guard(value: str) -> str:
+    """What a main script lacks that trains while it is imported again, because `environments` has this value."""
     return (
-        f"with {setting}: {value} a script that defines its environment needs "
+        f"with environments: {value} a script that defines its environment needs "
         '`if __name__ == "__main__":` around its training call'
     )
 
@@ -85,15 +85,12 @@ def import_path() -> list[str]:
     return [os.getcwd() if place == "" else str(place) for place in sys.path]  # noqa: PTH109
 
 
-def start_child(
-    module: str, settings: Mapping[str, str] | None = None, *, own_group: bool = False
-) -> tuple[Process, Connection[Any, Any]]:
+def start_child(module: str, settings: Mapping[str, str] | None = None) -> tuple[Process, Connection[Any, Any]]:
     """Start a child whose program is `module.main`, and return it with the connection that it serves.
 
     It has the interpreter, flags and path of this process, and its variables (`settings` where that has none).
-    With `own_group` it and all that it starts can be ended together.
     """
-    require_posix("a process of its own", "set environments to local and evaluate_beside to false")
+    require_posix("a process of its own", "set environments to local")
     here, child = Pipe()
     path = f"import sys; sys.path[:] = {import_path()!a}"
     interpreter = spawn.get_command_line()[:-3]  # without multiprocessing's own program
@@ -106,7 +103,6 @@ def start_child(
                 stdin=subprocess.DEVNULL,
                 pass_fds=(handle,),
                 env={**(settings or {}), **os.environ},
-                process_group=0 if own_group else None,
             )
     finally:
         os.close(handle)
@@ -114,10 +110,10 @@ def start_child(
     return process, here
 
 
-def how_it_ended(process: Process, *, answered: bool, advice: str, patience: float = 1.0) -> str:
+def how_it_ended(process: Process, *, answered: bool, advice: str) -> str:
     """How a child ended whose connection has; one that never answered may have lacked what `advice` says."""
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(patience)
+        process.wait(1.0)
     code = process.returncode
     if code is None:
         return "its process closed the connection without ending"
@@ -126,16 +122,6 @@ def how_it_ended(process: Process, *, answered: bool, advice: str, patience: flo
     hint = "" if answered else " before its first answer"
     # A main script that trains while it is imported again ends the child right there.
     return f"its process ended with exit code {code}{hint}{f'; {advice}' if hint and advice else ''}"
-
-
-def end_group(process: Process, patience: float) -> None:
-    """Wait for a child with a group of its own to end; after `patience` seconds kill it and all it has started."""
-    try:
-        process.wait(patience)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
 
 
 def preparation(main: bool) -> dict[str, Any]:

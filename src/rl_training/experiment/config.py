@@ -6,9 +6,11 @@ beside the code using them; the registry checks those, and `LoadedConfig.explain
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import secrets
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -39,6 +41,8 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 _CHECKOUT = re.compile(r"(?:.*/)?configs/([^/]+/[^/]+)\.yaml")
 _STARTERS = ("pendulum", "cartpole")
 _OLDER = "env_processes"
+# A setting of version 0.2, which its records spell out.
+_REMOVED = "evaluate_beside"
 _SAME = {_OLDER: "environments", "environments": _OLDER}
 _FLAGS = {"env_id": "--env", "total_timesteps": "--steps"}
 
@@ -90,9 +94,21 @@ def _known_device(value: str) -> str:
     return value
 
 
+@functools.cache
+def _warn_of_removed() -> None:
+    """Warn, once in a process: a resumed run reads its settings several times."""
+    text = f"{_REMOVED} is ignored: it was removed, and evaluations are made in turn with training"
+    warnings.warn(text, FutureWarning, stacklevel=2)
+
+
 def _current_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with `environments` in the place of `env_processes`, the name that it had in 0.1."""
+    """Settings with `environments` in the place of `env_processes`, the name that it had in 0.1.
+
+    `evaluate_beside` is dropped, with a warning if it was switched on.
+    """
     values = dict(values)
+    if values.pop(_REMOVED, "auto") not in ("auto", False):
+        _warn_of_removed()
     if _OLDER not in values:
         return values
     wanted = values.pop(_OLDER)
@@ -137,9 +153,6 @@ class TrainConfig(Settings):
     """Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in `env_id`"""
     eval_max_steps: PositiveInt | None = None
     """bound of an evaluation episode; null: the environment's own limit, or 10,000 where it has none"""
-    evaluate_beside: Literal["auto"] | bool = "auto"
-    """evaluate while training goes on, in a process beside it; results then count, and stop the run, at the next
-    evaluation or the end. `auto`: where that pays and stops nothing, offline on a GPU without `early_stopping`"""
     log_interval: PositiveInt = 1_000
     """ticks of the clock between rows of `metrics.csv` and TensorBoard"""
     checkpoint_interval: PositiveInt = 10_000
@@ -202,8 +215,8 @@ class TrainConfig(Settings):
 
     @classmethod
     def has(cls, name: str) -> bool:
-        """Whether this is a field, or the older name of one."""
-        return name in cls.model_fields or name == _OLDER
+        """Whether this is a field, the older name of one, or a removed one that is accepted."""
+        return name in cls.model_fields or name in (_OLDER, _REMOVED)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `TrainConfig(**data)` and YAML accept."""

@@ -18,8 +18,6 @@ from rl_training.errors import CheckpointError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import SCHEMA
 
-# What a run did whose record lacks a field, where that is not the field's default.
-BEFORE_THERE_WAS_A_CHOICE = {"evaluate_beside": False}
 # Those whose policy was `tanh` before `policy_distribution` was a setting. BC on discrete actions, whose record
 # has no `stochastic`, has none; IQL's default is what it always was.
 _SQUASHED = {"awac", "bc", "crr"}

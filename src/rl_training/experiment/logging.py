@@ -2,8 +2,7 @@
 
 A step has one row: what is logged at the same step is put together and written once the session says that the
 step is done. A checkpoint may come between (a run is saved before its last evaluation); what comes after it
-completes the row. Where a result of a step is to come while the run goes on, its row and those after it are held
-until then, so that every sink gets whole rows in order.
+completes the row.
 
 Each sink works in a daemon thread behind a bounded queue. One that raises is dropped with a single warning;
 one that hangs is dropped when its queue is full or a flush times out. `flush` before a checkpoint, so that a
@@ -18,7 +17,7 @@ import io
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -345,8 +344,6 @@ class MetricsLog:
         self._rows = rows
         self._last = last
         self._pending: Row | None = None
-        self._held: list[Row] | None = None
-        self._before = rows  # how many rows stand before those that are held
         self._warn, self._queue_size = warn, queue_size
         self._workers: list[_SinkWorker | _LoggerWorker] = [
             _SinkWorker(sink, warn, queue_size, timeout) for sink in sinks
@@ -358,8 +355,8 @@ class MetricsLog:
 
     @property
     def rows(self) -> int:
-        """How many there are, but for those that are held."""
-        return self._rows if self._held is None else self._before
+        """How many there are."""
+        return self._rows
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add to the row of `step`, which is written when the step is done, or another one begins."""
@@ -379,50 +376,9 @@ class MetricsLog:
     def settle(self) -> None:
         """The step is done: write its row."""
         row, self._pending = self._pending, None
-        if row is None:
-            return
-        if self._held is None:
-            self._give(row)
-        elif self._held and self._held[-1].step == row.step:
-            self._held[-1] = self._held[-1].completed(row)
-        else:
-            self._held.append(row)
-
-    def _give(self, row: Row) -> None:
-        for worker in self._workers:
-            worker.take(row)
-
-    def hold(self, step: int) -> None:
-        """Keep the row of `step` and those after it until `release` brings what is still to come for it."""
-        if self._pending is not None and self._pending.step != step:
-            self.settle()
-        written = self._pending is None and self._last is not None and self._last.step == step
-        self.log(step, {})
-        self._held, self._before = [], self._rows - (not written)
-
-    @property
-    def held(self) -> list[Row]:
-        """The rows that are held, of steps that are done."""
-        return list(self._held or ())
-
-    def hold_again(self, held: Sequence[Row]) -> None:
-        """Go on holding the rows that a checkpoint has kept."""
-        further = self._last is not None and self._last.step == held[0].step
-        self._held, self._before, self._last = list(held), self._rows, held[-1]
-        self._rows += len(held) - further
-
-    def release(self, values: Mapping[str, float]) -> None:
-        """The first row that is held gets its last `values`, and all are written; the last one may yet go on."""
-        self.settle()
-        assert self._held
-        assert self._last is not None
-        first, *others = self._held
-        *done, last = [Row(first.step, first.time, dict(values)).completed(first), *others]
-        self._held, self._pending = None, last
-        if not done:
-            self._last = Row(first.step, first.time, dict(values)).completed(self._last)
-        for row in done:
-            self._give(row)
+        if row is not None:
+            for worker in self._workers:
+                worker.take(row)
 
     def flush(self) -> None:
         """Return once every row logged so far is written, or its sink was dropped."""
@@ -439,8 +395,5 @@ class MetricsLog:
 
     def close(self, status: str = "finished") -> None:
         self.settle()
-        held, self._held = self.held, None
-        for row in held:  # of a run that was broken off: better without a result than not at all
-            self._give(row)
         for worker in self._workers:
             worker.close(status)

@@ -6,9 +6,7 @@ Its weights come in one transfer, which is under way as soon as somebody knows t
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -60,16 +58,6 @@ class Courier:
             self._under_way = False
 
 
-@dataclass(frozen=True)
-class Taken:
-    """A policy that is being judged: its weights `[N]`, and what `best/` would keep of the run at its tick."""
-
-    tick: int
-    weights: Tensor
-    networks: Mapping[str, Tensor]
-    records: Mapping[str, Any]
-
-
 class ActingPolicy:
     """A CPU policy that follows a learner. On a CPU it shares the model's tensors; from a GPU it is copied.
 
@@ -97,19 +85,8 @@ class ActingPolicy:
     def follow(self, courier: Courier, row: int) -> None:
         """Let the copy lie in a row of what `courier` brings: a population's for all members at once."""
         self.courier = courier
-        self._policy = on_arrays(self._copy_in(courier.flat[row]))
-
-    def _copy_in(self, flat: Tensor) -> Policy:
-        return settled_in(copy.deepcopy(self.learner.model.policy).to("cpu").requires_grad_(False), flat)
-
-    def taken(self) -> Tensor:
-        """The present weights `[N]` on the CPU, which stay as they are."""
-        return torch.cat([tensor.detach().reshape(-1) for tensor in self.tensors()]).cpu()
-
-    def holding(self, weights: Tensor) -> Policy:
-        """A policy with weights that were taken, which acts as `current()` did then."""
-        policy = self._copy_in(weights)
-        return on_arrays(policy) if self.copies else policy
+        policy = copy.deepcopy(self.learner.model.policy).to("cpu").requires_grad_(False)
+        self._policy = on_arrays(settled_in(policy, courier.flat[row]))
 
     def send_ahead(self) -> None:
         """The weights will not change before somebody acts: let them be on their way."""

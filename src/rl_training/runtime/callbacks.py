@@ -114,7 +114,7 @@ class EvaluationCallback(Callback):
         last = self.cadence.last
         if self.cadence.due(session.clock.now):
             try:
-                session.evaluations.due()
+                session.evaluate()
             except BaseException:
                 self.cadence.last = last  # still due: a run that goes on from here evaluates first
                 raise

@@ -9,7 +9,6 @@ from typing import Any
 
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.history import BEFORE_THERE_WAS_A_CHOICE
 
 # What a policy's score depends on; `env_id` and `eval_env` are compared by name.
 _SCORED_BY = ("env_kwargs", "wrappers", "eval_max_steps")
@@ -68,7 +67,7 @@ def scored_elsewhere(folder: Path, now: TrainConfig) -> bool:
     """Whether a checkpoint of `best/` was scored in another environment than that of `now`, or does not tell."""
     try:
         record = files.decode_json((folder / "config.json").read_bytes())
-        return not same_environment(TrainConfig(**(BEFORE_THERE_WAS_A_CHOICE | record)), now)
+        return not same_environment(TrainConfig(**record), now)
     except (OSError, TypeError, ValueError):
         return True
 

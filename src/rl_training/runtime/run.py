@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from rl_training.console.progress import Progress
 from rl_training.environments.making import spaces_of
-from rl_training.environments.players import Players
 from rl_training.environments.playing import Evaluator
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment import files
@@ -37,7 +36,6 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.clock import Clock
 from rl_training.runtime.controls import ControlConfig, build_control_callbacks
 from rl_training.runtime.ending import duration, status
-from rl_training.runtime.evaluating import players_for
 from rl_training.runtime.regime import Advanced, Event, Job, Regime, Updates
 from rl_training.runtime.schedules import OptimizationConfig
 from rl_training.runtime.session import Session, TrainResult
@@ -226,7 +224,6 @@ def _open_session(
     """A session in a run folder of its own, or in the folder its checkpoint came from."""
     config, checkpoint = job.config, job.checkpoint
     evaluator, watchers = _evaluator(job, regime), regime.watchers(job)
-    players = job.once("players", lambda: _players(job, regime, evaluator))
     caught = SignalGuard() if launch.guard is None else nullcontext(launch.guard)
     with caught as guard, _run_directory(job, launch, suffix) as folder:
         unit = "updates" if regime.first_phase == "offline" else "steps"
@@ -238,8 +235,6 @@ def _open_session(
             regime.total_ticks, start=start, quiet=launch.quiet, unit=unit, opening=opening
         )
         log = _open_log(folder, job, progress, launch.loggers)
-        if players is not None:
-            players.open()
         try:
             yield Session(
                 config,
@@ -252,7 +247,6 @@ def _open_session(
                 log=log,
                 progress=progress,
                 evaluator=evaluator,
-                players=players,
                 guard=guard,
                 collector=regime.collector,
                 dataset=regime.dataset_record,
@@ -261,8 +255,6 @@ def _open_session(
         finally:
             log.close(folder.record["status"])
             progress.close()  # also where the log had to drop it
-            if players is not None:
-                players.close()
             if evaluator is not None:
                 evaluator.close()
 
@@ -321,14 +313,6 @@ def _evaluator(job: Job, regime: Regime) -> Evaluator | None:
     return evaluator
 
 
-def _players(job: Job, regime: Regime, evaluator: Evaluator | None) -> Players | None:
-    """What evaluates beside the run; None where it evaluates at once."""
-    control = job.resolved[ControlConfig]
-    # Where a run stops early must not depend on the device that it happens to have.
-    pays = regime.collector is None and regime.learner.device.type == "cuda" and control.early_stopping is None
-    return players_for(job.config, evaluator, pays=pays, often=control.eval_interval is not None)
-
-
 def _open_log(folder: RunDirectory, job: Job, progress: Progress, loggers: Sequence[Logger]) -> MetricsLog:
     """The log of a run, without what was written after the checkpoint it continues from."""
 
@@ -339,8 +323,10 @@ def _open_log(folder: RunDirectory, job: Job, progress: Progress, loggers: Seque
     resumed_from = None if checkpoint is None else state.logged_until(checkpoint)
     rows: int = 0
     columns: list[str] | None = None
+    unwritten: list[tuple[int, dict[str, float]]] = []
     if checkpoint is not None and checkpoint.path.parent == folder.checkpoints:
         rows, columns = state.covered_log(checkpoint)
+        unwritten = state.unwritten_rows(checkpoint)
     kept = csv.truncate_after(resumed_from or 0, rows, columns)
     last = kept[-1] if kept else None
     sinks: list[Sink] = [csv]
@@ -352,6 +338,8 @@ def _open_log(folder: RunDirectory, job: Job, progress: Progress, loggers: Seque
     facts = RunFacts(folder.path, folder.path.name, job.settings, resumed_from)
     for logger in [*make_loggers(job.config.loggers), *loggers]:
         log.add(logger, facts, kept)
+    for step, values in unwritten:
+        log.log(step, values)
     return log
 
 

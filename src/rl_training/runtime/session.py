@@ -24,7 +24,6 @@ from typing import Any
 from rl_training.algorithms.base import Learner
 from rl_training.console.output import program_name
 from rl_training.console.progress import Progress
-from rl_training.environments.players import Players
 from rl_training.environments.playing import Evaluator, PlayInterrupted
 from rl_training.errors import CheckpointError, ConfigError, NotPlainDataError
 from rl_training.experiment import files
@@ -92,7 +91,6 @@ class Session:
         log: MetricsLog,
         progress: Progress,
         evaluator: Evaluator | None,
-        players: Players | None,
         guard: SignalGuard,
         collector: Collector | None = None,
         dataset: Mapping[str, Any] | None = None,
@@ -119,9 +117,8 @@ class Session:
         self._extra_metrics = extra_metrics
         self._progress = progress
         progress.follow(self._position)
-        self._evaluator = evaluator
         self._guard, self._saves_answered = guard, guard.saves
-        self.evaluations = Evaluations(self, evaluator, players)
+        self.evaluations = Evaluations(self, evaluator)
         self._checkpoint_cost = [0.0, 0.0]
 
     # The loop's side.
@@ -153,15 +150,7 @@ class Session:
 
     def enter_phase(self, phase: str) -> None:
         """Switch the clock, unless the run ends here; cadences start anew because they count something else."""
-        if self.clock.phase == phase:
-            return
-        self._in_step = False
-        try:
-            self.evaluations.enter()
-        except PlayInterrupted:
-            self._play_interrupted = True
-        self._in_step = True
-        if self.running:
+        if self.clock.phase != phase and self.running:
             self.clock.phase = phase
             for cadence in (self.log_cadence, self.save_cadence):
                 cadence.last = self.clock.now

@@ -3,7 +3,6 @@
     networks, optimizers, random   tensors of the learner       trainer     where the run stands
     collector, replay_random       running episodes             config      every setting, defaults spelt out
     replay/                        the replay buffer's rows     spaces, dataset
-    judged, judged_policy          a policy that is evaluated   judged      what waits for its result
 
 `save` asks the objects, `restore` puts it back into them; nobody else writes restored state into an object (but for
 `init_from`, which takes networks alone). What a record lacks because it was written by an older version is filled
@@ -12,7 +11,6 @@ in where it is read.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -31,9 +29,7 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import SCHEMA
-from rl_training.experiment.history import BEFORE_THERE_WAS_A_CHOICE, with_defaults_of
-from rl_training.experiment.loggers import Row
-from rl_training.runtime.acting import Taken
+from rl_training.experiment.history import with_defaults_of
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.clock import Clock
 from rl_training.runtime.collector import Collector
@@ -59,12 +55,16 @@ class Saved:
 def save(session: Session) -> Saved:
     """Everything that a resumed run needs."""
     collected = Saved() if session.collector is None else save_collector(session.collector)
-    waiting = _save_judged(session)
     return Saved(
-        tensors=_learner_tensors(session.learner) | collected.tensors | waiting.tensors,
-        records=_records(session) | waiting.records,
+        tensors=_learner_tensors(session.learner) | collected.tensors,
+        records=_records(session),
         rows=collected.rows,
     )
+
+
+def save_networks(session: Session) -> Saved:
+    """What `best/` keeps: networks and records, without optimisers, random numbers and replay rows."""
+    return Saved(tensors={"networks": session.learner.state_dict()["networks"]}, records=_records(session))
 
 
 def _records(session: Session) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def restore(session: Session, checkpoint: Checkpoint) -> list[str]:
         problems = _restore_learner(session.learner, checkpoint)
     with understood(checkpoint):
         _restore_trainer(session, checkpoint.records["trainer"])
-        _restore_judged(session, checkpoint)
+        problems += _dropped_evaluation(checkpoint)
     if session.collector is not None:
         problems += restore_collector(session.collector, checkpoint)
     return problems
@@ -171,7 +171,7 @@ def _callback_number(value: Any) -> int | None:
 def covered_log(checkpoint: Checkpoint) -> tuple[int, list[str] | None]:
     """How many rows of metrics.csv a checkpoint covers, and which metrics of the row of its own step.
 
-    Where a step had several rows it did not tell: None; and where that row is held, it is in the checkpoint.
+    None for the metrics: a version that wrote several rows for a step did not tell, or the row is not yet written.
     """
     with understood(checkpoint):
         rows = checkpoint.records["trainer"]["log_rows"]
@@ -183,47 +183,31 @@ def covered_log(checkpoint: Checkpoint) -> tuple[int, list[str] | None]:
     return rows, None if "judged" in checkpoint.records else columns
 
 
-# A policy that is evaluated beside training: what `best/` would keep of it, and the rows that wait for its result.
+# Version 0.2 could evaluate in a process while training continued (`evaluate_beside`). A checkpoint written during
+# such an evaluation has the record `judged`: the step of the policy, and the log's rows that waited for its result.
 
 
-def judged(session: Session) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-    """The networks, and copies of the records, that `best/` keeps."""
-    return session.learner.state_dict()["networks"], copy.deepcopy(_records(session))
-
-
-def with_result(records: Mapping[str, Any], session: Session) -> dict[str, Any]:
-    """Records that were taken before the evaluation they led to, with its result and the settings it had."""
-    result = {name: getattr(session, name) for name in ("best_return", "last_evaluation", "evaluated_at")}
-    return {**records, "config": session.settings, "trainer": records["trainer"] | result}
-
-
-def _save_judged(session: Session) -> Saved:
-    taken = session.evaluations.taken
-    if taken is None:
-        return Saved()
-    held = [{"step": row.step, "time": row.time, "values": row.values} for row in session.metrics_log.held]
-    return Saved(
-        tensors={"judged": dict(taken.networks), "judged_policy": {"weights": taken.weights}},
-        records={"judged": {"tick": taken.tick, "records": taken.records, "held": held}},
-    )
-
-
-def _restore_judged(session: Session, checkpoint: Checkpoint) -> None:
+def _dropped_evaluation(checkpoint: Checkpoint) -> list[str]:
+    """A phrase if the checkpoint was written during such an evaluation, which is not made again."""
     record = checkpoint.records.get("judged")
     if record is None:
-        return
-    networks, weights = checkpoint.tensors["judged"], checkpoint.tensors["judged_policy"]["weights"]
-    session.evaluations.taken = Taken(int(record["tick"]), weights, networks, record["records"])
-    session.metrics_log.hold_again(
-        [Row(int(row["step"]), float(row["time"]), dict(row["values"])) for row in record["held"]]
-    )
+        return []
+    return [f"the evaluation of step {int(record['tick'])} was not finished when the run was saved; it is dropped"]
 
 
 def logged_until(checkpoint: Checkpoint) -> int:
-    """The last step whose row had been written when a checkpoint was: rows after it are in the checkpoint."""
+    """The last step whose row was in the log when the checkpoint was written."""
     with understood(checkpoint):
         record = checkpoint.records.get("judged")
         return checkpoint.step if record is None else int(record["tick"]) - 1
+
+
+def unwritten_rows(checkpoint: Checkpoint) -> list[tuple[int, dict[str, float]]]:
+    """Step and metrics of each row that the checkpoint has in place of the log."""
+    with understood(checkpoint):
+        rows = checkpoint.records.get("judged", {"held": []})["held"]
+        found = [(int(row["step"]), {name: float(value) for name, value in row["values"].items()}) for row in rows]
+        return [(step, values) for step, values in found if values]
 
 
 def named(callbacks: list[Callback]) -> Iterator[tuple[str, Callback]]:
@@ -334,8 +318,7 @@ def policy_alone(checkpoint: Checkpoint) -> Saved:
 def config_of(checkpoint: Checkpoint) -> TrainConfig:
     """The configuration a checkpoint was trained with, but for `allow_import`, which no file can switch on."""
     try:
-        values = BEFORE_THERE_WAS_A_CHOICE | checkpoint.records["config"]
-        written = TrainConfig(**values).replace(allow_import=False)
+        written = TrainConfig(**checkpoint.records["config"]).replace(allow_import=False)
     except (KeyError, TypeError, ConfigError) as error:
         raise CheckpointError(f"{checkpoint.path}: config.json is not understood: {error}") from None
     return with_defaults_of(checkpoint.records["trainer"].get("schema"), written)

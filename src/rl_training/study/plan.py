@@ -57,7 +57,7 @@ _HOW = frozenset(
         "allow_import",
         "device_memory",
         "host_memory",
-        "evaluate_beside",
+        "evaluate_beside",  # a setting of version 0.2
     }
 )
 
@@ -66,8 +66,6 @@ def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What makes a configuration the same one: its settings, flat, without where and how it runs."""
     flat = {name: value for name, value in settings.items() if name not in _HOW and name != "algo_kwargs"}
     flat |= {f"algo_kwargs.{name}": value for name, value in settings["algo_kwargs"].items()}
-    if settings.get("evaluate_beside") is True and settings["algo_kwargs"].get("early_stopping"):
-        flat["evaluate_beside"] = True  # then a run stops an evaluation later
     return {name: _without_folders(name, value) for name, value in flat.items()}
 
 
