@@ -6,10 +6,8 @@ import csv
 import inspect
 import json
 import math
-import os
 import re
-import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,24 +20,26 @@ from torch import Tensor
 from typer.testing import CliRunner, Result
 
 import rl_training
-from rl_training import BC, IQL, Study, TransitionDataset, algorithms
+from rl_training import BC, IQL, Study, TransitionDataset
 from rl_training.cli import main
 from rl_training.console import judging
 from rl_training.data.episodes import Episodes, Resample, hold_out, resamples
 from rl_training.data.placement import Budgets
 from rl_training.errors import CheckpointError, ConfigError, DatasetError, RLTrainingError
+from rl_training.experiment import files
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.history import with_defaults_of
+from rl_training.experiment.manifest import FileEntry
+from rl_training.experiment.registry import resolve
 from rl_training.experiment.runs import amend_record
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.judging import fitting, selecting
 from rl_training.judging.ope import CAVEAT, _far_from, interval, ranks, students_quantile
 from rl_training.models.mlp import NetworkConfig
 from rl_training.runtime import validation
-from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.signals import TrainingInterrupted
 from rl_training.runtime.valuing import EpisodeSource, Panel, sample_together
 from rl_training.runtime.workflows import resume_training
 from rl_training.seeding import resampling
-from tests.helpers import build
 from tests.judging_worlds import Chain, Linear
 from tests.runs import fingerprint
 from tests.test_acceleration import needs_gpu
@@ -462,27 +462,17 @@ def test_held_out_rows_keep_to_device_memory(home: Path, tmp_path: Path, monkeyp
     assert asked == [(len(data.training), 12345), (len(data.held_out), 12345)]
 
 
-def test_held_out_rows_in_host_memory_are_judged_on_the_learner_s_device(home: Path) -> None:
+def test_held_out_rows_in_host_memory_are_compared_on_the_learner_s_device(home: Path) -> None:
     data = hold_out(TransitionDataset.load(home / "logs.npz"), 0.5).held_out
-    learner = SimpleNamespace(device=META, config=SimpleNamespace(gamma=0.9))
-    rows = torch.from_numpy(data.rows)
-    made = validation.Validation(data, rows, learner, fqe_updates=3)  # type: ignore[arg-type]
+    made = validation.Validation(data, torch.from_numpy(data.rows), SimpleNamespace(device=META))  # type: ignore[arg-type]
     assert (made._obs.device, made._actions.device) == (META, META)
-    assert made._part.edges.device == rows.device
-    policy = build(algorithms.SAC).model.policy
-    assert validation._beside(policy, rows) is policy
-    moved = validation._beside(policy, rows.to(META))
-    assert {p.device for p in moved.parameters()} == {META}
-    assert {p.device for p in policy.parameters()} == {rows.device}
 
 
 @needs_gpu
 def test_held_out_rows_that_a_gpu_has_no_room_for(home: Path, tmp_path: Path) -> None:
-    settings = {"device": "cuda", "validation_fraction": 0.25, "early_stopping": STOPPING}
-    results = [train(home, tmp_path, IQL, device_memory=memory, **settings) for memory in (1, 10**9)]
-    near, far = (result.metrics for result in results)
+    settings = {"device": "cuda", "validation_fraction": 0.25}
+    near, far = (train(home, tmp_path, IQL, device_memory=memory, **settings).metrics for memory in (1, 10**9))
     assert near["validation_distance"] == pytest.approx(far["validation_distance"], rel=1e-3)
-    assert near["fqe_value"] == pytest.approx(far["fqe_value"], rel=1e-2)
 
 
 def test_resamples_go_where_the_rows_are(home: Path) -> None:
@@ -506,24 +496,55 @@ def test_held_out_episodes_are_not_learned_from_and_reported(home: Path, tmp_pat
     assert float(apart.mean()) == pytest.approx(distances[-1], rel=1e-5)
 
 
-STOPPING = {"metric": "fqe", "patience": 2, "min_improvement": 1e6, "fqe_updates": 15}
+BY_FQE = {"metric": "fqe", "patience": 2, "min_improvement": 0.0, "target_return": None, "fqe_updates": 2000}
+GONE = "early_stopping: metric: fqe does not exist; use return, or rank the checkpoints afterwards with"
 
 
-def test_early_stopping_by_fqe_needs_no_environment(home: Path, tmp_path: Path) -> None:
-    """With an improvement that nothing reaches it stops after the first evaluation and two more."""
-    result = train(home, tmp_path, IQL, 200, validation_fraction=0.25, early_stopping=STOPPING)
-    assert result.metrics["global_step"] == 60
-    assert len(logged(result.run_dir, "validation/fqe_value")) == 3
-    assert "fqe_value" in result.metrics
-    record = json.loads((result.run_dir / "run.json").read_text())
-    assert record["status"] == "stopped"
+def as_0_2_wrote(checkpoint: Path) -> None:
+    """Give a checkpoint the records of a run of version 0.2 that FQE would have stopped."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    for name in ("config", "trainer"):
+        record = json.loads((checkpoint / f"{name}.json").read_text())
+        if name == "config":
+            record["algo_kwargs"]["early_stopping"] = BY_FQE
+        else:
+            record["callbacks"]["EarlyStoppingCallback"] = {"best": 1.0, "waited": 1}
+        data = files.encode_json(record)
+        (checkpoint / f"{name}.json").write_bytes(data)
+        manifest["files"][f"{name}.json"] = asdict(FileEntry.of(data))
+    del manifest["sha256"]
+    manifest["sha256"] = FileEntry.of(files.encode_json(manifest)).sha256
+    (checkpoint / "manifest.json").write_bytes(files.encode_json(manifest))
 
 
-def test_a_run_that_is_judged_resumes_exactly(home: Path, tmp_path: Path) -> None:
+def test_a_run_that_fqe_would_have_stopped_loads_and_resumes_without_early_stopping(
+    home: Path, tmp_path: Path
+) -> None:
+    result = train(home, tmp_path, validation_fraction=0.25)
+    as_0_2_wrote(result.checkpoint_path)
+    with pytest.warns(UserWarning, match="fqe of this run does not exist any more; it resumes without early stop"):
+        assert rl_training.load(result.run_dir).predict(np.zeros(1)).shape == (1,)
+    with pytest.warns(UserWarning, match="it resumes without early stopping"):
+        resumed = resume_training(result.run_dir, changes={"total_timesteps": 80}, quiet=True)
+    assert resumed.metrics["global_step"] == 80
+    record = json.loads((resumed.checkpoint_path / "config.json").read_text())
+    assert record["algo_kwargs"]["early_stopping"] is None
+
+
+def test_settings_that_0_2_spelt_out_beside_the_return_are_dropped() -> None:
+    stopping = BY_FQE | {"metric": "return"}
+    config = TrainConfig(
+        algo="bc", env_id="X", total_timesteps=5, algo_kwargs={"eval_interval": 1, "early_stopping": stopping}
+    )
+    new = resolve(config).to_dict()["early_stopping"]
+    assert new == {"patience": 2, "min_improvement": 0.0, "target_return": None}
+    assert with_defaults_of(2, config).algo_kwargs["early_stopping"] == new
+
+
+def test_a_run_with_held_out_episodes_resumes_exactly(home: Path, tmp_path: Path) -> None:
     """Half, then the rest, equals all at once: networks, random numbers, callbacks, log."""
     settings: dict[str, Any] = {
         "validation_fraction": 0.25,
-        "early_stopping": STOPPING | {"patience": 3, "min_improvement": 0.0},
         "checkpoint_interval": 30,
         "learning_rate_schedule": "constant",
     }
@@ -534,52 +555,17 @@ def test_a_run_that_is_judged_resumes_exactly(home: Path, tmp_path: Path) -> Non
     for known in (ours, theirs):
         known.pop("config/output_dir")
     assert ours == theirs
-    for name in ("validation/fqe_value", "validation/action_distance"):
-        assert logged(resumed.run_dir, name) == logged(whole.run_dir, name)
-
-
-@pytest.mark.slow
-def test_a_signal_while_it_judges_ends_the_run_which_judges_first_when_it_goes_on(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings: dict[str, Any] = {
-        "validation_fraction": 0.25,
-        "early_stopping": STOPPING | {"min_improvement": 0.0, "patience": 3, "fqe_updates": 250},
-    }
-    whole = train(home, tmp_path / "whole", BC, 40, **settings)
-    calls = []
-
-    class Interrupting(Updater):
-        def run(self, count: int) -> None:
-            super().run(count)
-            calls.append(count)
-            if len(calls) == 4:  # the first block of the second evaluation
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(validation, "Updater", Interrupting)
-        with pytest.raises(TrainingInterrupted):
-            train(home, tmp_path / "broken", BC, 40, **settings)
-    assert len(calls) == 4
-    run = next((tmp_path / "broken").iterdir())
-    resumed = resume_training(run, quiet=True)
-    ours, theirs = (fingerprint(result.checkpoint_path) for result in (resumed, whole))
-    for known in (ours, theirs):
-        known.pop("config/output_dir")
-    assert ours == theirs
-    assert logged(run, "validation/fqe_value") == logged(whole.run_dir, "validation/fqe_value")
+    distances = [logged(result.run_dir, "validation/action_distance") for result in (resumed, whole)]
+    assert distances[0] == distances[1]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"early_stopping": STOPPING}, "fqe needs held-out episodes; set validation_fraction"),
+        ({"early_stopping": BY_FQE}, f"{GONE} `rl-training ope` or `rl-training select`"),
+        ({"early_stopping": {"patience": 2, "metric": "loss"}}, "metric: loss does not exist; use return"),
         ({"validation_fraction": 1.0}, "validation_fraction must be < 1"),
         ({"validation_fraction": 0.2, "top_fraction": 0.5}, "cannot stand beside top_fraction"),
-        (
-            {"validation_fraction": 0.2, "early_stopping": STOPPING | {"target_return": 1.0}},
-            "FQE ranks policies and promises no return; use patience alone",
-        ),
     ],
 )
 def test_settings_that_do_not_go_together(
@@ -587,13 +573,6 @@ def test_settings_that_do_not_go_together(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         train(home, tmp_path, **settings)
-    assert not list(tmp_path.iterdir())
-
-
-def test_fqe_stops_no_run_that_meets_an_environment(tmp_path: Path) -> None:
-    settings = TRAINED | SOON | {"output_dir": str(tmp_path), "eval_interval": 10, "early_stopping": STOPPING}
-    with pytest.raises(ConfigError, match="fqe is for runs that learn from data alone, and dqn does not"):
-        rl_training.DQN("CartPole-v1", **settings).learn(20, progress_bar=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -748,26 +727,11 @@ def test_an_unknown_task_is_refused(study: Study) -> None:
         study.select("return", task="walker")
 
 
-def test_the_yaml_of_a_run_may_ask_for_it(home: Path, tmp_path: Path) -> None:
-    config = {
-        "algo": "bc",
-        "env_id": None,
-        "total_timesteps": 20,
-        "device": "cpu",
-        "output_dir": str(tmp_path / "runs"),
-        "algo_kwargs": {
-            "dataset_kind": "npz",
-            "dataset_path": str(home / "logs.npz"),
-            "hidden_sizes": [8],
-            "batch_size": 16,
-            "eval_interval": 10,
-            "validation_fraction": 0.25,
-            "early_stopping": {"metric": "fqe", "patience": 1, "fqe_updates": 12},
-        },
-    }
-    (tmp_path / "run.yaml").write_text(dump_yaml(config))
-    result = command("train", "--config", tmp_path / "run.yaml")
-    assert result.exit_code == 0, result.output
+def test_the_yaml_of_a_run_that_asks_for_it_is_refused_with_its_line(tmp_path: Path) -> None:
+    config = {"algo": "bc", "env_id": None, "total_timesteps": 20}
+    kwargs = {"eval_interval": 10, "early_stopping": {"metric": "fqe", "patience": 1}}
+    (tmp_path / "run.yaml").write_text(dump_yaml(config | {"algo_kwargs": kwargs}))
+    assert f"run.yaml:6: algo_kwargs.{GONE}" in refused(command("train", "--config", tmp_path / "run.yaml"))
 
 
 def test_help_tells_the_defaults_of_the_function() -> None:

@@ -11,6 +11,7 @@ import pytest
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import resolve
 from rl_training.study import Study, planning
 from rl_training.study.description import read_description
 from rl_training.study.plan import Plan, hash_of, identity, read_plan
@@ -58,6 +59,25 @@ def test_a_plan_with_the_removed_setting_evaluate_beside_is_the_same_plan(tmp_pa
     kwargs = {"eval_interval": 10, "early_stopping": {"patience": 2}}
     settings = tiny("dqn", tmp_path, kwargs=kwargs).to_dict()
     assert identity({**settings, "evaluate_beside": True}) == identity(settings)
+
+
+def test_early_stopping_has_the_identity_it_had_in_0_2() -> None:
+    config = TrainConfig(
+        algo="dqn",
+        env_id="CartPole-v1",
+        total_timesteps=60,
+        algo_kwargs={"eval_interval": 10, "early_stopping": {"patience": 2}},
+    )
+    spelt_out = config.replace(algo_kwargs=resolve(config).to_dict())
+    assert hash_of(identity(spelt_out.to_dict())).startswith("7c0d6337")
+
+
+def test_a_planned_trial_that_fqe_would_stop_runs_without_early_stopping(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    kwargs = plan.configurations[0].settings["algo_kwargs"]
+    kwargs["early_stopping"] = {"patience": 2, "metric": "fqe", "fqe_updates": 9}
+    with pytest.warns(UserWarning, match="it resumes without early stopping"):
+        assert plan.config_of(plan.trials[0], tmp_path).algo_kwargs["early_stopping"] is None
 
 
 def test_data_count_by_their_name_and_not_by_their_folder() -> None:

@@ -52,8 +52,8 @@ class AWAC(ManagedAlgorithm[Seeds]):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
-    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
-        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
+    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
+        theirs is logged at each evaluation and at the end
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -204,8 +204,8 @@ class BC(ManagedAlgorithm[Seeds]):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
-    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
-        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
+    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
+        theirs is logged at each evaluation and at the end
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -362,8 +362,8 @@ class CQL(ManagedAlgorithm[Seeds]):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
-    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
-        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
+    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
+        theirs is logged at each evaluation and at the end
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -527,8 +527,8 @@ class CRR(ManagedAlgorithm[Seeds]):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
-    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
-        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
+    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
+        theirs is logged at each evaluation and at the end
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -953,8 +953,8 @@ class EDAC(ManagedAlgorithm[Seeds]):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
-    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
-        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
+    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
+        theirs is logged at each evaluation and at the end
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -1109,8 +1109,8 @@ class IQL(ManagedAlgorithm[Seeds]):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
-    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
-        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
+    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
+        theirs is logged at each evaluation and at the end
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -1848,8 +1848,8 @@ class TD3BC(ManagedAlgorithm[Seeds]):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
-    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
-        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
+    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
+        theirs is logged at each evaluation and at the end
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
@@ -2144,8 +2144,8 @@ class ReBRAC(ManagedAlgorithm[Seeds]):
     action_high = None: with `action_low`
     num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
         one
-    validation_fraction = 0.0: share of the episodes that is held out; how far the policy's actions lie from
-        theirs is told at each evaluation and at the end, and `early_stopping: {metric: fqe}` judges by them
+    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
+        theirs is logged at each evaluation and at the end
     max_updates = None: bound on updates beside `total_timesteps`
     max_epochs = None: bound on passes over the data
     eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -18,6 +20,8 @@ from rl_training.errors import CheckpointError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import SCHEMA
 
+# What version 0.2 had in `early_stopping` beside the settings of today, with the defaults of 0.2.
+REMOVED_FROM_EARLY_STOPPING = {"metric": "return", "fqe_updates": 2_000}
 # Those whose policy was `tanh` before `policy_distribution` was a setting. BC on discrete actions, whose record
 # has no `stochastic`, has none; IQL's default is what it always was.
 _SQUASHED = {"awac", "bc", "crr"}
@@ -27,7 +31,7 @@ def with_defaults_of(schema: Any, config: TrainConfig) -> TrainConfig:
     """`config`, read from a record of that schema, with the defaults it was written under spelt out."""
     if schema is not None and (type(schema) is not int or schema > SCHEMA):
         raise CheckpointError(f"records of schema {schema!r} need a newer rl_training (this one knows {SCHEMA})")
-    given = config.algo_kwargs
+    given = without_fqe_stopping(config.algo_kwargs)
     if schema is None:
         given = {**_defaults_0_1().get(config.algo, {}), **given}
     if config.init_from is not None and "learning_starts" in given:
@@ -36,6 +40,22 @@ def with_defaults_of(schema: Any, config: TrainConfig) -> TrainConfig:
     if config.algo in _SQUASHED and (config.algo != "bc" or "stochastic" in given):
         given = {"policy_distribution": "tanh", **given}
     return config if given == config.algo_kwargs else config.replace(algo_kwargs=given)
+
+
+def without_fqe_stopping(algo_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a record as they are today: early stopping by FQE, which 0.2 had, is off."""
+    given, stopping = dict(algo_kwargs), algo_kwargs.get("early_stopping")
+    if not isinstance(stopping, Mapping):
+        return given
+    if stopping.get("metric") == "fqe":
+        warnings.warn(
+            "early_stopping: metric: fqe of this run does not exist any more; it resumes without early stopping",
+            stacklevel=2,
+        )
+        return given | {"early_stopping": None}
+    return given | {
+        "early_stopping": {name: v for name, v in stopping.items() if name not in REMOVED_FROM_EARLY_STOPPING}
+    }
 
 
 @functools.cache

@@ -29,7 +29,6 @@ METRICS = (
     Metric("eval_normalized_score", "eval/normalized_score", "normalized score"),
     Metric("eval_return_best", "", "best mean return"),
     Metric("validation_distance", "validation/action_distance", "distance from held-out actions"),
-    Metric("fqe_value", "validation/fqe_value", "value by FQE"),
     Metric("rollout_return_mean", "rollout/ep_rew_mean", "mean return of training episodes"),
     Metric("rollout_length_mean", "rollout/ep_len_mean", "mean length of training episodes"),
     Metric("global_step", "time/total_timesteps", "environment steps"),

@@ -141,9 +141,7 @@ class EarlyStoppingCallback(Callback):
         patience: int | None = None,
         min_improvement: float = 0.0,
         target_return: float | None = None,
-        metric: str = "eval_return_mean",
     ) -> None:
-        self.metric = metric
         self.patience = patience
         self.min_improvement = min_improvement
         self.target_return = target_return
@@ -151,9 +149,7 @@ class EarlyStoppingCallback(Callback):
         self.waited = 0
 
     def on_evaluation(self, session: Session, metrics: Mapping[str, float]) -> None:
-        if self.metric not in metrics:  # an evaluation in an environment, where FQE decides
-            return
-        value = metrics[self.metric]
+        value = metrics["eval_return_mean"]
         if self.target_return is not None and value >= self.target_return:
             session.stop(f"target_return {self.target_return:g} reached: {value:.6g}", final=True)
             return

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from rl_training.experiment.history import REMOVED_FROM_EARLY_STOPPING
 from rl_training.runtime.callbacks import (
     Callback,
     EarlyStoppingCallback,
@@ -24,18 +26,24 @@ class EarlyStopping(Settings):
     """what counts as an improvement of the mean return"""
     target_return: float | None = None
     """stop as soon as an evaluation's mean return reaches it"""
-    metric: Literal["return", "fqe"] = "return"
-    """what counts: the mean return of evaluations, or, offline and without an environment, the value of the policy
-    by FQE on held-out episodes (`validation_fraction`)"""
-    fqe_updates: PositiveInt = 2_000
-    """updates of FQE at each evaluation, with `metric: fqe`"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_return(cls, values: Any) -> Any:
+        """Drop `metric: return` and `fqe_updates`, which files of version 0.2 spell out; refuse other metrics."""
+        if not isinstance(values, Mapping):
+            return values
+        if (metric := values.get("metric", "return")) != "return":
+            raise ValueError(
+                f"metric: {metric} does not exist; use return, or rank the checkpoints afterwards with "
+                "`rl-training ope` or `rl-training select`"
+            )
+        return {name: value for name, value in values.items() if name not in REMOVED_FROM_EARLY_STOPPING}
 
     @model_validator(mode="after")
     def _something_to_stop_at(self) -> Self:
         if self.patience is None and self.target_return is None:
             raise ValueError("early_stopping needs patience or target_return")
-        if self.metric == "fqe" and self.target_return is not None:
-            raise ValueError("early_stopping: FQE ranks policies and promises no return; use patience alone")
         return self
 
 
@@ -74,5 +82,4 @@ def _early_stopping(settings: EarlyStopping) -> EarlyStoppingCallback:
         patience=settings.patience,
         min_improvement=settings.min_improvement,
         target_return=settings.target_return,
-        metric="fqe_value" if settings.metric == "fqe" else "eval_return_mean",
     )

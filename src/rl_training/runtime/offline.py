@@ -222,19 +222,11 @@ class Offline(Regime):
     @cached_property
     def validation(self) -> Validation | None:
         """What held-out episodes say of the policy; None where none are held out."""
-        stopping = self.job.resolved[ControlConfig].early_stopping
-        judges = stopping is not None and stopping.metric == "fqe"
         held_out = self.prepared.held_out
         if held_out is None:
-            if judges:
-                raise ConfigError(
-                    "algo_kwargs.early_stopping.metric: fqe needs held-out episodes; set validation_fraction",
-                    key="algo_kwargs.early_stopping.metric",
-                )
             return None
-        updates = stopping.fqe_updates if stopping is not None and judges else None
         rows = self.job.once("held-out rows", lambda: _settled(held_out, self.prepared.budgets))
-        return Validation(held_out, rows, self.learner, fqe_updates=updates)
+        return Validation(held_out, rows, self.learner)
 
     def watchers(self, job: Job) -> list[Callback]:
         interval = job.resolved[ControlConfig].eval_interval

@@ -70,11 +70,8 @@ class Job:
         """Resolve and check the settings of a run, before anything is built or written."""
         config = config.with_seed()
         resolved = sections.resolve(config.algo_kwargs)
-        stopping = resolved[ControlConfig].early_stopping
-        if (
-            stopping is not None
-            and stopping.metric == "return"
-            and ((config.env_id is None and config.eval_env is None) or config.eval_episodes == 0)
+        if resolved[ControlConfig].early_stopping is not None and (
+            (config.env_id is None and config.eval_env is None) or config.eval_episodes == 0
         ):
             raise ConfigError(
                 "algo_kwargs.early_stopping needs evaluations: set env_id and an eval_episodes of at least 1",
@@ -177,13 +174,6 @@ class Regime(ABC):
 
     def watchers(self, job: Job) -> list[Callback]:
         """Callbacks of its own, called after those of the controls."""
-        stopping = job.resolved[ControlConfig].early_stopping
-        if stopping is not None and stopping.metric == "fqe":
-            raise ConfigError(
-                f"algo_kwargs.early_stopping.metric: fqe is for runs that learn from data alone, and "
-                f"{job.config.algo} does not; use return",
-                key="algo_kwargs.early_stopping.metric",
-            )
         return []
 
     def close(self) -> None:  # noqa: B027 - nothing to close without an environment

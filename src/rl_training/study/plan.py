@@ -29,6 +29,7 @@ from typing import Any
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.history import REMOVED_FROM_EARLY_STOPPING, without_fqe_stopping
 from rl_training.experiment.runs import task_name
 
 PLAN = "plan.json"
@@ -66,6 +67,8 @@ def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What makes a configuration the same one: its settings, flat, without where and how it runs."""
     flat = {name: value for name, value in settings.items() if name not in _HOW and name != "algo_kwargs"}
     flat |= {f"algo_kwargs.{name}": value for name, value in settings["algo_kwargs"].items()}
+    if isinstance(stopping := flat.get("algo_kwargs.early_stopping"), dict):
+        flat["algo_kwargs.early_stopping"] = {**REMOVED_FROM_EARLY_STOPPING, **stopping}  # as 0.2 hashed it
     return {name: _without_folders(name, value) for name, value in flat.items()}
 
 
@@ -174,7 +177,8 @@ class Plan:
         """The configuration a trial is trained with."""
         settings = self.configurations[trial.configuration].settings
         changes = {"seed": trial.seed, "output_dir": str(runs), "allow_import": allow_import}
-        return TrainConfig(**{**settings, **changes})
+        kwargs = without_fqe_stopping(settings["algo_kwargs"])
+        return TrainConfig(**{**settings, **changes, "algo_kwargs": kwargs})
 
     def changed(self, **fields: Any) -> Plan:
         return replace(self, **fields)
