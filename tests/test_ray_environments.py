@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,24 +189,17 @@ def test_an_environment_of_the_main_script(cluster: Nodes, tmp_path: Path) -> No
     assert "with environments: ray a script that defines its environment needs" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("kind", ["closed", "silent", "other", "words", "client"])
+@pytest.mark.parametrize("kind", ["closed", "words", "client"])
 def test_an_address_without_a_cluster_is_one_line(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rl_training.environments.ray_actors._REACH_SECONDS", 1.0)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        if kind in ("silent", "other"):
-            server.listen()
-        if kind == "other":
-            threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/1.0 400 no\r\n"), daemon=True).start()
         asked = {"words": "my cluster", "client": "ray://host:10001"}.get(kind, address)
         monkeypatch.setenv("RAY_ADDRESS", asked)
         expected = {
             "closed": f"RAY_ADDRESS {address}: no Ray cluster can be reached there (Connection refused); start one",
-            "silent": f"RAY_ADDRESS {address}: no Ray cluster can be reached there (no answer); start one",
-            "other": f"RAY_ADDRESS {address}: what answers there is no Ray cluster; start one",
         }.get(kind, f"RAY_ADDRESS: write auto, local or host:port, got {asked!r}")
         with pytest.raises(ConfigError) as caught:
             train(config_of(tmp_path))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rl_training.cli import main
+from rl_training.environments.ray_actors import connect
 from rl_training.errors import ConfigError, MissingDependencyError
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.study.ray_crew import put_marker, take_marker
@@ -22,6 +25,38 @@ def test_environments_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ):
         train(tiny("td3", tmp_path, environments="ray"))
     assert list(tmp_path.iterdir()) == []
+
+
+class Unreachable:
+    """In the place of ray: a cluster that cannot be joined."""
+
+    exceptions = SimpleNamespace(RayError=type("RayError", (Exception,), {}))
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, address: str, **options: object) -> None:
+        self.asked.append(address)
+        raise self.exceptions.RayError("\nTimed out while waiting for GCS to become available.\ntrace")
+
+
+def test_what_answers_and_is_no_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ray := Unreachable())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ConfigError) as caught:
+            connect(address, "--ray")
+    expected = "no Ray cluster was joined: Timed out while waiting for GCS to become available.; start one with"
+    assert str(caught.value).startswith(f"--ray {address}: {expected}")
+    assert ray.asked == [address]
+    with pytest.raises(
+        ConfigError, match=rf"^--ray {address}: no Ray cluster can be reached there \(.*\); start one"
+    ):
+        connect(address, "--ray")
+    assert ray.asked == [address]
 
 
 def test_what_a_marker_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,14 +46,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Seconds in which a cluster must answer for the first time; Ray itself would try for minutes.
+# Seconds in which a connection to a cluster's address must open.
 _REACH_SECONDS = 5.0
 # Seconds in which a node must start a process, to count as alive.
 _SILENT_SECONDS = 20.0
 # What passes through the object store here is small; Ray would take a third of the memory.
 _STORE_BYTES = 200 * 2**20
-_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-_HTTP2_SETTINGS = 4
 # What Ray says of an actor whose node died before anybody knew that it was there.
 _NODE_DIED = "its node has died"
 _REMEDY = "start one with `ray start --head`, or give `local`"
@@ -87,24 +85,19 @@ def connect(address: str, why: str) -> Any:
         with _signals_kept():
             ray.init(address=address, **options)
     except (ray.exceptions.RayError, ValueError, RuntimeError, OSError) as error:
-        hint = "" if address == "local" else "; if it asks for a token, set RAY_AUTH_MODE=token here too"
+        hint = "" if address == "local" else f"; {_REMEDY}; if it asks for a token, set RAY_AUTH_MODE=token"
         raise ConfigError(f"{why} {address}: no Ray cluster was joined: {_first_line(error)}{hint}") from None
     return ray
 
 
 def _reachable(address: str, why: str) -> str:
-    """`address` as host:port, where something answers in the protocol Ray speaks; otherwise one line, at once."""
+    """`address` as host:port; `ConfigError` if no connection to it opens, for which Ray would try half a minute."""
     found = _resolved(address, why)
     host, colon, port = found.rpartition(":")
     if not colon or not host or not port.isdecimal() or "/" in host:
         raise ConfigError(f"{why}: write auto, local or host:port, got {address!r}")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") != "1":
-                connection.sendall(_HTTP2_GREETING)
-                answer = connection.recv(9)
-                if len(answer) < 4 or answer[3] != _HTTP2_SETTINGS:
-                    raise ConfigError(f"{why} {found}: what answers there is no Ray cluster; {_REMEDY}")
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
     except (OSError, OverflowError) as error:
         reason = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or error
         raise ConfigError(f"{why} {found}: no Ray cluster can be reached there ({reason}); {_REMEDY}") from None
