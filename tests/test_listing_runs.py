@@ -6,7 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -87,7 +87,7 @@ def test_what_cannot_be_read_is_there_unless_it_is_asked_what_it_cannot_tell(fol
 
 
 def test_the_sorts_of_the_command_are_those_of_python(folder: Path) -> None:
-    assert {one.value for one in Sort} == set(listing.SORTS)
+    assert set(get_args(Sort)) == set(listing.SORTS)
     with pytest.raises(ConfigError, match="sort: unknown 'retrun'; did you mean 'return'"):
         runs(folder, sort="retrun")
 

@@ -9,9 +9,8 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -337,15 +336,10 @@ def configs(
     show_table(rows, header=("name", "environment", "total_timesteps"))
 
 
-class Keep(StrEnum):
-    best = "best"
-    last = "last"
-
-
 @main.command()
 def prune(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of runs.")],
-    keep: Annotated[Keep, typer.Option(help="best/ alone, or the last checkpoint beside it.")],
+    keep: Annotated[Literal["best", "last"], typer.Option(help="best/ alone, or the last checkpoint beside it.")],
     force: Annotated[
         bool, typer.Option("--force", help="Also runs that are neither finished nor stopped.")
     ] = False,
@@ -354,7 +348,7 @@ def prune(
     from rl_training.console.pruning import find_runs, prune_run
     from rl_training.memory import human_bytes
 
-    pruned = [prune_run(run, keep.value, force=force) for run in find_runs(runs)]
+    pruned = [prune_run(run, keep, force=force) for run in find_runs(runs)]
     show_table([(str(one.run), human_bytes(one.freed), one.remark) for one in pruned])
     print(f"freed {human_bytes(sum(one.freed for one in pruned))}")
 

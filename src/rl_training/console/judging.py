@@ -6,9 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,17 +23,6 @@ if TYPE_CHECKING:
 _PARTS = 1_000
 # Seconds between two lines of the progress.
 _LINE_SECONDS = 10.0
-
-
-class Method(StrEnum):
-    fqe = "fqe"
-    wis = "wis"
-    dr = "dr"
-
-
-class By(StrEnum):
-    fqe = "fqe"
-    evaluation = "return"
 
 
 def _fraction(text: str) -> Any:
@@ -74,9 +62,9 @@ def ope(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders or checkpoints.")],
     dataset: Annotated[str, typer.Option(metavar="FILE", help="Logged data: .npz, .hdf5 or a Minari id.")],
     method: Annotated[
-        Method,
+        Literal["fqe", "wis", "dr"],
         typer.Option(help="fqe; for discrete actions with logged probabilities also wis (importance) or dr."),
-    ] = Method.fqe,
+    ] = "fqe",
     bootstraps: Bootstraps = defaults.BOOTSTRAPS,
     updates: Updates = defaults.UPDATES,
     validation_fraction: Fraction = defaults.VALIDATION_FRACTION,
@@ -93,7 +81,7 @@ def ope(
         found = judge(
             runs,
             dataset,
-            method=method.value,
+            method=method,
             bootstraps=bootstraps,
             updates=updates,
             validation_fraction=validation_fraction,
@@ -112,7 +100,10 @@ def ope(
 
 def select(
     study: Annotated[Path, typer.Argument(metavar="STUDY", help="A study's folder, studies/NAME.")],
-    by: Annotated[By, typer.Option(help="What decides: fqe on logged data, or the return of evaluations.")],
+    by: Annotated[
+        Literal["fqe", "return"],
+        typer.Option(help="What decides: fqe on logged data, or the return of evaluations."),
+    ],
     dataset: Annotated[
         str | None, typer.Option(metavar="FILE", help="Logged data; by default what the trials learned from.")
     ] = None,
@@ -131,7 +122,7 @@ def select(
 
     options: dict[str, Any] = {}
     with _progress() as watch:
-        if by is By.fqe:
+        if by == "fqe":
             options = {
                 "dataset": dataset,
                 "bootstraps": bootstraps,
@@ -146,7 +137,7 @@ def select(
             }
         elif dataset is not None:
             raise typer.BadParameter("--dataset is for --by fqe")
-        found = Study(study).select(by.value, task=task, **options)
+        found = Study(study).select(by, task=task, **options)
     if as_json:
         show_json(found.to_dict())
     else:

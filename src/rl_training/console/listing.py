@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,16 +16,7 @@ if TYPE_CHECKING:
 _AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
 
 
-class Sort(StrEnum):
-    name = "name"
-    algo = "algo"
-    env = "env"
-    seed = "seed"
-    status = "status"
-    step = "step"
-    return_ = "return"
-    best = "best"
-    age = "age"
+Sort = Literal["name", "algo", "env", "seed", "status", "step", "return", "best", "age"]
 
 
 def runs(
@@ -54,7 +44,7 @@ def runs(
         env=env,
         tag=tag,
         status=status,
-        sort=None if sort is None else sort.value,
+        sort=sort,
         reverse=reverse,
     )
     if as_json:

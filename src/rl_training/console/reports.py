@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -29,26 +28,9 @@ Names = Annotated[
 ]
 
 
-class By(StrEnum):
-    settings = "settings"
-    path = "path"
-    tags = "tags"
-
-
-class Normalize(StrEnum):
-    auto = "auto"
-    d4rl = "d4rl"
-    range = "range"
-
-
-class Axis(StrEnum):
-    steps = "steps"
-    updates = "updates"
-    seconds = "seconds"
-
-
 ByOption = Annotated[
-    By, typer.Option(help="What a method is: algorithm and settings, the path it was given by, or its tags.")
+    Literal["settings", "path", "tags"],
+    typer.Option(help="What a method is: algorithm and settings, the path it was given by, or its tags."),
 ]
 
 
@@ -64,12 +46,12 @@ def report(
         typer.Option(metavar="STEP", help="Count evaluations up to this step, of runs that came so far."),
     ] = None,
     unfinished: Unfinished = False,
-    by: ByOption = By.settings,
+    by: ByOption = "settings",
     name: Names = None,
     normalize: Annotated[
-        Normalize,
+        Literal["auto", "d4rl", "range"],
         typer.Option(help="Scores by D4RL's references, by the range of results, or either as it can be."),
-    ] = Normalize.auto,
+    ] = "auto",
     reference: Annotated[
         list[str] | None,
         typer.Option(metavar="TASK=LOW,HIGH", help="The results that score 0 and 1 on a task; may be repeated."),
@@ -91,9 +73,9 @@ def report(
         score="best" if best else "last",
         at=at,
         unfinished=unfinished,
-        by=by.value,
+        by=by,
         names=dict(_pair(text, "--name") for text in name or ()),
-        normalize=normalize.value,
+        normalize=normalize,
         references={task: _ends(value) for task, value in (_pair(text, "--reference") for text in reference or ())},
         threshold=_thresholds(threshold or ()),
         title=title,
@@ -106,9 +88,11 @@ def plot(
     paths: Paths,
     output: Annotated[Path, typer.Option("--output", "-o", help="A file .svg, .pdf or .png.")],
     metric: Metric = "eval_return_mean",
-    x: Annotated[Axis, typer.Option(help="What the curves are drawn against.")] = Axis.steps,
+    x: Annotated[
+        Literal["steps", "updates", "seconds"], typer.Option(help="What the curves are drawn against.")
+    ] = "steps",
     seeds: Annotated[bool, typer.Option("--seeds", help="Draw every run as well.")] = False,
-    by: ByOption = By.settings,
+    by: ByOption = "settings",
     name: Names = None,
 ) -> None:
     """Learning curves: the interquartile mean of each method's runs and its 95 % interval, a panel per task."""
@@ -117,12 +101,12 @@ def plot(
     from rl_training.report import read
 
     names = dict(_pair(text, "--name") for text in name or ())
-    found = read(paths, metric=metric, unfinished=True, by=by.value, names=names)
-    if not any(axis == x.value for axis, _, _ in found.summary.bands):
-        raise ConfigError(f"no run has evaluations of {metric} by {x.value}")
+    found = read(paths, metric=metric, unfinished=True, by=by, names=names)
+    if not any(axis == x for axis, _, _ in found.summary.bands):
+        raise ConfigError(f"no run has evaluations of {metric} by {x}")
     from rl_training.report.rendering import save_figure
 
-    save_figure(found.curves(x.value, seeds=seeds), output, seeds=seeds)
+    save_figure(found.curves(x, seeds=seeds), output, seeds=seeds)
     _tell(found, output)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,10 +18,6 @@ studies = typer.Typer(no_args_is_help=True, help="Pack a study into one file, an
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A study's folder, studies/NAME.")]
 
 
-class Retry(StrEnum):
-    failed = "failed"
-
-
 def sweep(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The study's YAML file, or its folder.")],
     workers: Annotated[
@@ -34,7 +29,8 @@ def sweep(
     gpus: Gpus = None,
     ray: Ray = None,
     retry: Annotated[
-        Retry | None, typer.Option(help="Try failed trials again, unless they would fail in the same way.")
+        Literal["failed"] | None,
+        typer.Option(help="Try failed trials again, unless they would fail in the same way."),
     ] = None,
     allow_import: AllowImport = False,
 ) -> None:
@@ -88,25 +84,20 @@ def status(
         _show(found)
 
 
-class Policies(StrEnum):
-    best = "best"
-    last = "last"
-    none = "none"
-
-
 @studies.command()
 def pack(
     folder: Folder,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A .zip file.")],
     policies: Annotated[
-        Policies, typer.Option(help="The best policy of each run, that of its last checkpoint, or none.")
-    ] = Policies.best,
+        Literal["best", "last", "none"],
+        typer.Option(help="The best policy of each run, that of its last checkpoint, or none."),
+    ] = "best",
 ) -> None:
     """Write everything a report needs into one file: settings, logs, results, policies; no replay buffers."""
     from rl_training.memory import human_bytes
     from rl_training.study.packing import pack as pack_into
 
-    pack_into(folder, output, policies=policies.value)
+    pack_into(folder, output, policies=policies)
     print(f"wrote {output} ({human_bytes(output.stat().st_size)})")
 
 
