@@ -15,6 +15,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment import config as config_module
 from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
+from rl_training.settings import Effect
 
 GOOD = """\
 algo: sac
@@ -377,3 +378,29 @@ def test_contradicting_names_are_refused(lines: str, message: str, tmp_path: Pat
         load_config(path)
     assert str(caught.value).startswith(f"{path}:{message}")
     assert "\n" not in str(caught.value)
+
+
+def test_every_field_says_what_it_affects_and_the_sets_are_those_of_0_2() -> None:
+    kinds: tuple[Effect, ...] = ("run", "place", "watching", "result")
+    said = [name for kind in kinds for name in TrainConfig.affecting(kind)]
+    assert sorted(said) == sorted(TrainConfig.model_fields)  # each one, and once
+    assert TrainConfig.affecting("run") == {"seed", "seeds", "output_dir", "tags", "population"}
+    assert TrainConfig.affecting("place") == {
+        "device",
+        "keep_checkpoints",
+        "environments",
+        "loggers",
+        "env_timeout",
+        "allow_import",
+        "device_memory",
+        "host_memory",
+        "evaluate_beside",
+    }
+    assert TrainConfig.affecting("watching") == {"log_interval", "checkpoint_interval"}
+    assert DatasetConfig.affecting("rows") == {
+        "reward_scale",
+        "reward_shift",
+        "reward_range_scaling",
+        "top_fraction",
+        "normalize_observations",
+    }

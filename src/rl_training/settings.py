@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -89,6 +90,23 @@ def byte_size(value: Any) -> Any:
     return int(float(found[1]) * base ** " kmgt".index((found[2] or " ").lower()))
 
 
+T = TypeVar("T")
+Effect = Literal["run", "place", "watching", "rows", "result"]
+
+
+@dataclass(frozen=True)
+class Affects:
+    """What a setting affects, written at its field: `device: Place[str]`."""
+
+    what: Effect
+
+
+PerRun = Annotated[T, Affects("run")]  # which run it is and where it is kept; members of a population differ in it
+Place = Annotated[T, Affects("place")]  # where and how a run is computed and kept; its results do not depend on it
+Watching = Annotated[T, Affects("watching")]  # when it is logged and saved; two methods do not differ in it
+Rows = Annotated[T, Affects("rows")]  # how rows of data are prepared for the learner
+Result = Annotated[T, Affects("result")]
+
 WholeNumber = BeforeValidator(_whole)
 ByteSize = Annotated[int, Field(ge=0), BeforeValidator(byte_size)]
 PositiveInt = Annotated[int, Field(ge=1), WholeNumber]
@@ -162,3 +180,12 @@ class Settings(BaseModel):
         except ValidationError as error:
             path = ".".join(str(part) for part in (place, *error.errors()[0]["loc"]) if part != "")
             raise ConfigError(describe(error, cls.model_fields, place), key=path) from None
+
+    @classmethod
+    def affecting(cls, *what: Effect) -> frozenset[str]:
+        """The names of the fields that affect one of `what`, as their annotations say."""
+        return frozenset(
+            name
+            for name, info in cls.model_fields.items()
+            if any(isinstance(mark, Affects) and mark.what in what for mark in info.metadata)
+        )

@@ -24,6 +24,7 @@ from rl_training.settings import (
     PathText,
     PositiveFloat,
     PositiveInt,
+    Rows,
     Settings,
     list_as_tuple,
 )
@@ -113,15 +114,15 @@ class DatasetConfig(DatasetChoice):
 
     datasets: Annotated[tuple[WeightedChoice, ...], BeforeValidator(list_as_tuple)] = ()
     """several of such, mixed; each with the keys above and a `weight`"""
-    normalize_observations: bool = False
+    normalize_observations: Rows[bool] = False
     """by the mean and deviation of the data as drawn; stored with the policy, and fixed while RLPD collects"""
-    reward_scale: PositiveFloat = 1.0
+    reward_scale: Rows[PositiveFloat] = 1.0
     """factor on rewards; RLPD applies it to new experience too"""
-    reward_shift: float = 0.0
+    reward_shift: Rows[float] = 0.0
     """added to rewards after scaling; RLPD adds it to new experience too"""
-    reward_range_scaling: bool = False
+    reward_range_scaling: Rows[bool] = False
     """scale rewards so that episode returns span 1000, as IQL does"""
-    top_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_fraction: Rows[Annotated[float, Field(gt=0, le=1)]] = 1.0
     """keep the best share of the episodes by return discounted with 0.99"""
     action_low: Floats | None = None
     """action bounds where neither environment nor file tells them"""

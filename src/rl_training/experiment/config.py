@@ -26,9 +26,13 @@ from rl_training.settings import (
     ByteSize,
     NonNegativeInt,
     PathText,
+    PerRun,
+    Place,
     PositiveFloat,
     PositiveInt,
+    Result,
     Settings,
+    Watching,
     WholeNumber,
     at_home,
     describe,
@@ -131,68 +135,68 @@ PlainMapping = Annotated[dict[str, Any], BeforeValidator(_plain)]
 class TrainConfig(Settings):
     """Everything a run is made of; two equal configs describe the same run."""
 
-    algo: Annotated[Text, AfterValidator(normalise_algo)]
+    algo: Result[Annotated[Text, AfterValidator(normalise_algo)]]
     """algorithm; case, `+` and `-` do not matter"""
-    env_id: Text | None
+    env_id: Result[Text | None]
     """Gymnasium id; null trains on data alone (offline algorithms)"""
-    seed: Seed | None = 0
+    seed: PerRun[Seed | None] = 0
     """null draws one and records it"""
-    seeds: Annotated[tuple[int, ...], BeforeValidator(seed_list)] | None = None
+    seeds: PerRun[Annotated[tuple[int, ...], BeforeValidator(seed_list)] | None] = None
     """several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`"""
-    total_timesteps: PositiveInt
+    total_timesteps: Result[PositiveInt]
     """environment steps; offline, gradient updates"""
-    output_dir: Annotated[PathText, Field(min_length=1)] = "runs"
+    output_dir: PerRun[Annotated[PathText, Field(min_length=1)]] = "runs"
     """folder that receives the run folder"""
-    device: Annotated[str, AfterValidator(_known_device)] = "auto"
+    device: Place[Annotated[str, AfterValidator(_known_device)]] = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one"""
-    num_envs: PositiveInt = 1
+    num_envs: Result[PositiveInt] = 1
     """environments stepped together; intervals count the steps of all of them"""
-    eval_episodes: NonNegativeInt = 5
+    eval_episodes: Result[NonNegativeInt] = 5
     """episodes of each evaluation; 0 switches evaluation off"""
-    eval_env: Text | None = None
+    eval_env: Result[Text | None] = None
     """Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in `env_id`"""
-    eval_max_steps: PositiveInt | None = None
+    eval_max_steps: Result[PositiveInt | None] = None
     """bound of an evaluation episode; null: the environment's own limit, or 10,000 where it has none"""
-    log_interval: PositiveInt = 1_000
+    log_interval: Watching[PositiveInt] = 1_000
     """ticks of the clock between rows of `metrics.csv` and TensorBoard"""
-    checkpoint_interval: PositiveInt = 10_000
+    checkpoint_interval: Watching[PositiveInt] = 10_000
     """ticks of the clock between checkpoints"""
-    keep_checkpoints: PositiveInt = 3
+    keep_checkpoints: Place[PositiveInt] = 3
     """how many of the newest stay on disk (`best/` is kept besides)"""
-    loggers: Annotated[tuple[str, ...], BeforeValidator(known_loggers), BeforeValidator(list_as_tuple)] = ()
+    loggers: Place[Annotated[tuple[str, ...], BeforeValidator(known_loggers), BeforeValidator(list_as_tuple)]] = ()
     """where else rows of metrics go: `wandb` (Weights & Biases)"""
-    tags: Annotated[tuple[str, ...], BeforeValidator(list_as_tuple)] = ()
+    tags: PerRun[Annotated[tuple[str, ...], BeforeValidator(list_as_tuple)]] = ()
     """free words, recorded with the run"""
-    algo_kwargs: PlainMapping = Field(default_factory=dict)
+    algo_kwargs: Result[PlainMapping] = Field(default_factory=dict)
     """the settings listed in the sections below"""
-    env_kwargs: PlainMapping = Field(default_factory=dict)
+    env_kwargs: Result[PlainMapping] = Field(default_factory=dict)
     """passed to `gymnasium.make`"""
-    wrappers: Annotated[tuple[Any, ...], BeforeValidator(_wrapper_list)] = ()
+    wrappers: Result[Annotated[tuple[Any, ...], BeforeValidator(_wrapper_list)]] = ()
     """around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or `RescaleAction:
     {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import"""
-    given_envs: Annotated[tuple[Literal["env_id", "eval_env"], ...], BeforeValidator(list_as_tuple)] = ()
+    given_envs: Result[Annotated[tuple[Literal["env_id", "eval_env"], ...], BeforeValidator(list_as_tuple)]] = ()
     """which of these were brought as objects in Python: their names alone do not make them again"""
-    init_from: Annotated[PathText, Field(min_length=1)] | None = None
+    init_from: Result[Annotated[PathText, Field(min_length=1)] | None] = None
     """checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's seed"""
-    allow_import: bool = False
+    allow_import: Place[bool] = False
     """permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import that module"""
-    environments: Literal["local", "processes", "ray"] = "local"
+    environments: Place[Literal["local", "processes", "ray"]] = "local"
     """where environments live: `local` is this process; with `processes` each has one of its own, which may die or
     hang without harm (`env_processes: true` means the same); with `ray` they are actors of a Ray cluster, the one
     that RAY_ADDRESS names or a new one on this machine"""
-    env_timeout: PositiveFloat = 60.0
+    env_timeout: Place[PositiveFloat] = 60.0
     """seconds after which an environment in a process of its own counts as hung"""
-    acceleration: Literal["auto", "eager", "compile", "graph"] = "auto"
+    acceleration: Result[Literal["auto", "eager", "compile", "graph"]] = "auto"
     """how updates run; `auto` is `compile` on a GPU and `eager` on a CPU"""
-    tf32: bool = False
+    tf32: Result[bool] = False
     """TF32 matrix products on a GPU: faster, 10 bits of mantissa"""
-    device_memory: ByteSize | None = None
+    device_memory: Place[ByteSize | None] = None
     """what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is free; a larger set
     stays in host memory, and its minibatches are copied ahead"""
-    host_memory: ByteSize | None = None
+    host_memory: Place[ByteSize | None] = None
     """what a data set may take of host memory; null: half of what is free; a larger one is packed, once, into a
     file beside the data, and read ahead"""
-    population: Literal["auto", "off"] | PositiveInt = "auto"
+    population: PerRun[Literal["auto", "off"] | PositiveInt] = "auto"
     """how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many at most"""
 
     if not TYPE_CHECKING:  # a type checker should see the fields as parameters

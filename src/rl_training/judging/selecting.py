@@ -21,7 +21,7 @@ from rl_training.runtime.offline import _build_offline_dataset, _infer_env_space
 By = Literal["fqe", "return"]
 RETURN = "eval_return_mean"
 # What training does to rewards and rows, and judging does not.
-_UNTOUCHED = ("reward_scale", "reward_shift", "reward_range_scaling", "top_fraction", "normalize_observations")
+_UNTOUCHED = DatasetConfig.affecting("rows")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from rl_training.runtime.signals import SignalGuard, TrainingInterrupted
 from rl_training.runtime.workflows import Resumption, resume_training, take_up
 
 # What is no part of what a run computes, and may differ between members.
-_OF_THE_FOLDER = ("seed", "seeds", "output_dir", "tags", "population")
+_OF_THE_FOLDER = TrainConfig.affecting("run")
 Made = TypeVar("Made")
 
 

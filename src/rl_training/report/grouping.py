@@ -15,15 +15,15 @@ from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
 from rl_training.report.reading import Reading, Run, Unread
 from rl_training.study.plan import described, short
 
 By = Literal["settings", "path", "tags"]
 BY = ("settings", "path", "tags")
 Score = Literal["last", "best"]
-# Settings of looking on, which change no result; and the old name of one of how a run is made.
-_IGNORED = frozenset({"algo", "env_id", "log_interval", "checkpoint_interval", "algo_kwargs.eval_interval"})
-_OLD_NAMES = frozenset({"env_processes", "allow_import"})
+# What runs are grouped by, and settings of looking on, which make no other method.
+_IGNORED = TrainConfig.affecting("watching") | {"algo", "env_id", "algo_kwargs.eval_interval"}
 # Settings that change rows before a run learns from them, and their values that change nothing.
 _PREPARING = {
     "reward_scale": 1,
@@ -251,7 +251,7 @@ def _varying(runs: Iterable[Run], tasks: Mapping[Run, str]) -> dict[str, list[st
     for run in {(run.algo, tasks[run], id(run.settings)): run for run in runs}.values():
         for key, value in run.settings.items():
             of_task = is_offline(run) and key.startswith("algo_kwargs.dataset")
-            if key not in _IGNORED and key not in _OLD_NAMES and not of_task:
+            if key not in _IGNORED and not of_task:
                 values.setdefault((run.algo, tasks[run], key), set()).add(text_of(value))
     found: dict[str, list[str]] = {}
     for (algo, _, key), several in values.items():
@@ -328,8 +328,7 @@ def base_of(runs: Iterable[Run]) -> dict[str, Any]:
         sharing[id(run.settings)] += 1
     for which, settings in known.items():
         for key, value in settings.items():
-            if key not in _OLD_NAMES:
-                counts.setdefault(short(key), Counter())[text_of(value)] += sharing[which]
+            counts.setdefault(short(key), Counter())[text_of(value)] += sharing[which]
     return {key: json.loads(found.most_common(1)[0][0]) for key, found in counts.items()}
 
 

@@ -42,25 +42,8 @@ _SCHEMA_WITHOUT_DATA = 1
 # Threads of a worker, and seconds without a sign of life.
 MOST_THREADS, LONGEST_TIMEOUT = 1024, 30 * 86_400.0
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-# Where and how a run is made: no result depends on these.
-_HOW = frozenset(
-    {
-        "seed",
-        "output_dir",
-        "device",
-        "tags",
-        "keep_checkpoints",
-        "environments",
-        "seeds",
-        "population",
-        "loggers",
-        "env_timeout",
-        "allow_import",
-        "device_memory",
-        "host_memory",
-        "evaluate_beside",  # a setting of version 0.2
-    }
-)
+# Where and how a run is made: no result depends on these. The last two are settings of 0.1 and 0.2.
+_HOW = TrainConfig.affecting("run", "place") | {"env_processes", "evaluate_beside"}
 
 
 def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
