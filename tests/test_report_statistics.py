@@ -138,22 +138,6 @@ def test_results_repeat() -> None:
     assert estimate(CASES[0]) == estimate(CASES[0])
 
 
-def test_choosing_begins_with_the_mean_and_ends_with_the_best() -> None:
-    scores = np.linspace(0, 1, 6)
-    found = statistics.choice(scores, np.full(6, 0.05), 300)
-    assert found.mean[0] == pytest.approx(scores.mean(), abs=0.03)
-    assert found.mean[-1] > 0.97
-    assert (found.low <= found.high).all()
-    noisy = statistics.choice(scores, np.full(6, 3.0), 300)
-    assert noisy.mean[-1] < found.mean[-1]
-
-
-def test_choosing_among_many_draws_a_few() -> None:
-    scores = np.arange(100) / 99
-    found = statistics.choice(scores, np.zeros(100), 8, arms=8)
-    assert found.mean[-1] == pytest.approx(np.mean(sorted(scores)[-1] * 8 / 9), abs=0.05)  # the best of 8 of 100
-
-
 def test_the_default_method_is_the_one_with_the_best_coverage() -> None:
     text = resources.files("rl_training").joinpath("assets", "report", "coverage.json").read_text()
     measured = json.loads(text)

@@ -21,8 +21,8 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from rl_training.report.curves import Axis, Band
 from rl_training.report.statistics import Estimate, Floats
 from rl_training.report.summary import Pair, Summary
-from rl_training.report.sweeps import Effect, Selecting
-from rl_training.report.tables import number, words_of
+from rl_training.report.sweeps import Effect
+from rl_training.report.tables import words_of
 
 INK = "#0b0c0d"
 """of text and axes; the page replaces it by the colour of its text"""
@@ -320,26 +320,3 @@ def _positions(axes: Axes, one: Effect) -> Floats:
         axes.set_xticks(x, [f"{value:g}" for value in one.values])
         axes.set_xticks([], minor=True)
     return x
-
-
-def selecting(summary: Summary) -> Figure:
-    """The score of what is chosen after k episodes, by algorithm and task."""
-    with style():
-        figure = Figure(figsize=(_WIDTH, 3.0))
-        axes = figure.add_subplot()
-        for index, one in enumerate(summary.selecting):
-            _draw_selecting(axes, index, one)
-        axes.set_title("Choosing among what was trained")
-        axes.set_xlabel("episodes played online, k")
-        axes.set_ylabel("normalised score of the choice")
-        _legend(figure)
-    return figure
-
-
-def _draw_selecting(axes: Axes, index: int, one: Selecting) -> None:
-    shade = _COLOURS[index % len(_COLOURS)]
-    k = np.arange(1, len(one.scores.mean) + 1)
-    axes.fill_between(k, one.scores.low, one.scores.high, color=shade, alpha=0.16, linewidth=0)
-    text = f"{short(one.algo)} on {short(one.task)} ({number(one.policies)} policies)"
-    axes.plot(k, one.scores.mean, color=shade, linestyle=_DASHES[index % len(_DASHES)], label=text)
-    axes.axhline(one.best, color=shade, linewidth=0.8, alpha=0.7, linestyle=(0, (1, 2)))

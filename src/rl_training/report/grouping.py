@@ -51,17 +51,12 @@ class Selection:
     names: Mapping[str, str] = field(default_factory=dict)
     """other names of methods and tasks"""
 
-    def place_of(self, run: Run) -> int | None:
-        """The place in a run's curve of the evaluation it counts with."""
-        curve = run.curve if self.at is None else run.curve.until(self.at)
-        if not len(curve):
-            return None
-        return len(curve) - 1 if self.score == "last" else int(curve.values.argmax())
-
     def value_of(self, run: Run) -> float | None:
         """The number a run counts with."""
-        place = self.place_of(run)
-        return None if place is None else float(run.curve.values[place])
+        values = (run.curve if self.at is None else run.curve.until(self.at)).values
+        if not len(values):
+            return None
+        return float(values[-1] if self.score == "last" else values.max())
 
 
 @dataclass(frozen=True)

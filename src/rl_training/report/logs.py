@@ -17,7 +17,7 @@ from rl_training.experiment.vocabulary import tag_of
 Floats = NDArray[np.float64]
 
 _MOST_DIGITS = 15
-_UPDATES, _SPREAD = tag_of("update_count"), tag_of("eval_return_std")
+_UPDATES = tag_of("update_count")
 
 
 def _none() -> Floats:
@@ -35,8 +35,6 @@ class Curve:
     seconds: Floats = field(default_factory=_none)
     """spent training, without the time between an interruption and its resumption"""
     values: Floats = field(default_factory=_none)
-    spreads: Floats = field(default_factory=_none)
-    """standard deviation of the returns of each evaluation, NaN where the log does not tell; empty if unknown"""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -50,7 +48,7 @@ class Curve:
         return self._kept(self.steps >= step)
 
     def _kept(self, kept: NDArray[np.bool_]) -> Curve:
-        columns = (self.steps, self.updates, self.seconds, self.values, self.spreads)
+        columns = (self.steps, self.updates, self.seconds, self.values)
         return Curve(*(column[kept[: len(column)]] for column in columns))
 
 
@@ -73,7 +71,7 @@ class _Rows:
 
     times: list[float] = field(default_factory=list)
     last: int = 0
-    evaluated: dict[int, tuple[float, float, float]] = field(default_factory=dict)  # step: time, value, spread
+    evaluated: dict[int, tuple[float, float]] = field(default_factory=dict)  # step: time, value
     updated: dict[int, float] = field(default_factory=dict)  # step: updates
 
 
@@ -91,9 +89,9 @@ def read_log(data: bytes, metric: str, created: float | None = None, resumed: Se
     if not rows.times:
         return Log(Curve(), bad=bad)
     steps = np.array(sorted(rows.evaluated), dtype=np.float64)
-    found = np.array([rows.evaluated[int(step)] for step in steps]).reshape(-1, 3)
+    found = np.array([rows.evaluated[int(step)] for step in steps]).reshape(-1, 2)
     worked = _worked(np.array(rows.times), found[:, 0], created, resumed)
-    curve = Curve(steps, _updates_at(steps, rows.updated), worked, found[:, 1].copy(), found[:, 2].copy())
+    curve = Curve(steps, _updates_at(steps, rows.updated), worked, found[:, 1].copy())
     return Log(curve, rows.last, rows.times[-1], bad)
 
 
@@ -102,7 +100,6 @@ def _collect(lines: Any, header: list[str], tag: str) -> tuple[_Rows, int]:
     rows, bad, width = _Rows(), 0, len(header)
     value_at = header.index(tag) if tag in header else None
     updates_at = header.index(_UPDATES) if _UPDATES in header else None
-    spread_at = header.index(_SPREAD) if _SPREAD in header else None
     for cells in lines:
         if len(cells) != width or not _is_step(cells[0]) or not math.isfinite(time := _number(cells[1])):
             continue
@@ -113,7 +110,7 @@ def _collect(lines: Any, header: list[str], tag: str) -> tuple[_Rows, int]:
         if value_at is not None and cells[value_at]:
             value = _number(cells[value_at])
             if math.isfinite(value):
-                rows.evaluated[step] = time, value, math.nan if spread_at is None else _number(cells[spread_at])
+                rows.evaluated[step] = time, value
             else:
                 bad += 1
     return rows, bad

@@ -130,8 +130,6 @@ def _settings(summary: Summary) -> Iterator[Picture]:
     for number_, one in enumerate(summary.effects[:_MOST_EFFECTS]):
         figure = figures.effect(one, words_of(summary.reading.metric))
         yield Picture(f"setting-{number_ + 1}", figure, f"Results against {one.setting} on {one.task}")
-    if summary.selecting:
-        yield Picture("choosing", figures.selecting(summary), "Score of choosing with k episodes")
 
 
 def _improvement(summary: Summary) -> Iterator[Picture]:

@@ -148,7 +148,6 @@ def _to_dict(summary: Summary, title: str) -> dict[str, Any]:
             for (axis, task, method), band in summary.bands.items()
         ],
         "effects": summary.effects,
-        "choosing": summary.selecting,
         "troubles": summary.troubles,
     }
     found: dict[str, Any] = _plain(record)

@@ -9,14 +9,13 @@ from functools import cached_property
 
 import numpy as np
 
-from rl_training.experiment.vocabulary import tag_of
 from rl_training.report import statistics
 from rl_training.report.curves import AXES, Axis, Band, band, first_above
 from rl_training.report.grouping import Cell, Groups, Selection, Trouble, group
 from rl_training.report.normalising import Scale, scale_of
-from rl_training.report.reading import RETURN, Reading
+from rl_training.report.reading import Reading
 from rl_training.report.statistics import Estimate, Floats, Samples, estimate
-from rl_training.report.sweeps import Effect, Selecting, effects, selecting
+from rl_training.report.sweeps import Effect, effects
 
 MOST_SHOWN = 8
 """methods that are drawn and compared in pairs on a task; tables have all"""
@@ -162,12 +161,6 @@ class Summary:
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
         return tuple(effects(self.groups, {key: result.values for key, result in self.results.items()}))
-
-    @cached_property
-    def selecting(self) -> tuple[Selecting, ...]:
-        if tag_of(self.reading.metric) != tag_of(RETURN):
-            return ()
-        return tuple(selecting(self.groups, self.scales, self.options.selection))
 
     @cached_property
     def bands(self) -> dict[tuple[Axis, str, str], Band]:

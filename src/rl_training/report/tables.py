@@ -289,16 +289,6 @@ def _effects(summary: Summary) -> Table:
     return Table("settings", "Results against each setting", columns, tuple(rows))
 
 
-def _selecting(summary: Summary) -> Table:
-    moments = (1, 5, 10, 20, 50, 100)
-    rows: list[tuple[Cell, ...]] = [
-        (one.task, one.algo, one.policies, *(float(one.scores.mean[k - 1]) for k in moments), one.best)
-        for one in summary.selecting
-    ]
-    columns = ("task", "algorithm", "policies", *(f"k = {k}" for k in moments), "best policy")
-    return Table("choosing", "Expected score when choosing with k episodes online", columns, tuple(rows))
-
-
 def _troubles(summary: Summary) -> Table:
     rows = tuple((one.place, one.what, one.reason, one.effect) for one in summary.troubles)
     return Table("troubles", "Failed, diverged, unfinished, missing", ("run", "is", "because", "effect"), rows)
@@ -309,7 +299,6 @@ _MAKERS: tuple[Callable[[Summary], Table], ...] = (
     _by_task,
     _pairs,
     _effects,
-    _selecting,
     _facts,
     _runs,
     _scales,
