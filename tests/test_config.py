@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rl_training.data.loading import DatasetConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment import config as config_module
-from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
+from rl_training.experiment.config import LoadedConfig, TrainConfig, load_config, packaged_configs
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
 from rl_training.settings import Effect
 
@@ -28,6 +28,11 @@ algo_kwargs:
     - {dataset_kind: npz, weight: 1}
     - {dataset_kind: hdf5, weight: 2}
 """
+
+
+def place_of(loaded: LoadedConfig, key: str) -> str:
+    """What an error about `key` begins with."""
+    return str(loaded.explain(ConfigError("wrong", key=key))).removesuffix(": wrong")
 
 
 def write(folder: Path, text: str, name: str = "run.yaml") -> Path:
@@ -119,9 +124,9 @@ def test_a_file_becomes_a_config(tmp_path: Path) -> None:
     assert loaded.config.algo_kwargs["learning_rate"] == 3e-4
     assert loaded.config.total_timesteps == 5000
     assert loaded.text == GOOD
-    assert loaded.locate("algo_kwargs.hidden_sizes") == f"{tmp_path}/run.yaml:6"
-    assert loaded.locate("algo_kwargs.datasets.1.weight").endswith("run.yaml:9")
-    assert loaded.locate("algo_kwargs.never_given").endswith("run.yaml:4")
+    assert place_of(loaded, "algo_kwargs.hidden_sizes") == f"{tmp_path}/run.yaml:6"
+    assert place_of(loaded, "algo_kwargs.datasets.1.weight").endswith("run.yaml:9")
+    assert place_of(loaded, "algo_kwargs.never_given").endswith("run.yaml:4")
 
 
 @pytest.mark.parametrize(
@@ -169,14 +174,14 @@ def test_overrides_win_and_are_blamed(tmp_path: Path) -> None:
     assert loaded.config.algo_kwargs["learning_rate"] == 1e-3
     assert loaded.config.env_kwargs == {"g": 9.8}
     assert loaded.config.tags == ("a", "b")
-    assert loaded.locate("algo_kwargs.learning_rate") == "--set"
-    assert loaded.locate("algo_kwargs.hidden_sizes").endswith(":6")
+    assert place_of(loaded, "algo_kwargs.learning_rate") == "--set"
+    assert place_of(loaded, "algo_kwargs.hidden_sizes").endswith(":6")
     error = loaded.explain(ConfigError("learning_rate must be > 0", key="algo_kwargs.learning_rate"))
     assert str(error) == "--set: learning_rate must be > 0"
 
     whole = load_config(path, ["algo_kwargs={batch_size: 8}"])
     assert whole.config.algo_kwargs == {"batch_size": 8}
-    assert whole.locate("algo_kwargs.learning_rate") == "--set"
+    assert place_of(whole, "algo_kwargs.learning_rate") == "--set"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +213,7 @@ def test_a_bare_key_is_found_where_it_lives(tmp_path: Path) -> None:
     assert loaded.config.algo_kwargs["learning_rate"] == 1e-2
     assert loaded.config.algo_kwargs["early_stopping"] == {"patience": 3}
     assert (loaded.config.algo_kwargs["batch_size"], loaded.config.seed) == (2, 4)
-    assert loaded.locate("algo_kwargs.learning_rate") == "--set"
+    assert place_of(loaded, "algo_kwargs.learning_rate") == "--set"
     assert make().with_overrides(overrides[:1], OWNERS.__getitem__).algo_kwargs == {"learning_rate": 1e-2}
     for override, message in {
         "learning_rat=1": "--set: unknown key 'learning_rat'; did you mean 'learning_rate'?",
@@ -228,7 +233,7 @@ def test_a_config_of_options_alone_and_over_a_file(tmp_path: Path) -> None:
         write(tmp_path, GOOD), ["total_timesteps=5"], options={"total_timesteps": 7, "env_id": "E-v0"}
     )
     assert (over.config.total_timesteps, over.config.env_id) == (7, "E-v0")
-    assert (over.locate("total_timesteps"), over.locate("env_id")) == ("--steps", "--env")
+    assert (place_of(over, "total_timesteps"), place_of(over, "env_id")) == ("--steps", "--env")
     for wrong, message in {
         "total_timesteps": "--steps: total_timesteps must be a whole number, got 1.5",
         "output_dir": "--output-dir: output_dir must be a string, got 1.5",
@@ -272,7 +277,7 @@ def test_packaged_configs_are_found_by_name(tmp_path: Path, monkeypatch: pytest.
     write(folder, GOOD, "pendulum.yaml")
     monkeypatch.setattr(config_module.resources, "files", lambda package: tmp_path)
     assert packaged_configs() == ["td3_bc/pendulum"]
-    assert load_config("TD3+BC/pendulum").locate("algo") == "td3_bc/pendulum.yaml:1"
+    assert place_of(load_config("TD3+BC/pendulum"), "algo") == "td3_bc/pendulum.yaml:1"
     with pytest.raises(ConfigError, match=r"did you mean 'td3_bc/pendulum'\?"):
         load_config("td3_bc/pendulm")
     with pytest.raises(ConfigError, match="no such file"):

@@ -11,6 +11,7 @@ import pytest
 
 from rl_training.report import statistics
 from rl_training.report.statistics import Floats, compare, detectable, estimate
+from rl_training.study.study import iqm as study_iqm
 
 RNG = np.random.default_rng(3)
 CASES = [
@@ -136,6 +137,12 @@ def test_the_detectable_difference_is_found_as_often_as_it_says() -> None:
 
 def test_results_repeat() -> None:
     assert estimate(CASES[0]) == estimate(CASES[0])
+
+
+def test_the_interquartile_mean_of_a_study_is_that_of_a_report() -> None:
+    for size in range(1, 30):
+        values = RNG.normal(size=size)
+        assert study_iqm(values.tolist()) == pytest.approx(float(statistics.iqm(values)), rel=1e-12, abs=1e-12)
 
 
 def test_the_default_method_is_the_one_with_the_best_coverage() -> None:

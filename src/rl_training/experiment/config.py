@@ -264,16 +264,13 @@ class LoadedConfig:
     overridden: Mapping[str, str] = field(default_factory=dict)  # key -> the option that gave it
     note: str | None = None
 
-    def locate(self, dotted: str) -> str:
-        """`file:line` of a setting, or of the nearest one above it; the option where one gave it."""
-        return _locate(dotted, self.place, self.lines, self.overridden)
-
     def explain(self, error: ConfigError) -> ConfigError:
         """The same error with the place of the setting it blames in front."""
         return explain(error, self.place, self.lines, self.overridden)
 
 
 def _locate(dotted: str, place: str, lines: Mapping[str, int], overridden: Mapping[str, str]) -> str:
+    """`file:line` of a setting, or of the nearest one above it; the option where one gave it."""
     while dotted:
         if dotted in overridden:
             return overridden[dotted]
