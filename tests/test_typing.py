@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 import os
 import re
 import subprocess
@@ -15,8 +16,9 @@ import gymnasium
 import pytest
 
 import rl_training
-from rl_training import api
+from rl_training.api.describing import settings_of
 from rl_training.errors import ConfigError
+from rl_training.experiment.registry import get_algorithm_spec
 from tools import describe_classes
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -56,6 +58,8 @@ SAC("Pendulum-v1", learning_rate="fast")  # error: arg-type
 SAC("Pendulum-v1", alpha="fixed")  # error: arg-type
 SAC("Pendulum-v1", acceleration="warp")  # error: arg-type
 SAC("Pendulum-v1", expectile=0.9)  # error: call-arg
+SAC("Pendulum-v1", dataset_kind="npz")  # error: call-arg
+IQL(None, buffer_capacity=10)  # error: call-arg
 SAC("Pendulum-v1", 1e-3)  # error: call-arg
 TD3BC("Pendulum-v1", normalize_observations=None)  # error: arg-type
 model.lern(100)  # error: attr-defined
@@ -70,26 +74,47 @@ def test_the_stubs_are_current(path: Path) -> None:
 
 
 @functools.cache
-def stubs() -> ast.Module:
-    return ast.parse((SOURCE / "rl_training" / "api" / "__init__.pyi").read_text(encoding="utf-8"))
+def stubs() -> dict[str, ast.ClassDef]:
+    tree = ast.parse((SOURCE / "rl_training" / "api" / "__init__.pyi").read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
-@pytest.mark.parametrize("name", [name for name in api.__all__ if describe_classes.is_managed(name)])
+def keys(name: str) -> list[tuple[str, str, str]]:
+    """Key, type and text of a `TypedDict` in the stub, those of its bases first."""
+    node = stubs()[name]
+    bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id != "TypedDict"]
+    own = [
+        (key.target.id, ast.unparse(key.annotation), " ".join(ast.literal_eval(text.value).split()))
+        for key, text in itertools.pairwise(node.body)
+        if isinstance(key, ast.AnnAssign) and isinstance(key.target, ast.Name) and isinstance(text, ast.Expr)
+    ]
+    return [*(key for base in bases for key in keys(base)), *own]
+
+
+def default_in(text: str, name: str) -> object:
+    """The default that the text under a key ends with, for one class: `default 0.2 (DDPG: 0.1; TD3, SAC: 0.3)`."""
+    found = re.search(r"; default (.+?)(?: \(([A-Z].*)\))?$", text)
+    if found is None:
+        return None
+    others = [other.split(": ") for other in (found[2] or "").split("; ") if other]
+    return ast.literal_eval(next((value for names, value in others if name in names.split(", ")), found[1]))
+
+
+@pytest.mark.parametrize("name", describe_classes.MANAGED)
 def test_a_stub_has_the_parameters_of_the_class(name: str) -> None:
-    """Read back from the file, name by name and default by default."""
-    stub = next(node for node in stubs().body if isinstance(node, ast.ClassDef) and node.name == name)
-    init = next(node for node in stub.body if isinstance(node, ast.FunctionDef))
-    told = {
-        argument.arg: ast.literal_eval(default)
-        for argument, default in zip(init.args.kwonlyargs, init.args.kw_defaults)
-        if default is not None
-    }
-    known = inspect.signature(getattr(rl_training, name)).parameters
-    assert list(known) == ["env", *told]
-    for key, default in told.items():
+    """Read back from the file, name by name, type by type and default by default."""
+    managed = describe_classes.MANAGED[name]
+    fields = {key: field for key, field, _ in settings_of(get_algorithm_spec(managed.algo), {})}
+    init = next(node for node in stubs()[name].body if isinstance(node, ast.FunctionDef))
+    assert [argument.arg for argument in init.args.kwonlyargs] == ["seeds"]
+    assert ast.unparse(init.args.kwarg.annotation) == f"Unpack[_{name}Settings]"
+    known, told = inspect.signature(managed).parameters, keys(f"_{name}Settings")
+    assert sorted(known) == sorted(["env", "seeds", *(key for key, _, _ in told)])
+    for key, annotation, text in told:
         kept = known[key].default
-        assert default == getattr(kept, "type", kept), key
-    assert inspect.getdoc(getattr(rl_training, name)) == inspect.cleandoc(ast.get_docstring(stub) or "")
+        assert default_in(text, name) == getattr(kept, "type", kept), key
+        assert annotation == ast.unparse(ast.parse(describe_classes.written_for(key, fields[key]))), key
+    assert (inspect.getdoc(managed) or "").startswith(inspect.cleandoc(ast.get_docstring(stubs()[name]) or "?"))
 
 
 @pytest.mark.parametrize("line", [line for line in PROGRAM.splitlines() if re.match(r"[A-Z]\w+\(", line)])

@@ -81,9 +81,15 @@ def allowed(schema: Mapping[str, Any]) -> str:
         return f"list of {inner}s" if inner in ("string", "number", "mapping") else f"list of: {inner}"
     if kind == "object":
         return "mapping"
+    return " ".join([words[str(kind)], ", ".join(limits(schema))]).strip()
+
+
+def limits(schema: Mapping[str, Any]) -> list[str]:
+    """The bounds in a JSON schema, those of its choices and items included."""
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {schema[key]}" for key, sign in signs.items() if key in schema]
-    return " ".join([words[str(kind)], ", ".join(limits)]).strip()
+    inner = [*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else ())]
+    own = [f"{sign} {schema[key]}" for key, sign in signs.items() if key in schema]
+    return own + [limit for part in inner for limit in limits(part)]
 
 
 def shown(value: Any) -> str:

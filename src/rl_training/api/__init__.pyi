@@ -2,2258 +2,395 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
-from rl_training.api.managed import Environment as Environment
+from rl_training.api.managed import Environment, Seeds
 from rl_training.api.managed import ManagedAlgorithm as ManagedAlgorithm
-from rl_training.api.managed import Seeds as Seeds
 from rl_training.api.managed import load as load
 from rl_training.experiment.config import TrainConfig
 
+_Env = Environment | TrainConfig | None
+
+class _TrainKeys(TypedDict, total=False):
+    seed: int | float | None
+    """null draws one and records it; ≥ 0, < 4294967296; default 0"""
+    total_timesteps: int | float
+    """environment steps; offline, gradient updates; ≥ 1; default 10000"""
+    output_dir: str | PurePath
+    """folder that receives the run folder; default 'runs'"""
+    device: str
+    """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one; default 'auto'"""
+    num_envs: int | float
+    """environments stepped together; intervals count the steps of all of them; ≥ 1; default 1"""
+    eval_episodes: int | float
+    """episodes of each evaluation; 0 switches evaluation off; ≥ 0; default 5"""
+    eval_env: Environment | None
+    """Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in `env_id`"""
+    eval_max_steps: int | float | None
+    """bound of an evaluation episode; null: the environment's own limit, or 10,000 where it has none; ≥ 1"""
+    log_interval: int | float
+    """ticks of the clock between rows of `metrics.csv` and TensorBoard; ≥ 1; default 1000"""
+    checkpoint_interval: int | float
+    """ticks of the clock between checkpoints; ≥ 1; default 10000"""
+    keep_checkpoints: int | float
+    """how many of the newest stay on disk (`best/` is kept besides); ≥ 1; default 3"""
+    loggers: Sequence[str]
+    """where else rows of metrics go: `wandb` (Weights & Biases); default ()"""
+    tags: Sequence[str]
+    """free words, recorded with the run; default ()"""
+    env_kwargs: Mapping[str, Any]
+    """passed to `gymnasium.make`; default {}"""
+    wrappers: Sequence[Any]
+    """around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or `RescaleAction:
+    {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import; default ()"""
+    given_envs: Sequence[Literal["env_id", "eval_env"]]
+    """which of these were brought as objects in Python: their names alone do not make them again; default ()"""
+    init_from: str | PurePath | None
+    """checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's seed"""
+    allow_import: bool
+    """permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import that module; default
+    False"""
+    environments: Literal["local", "processes", "ray"]
+    """where environments live: `local` is this process; with `processes` each has one of its own, which may die or
+    hang without harm (`env_processes: true` means the same); with `ray` they are actors of a Ray cluster, the one
+    that RAY_ADDRESS names or a new one on this machine; default 'local'"""
+    env_timeout: float
+    """seconds after which an environment in a process of its own counts as hung; > 0; default 60.0"""
+    acceleration: Literal["auto", "eager", "compile", "graph"]
+    """how updates run; `auto` is `compile` on a GPU and `eager` on a CPU; default 'auto'"""
+    tf32: bool
+    """TF32 matrix products on a GPU: faster, 10 bits of mantissa; default False"""
+    device_memory: int | float | str | None
+    """what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is free; a larger set
+    stays in host memory, and its minibatches are copied ahead; ≥ 0"""
+    host_memory: int | float | str | None
+    """what a data set may take of host memory; null: half of what is free; a larger one is packed, once, into a
+    file beside the data, and read ahead; ≥ 0"""
+    population: Literal["auto", "off"] | int | float
+    """how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many at most; ≥ 1;
+    default 'auto'"""
+    learning_rate: float
+    """of Adam; > 0; default 0.0003 (DQN, ReBRAC: 0.001)"""
+    gamma: float
+    """discount; ≥ 0, ≤ 1; default 0.99"""
+    hidden_sizes: Sequence[int | float]
+    """hidden layers of every network; ≥ 1; default (256, 256) (CQL, EDAC, ReBRAC: (256, 256, 256))"""
+    critic_hidden_sizes: Sequence[int | float] | None
+    """hidden layers of the critics where they differ; null means `hidden_sizes`; ≥ 1"""
+    activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"]
+    """nonlinearity after each hidden layer of every network; default 'relu'"""
+    layer_norm_epsilon: float
+    """added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had PyTorch's 1e-5); > 0; default
+    1e-06"""
+    batch_size: int | float
+    """transitions per update; ≥ 1; default 256 (DQN: 64)"""
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any]
+    """a name, or a mapping (see below); counts updates; default 'constant' (IQL: 'cosine')"""
+    warmup_steps: int | float
+    """updates over which the learning rate rises linearly before the schedule starts; ≥ 0; default 0"""
+    eval_interval: int | float | None
+    """ticks of the clock between evaluations; null evaluates at the end only; ≥ 1"""
+    early_stopping: Mapping[str, Any] | None
+    """when to stop before the end (see below); needs `eval_interval`"""
+    max_hours: float | None
+    """hours after which the run ends, saved; resumed, it goes on for as long again; > 0"""
+
+class _TargetKeys(TypedDict, total=False):
+    tau: float
+    """share of the way the target networks go at each of their moves (Polyak averaging); > 0, ≤ 1; default 0.005"""
+
+class _NetworkKeys(TypedDict, total=False):
+    layer_norm: bool
+    """LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its network); default False
+    (ReBRAC: True)"""
+
+class _DatasetKeys(TypedDict, total=False):
+    dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None
+    """where the data comes from; `random` collects it from the environment; null: given to `learn(dataset=…)`"""
+    dataset_path: str | PurePath | None
+    """file of kind `npz` or `hdf5`"""
+    dataset_id: str | None
+    """Minari id"""
+    dataset_download: bool
+    """let a Minari data set that is not on this machine be fetched; default False"""
+    dataset_size: int | float
+    """transitions to collect (`random`); ≥ 1; default 10000"""
+    dataset_seed: int | float
+    """seed of the collecting (`random`); ≥ 0; default 0"""
+    datasets: Sequence[Mapping[str, Any]]
+    """several of such, mixed; each with the keys above and a `weight`; default ()"""
+    normalize_observations: bool
+    """by the mean and deviation of the data as drawn; stored with the policy, and fixed while RLPD collects;
+    default False (TD3BC: True)"""
+    reward_scale: float
+    """factor on rewards; RLPD applies it to new experience too; > 0; default 1.0"""
+    reward_shift: float
+    """added to rewards after scaling; RLPD adds it to new experience too; default 0.0"""
+    reward_range_scaling: bool
+    """scale rewards so that episode returns span 1000, as IQL does; default False"""
+    top_fraction: float
+    """keep the best share of the episodes by return discounted with 0.99; > 0, ≤ 1; default 1.0"""
+    action_low: Sequence[float] | None
+    """action bounds where neither environment nor file tells them"""
+    action_high: Sequence[float] | None
+    """with `action_low`"""
+    num_actions: int | float | None
+    """number of discrete actions where neither tells it; null means the largest in the data plus one; ≥ 1"""
+    max_updates: int | float | None
+    """bound on updates beside `total_timesteps`; ≥ 1"""
+    max_epochs: int | float | None
+    """bound on passes over the data; ≥ 1"""
+
+class _ValidationKeys(TypedDict, total=False):
+    validation_fraction: float
+    """share of the episodes that is held out; the distance of the policy's actions from theirs is logged at each
+    evaluation and at the end; ≥ 0, < 1; default 0.0"""
+
+class _SoftKeys(TypedDict, total=False):
+    alpha: float | Literal["auto"]
+    """weight of the entropy: a number, or `auto` to learn it; default 0.2"""
+    initial_alpha: float
+    """where `alpha: auto` starts; > 0; default 1.0"""
+    target_entropy: float | None
+    """entropy that `alpha: auto` aims at; null means the algorithm's rule"""
+    backup_entropy: bool
+    """entropy in the critics' target; default True (CQL: False)"""
+
+class _TD3Keys(TypedDict, total=False):
+    policy_delay: int | float
+    """critic updates per update of actor and targets; ≥ 1; default 2 (DDPG: 1)"""
+    target_policy_noise: float
+    """deviation of the noise on target actions, in units of [-1, 1]; ≥ 0; default 0.2 (DDPG: 0.0)"""
+    target_noise_clip: float
+    """bound of that noise; ≥ 0; default 0.5 (DDPG: 0.0)"""
+    exploration_noise: float
+    """deviation of the noise while collecting, in units of [-1, 1]; ≥ 0; default 0.1"""
+
+class _ObservationKeys(TypedDict, total=False):
+    normalize_observations: bool
+    """by the running mean and deviation of every observation acted on so far, random steps included, clipped to
+    ±10; kept with the policy, and fixed in evaluation. With `init_from` the other run's statistics are taken over
+    and go on counting; those of data (an offline run's, RLPD's) stay as they are; default False"""
+
+class _OnlineKeys(TypedDict, total=False):
+    buffer_capacity: int | float
+    """transitions the replay buffer keeps; ≥ 1; default 1000000"""
+    learning_starts: int | float
+    """environment steps before the first update; ≥ 0; default 1000 (SAC: 5000)"""
+    random_steps: int | float | None
+    """environment steps with random actions; null: `learning_starts`, or none where `init_from` gives a policy; ≥
+    0"""
+    train_frequency: int | float
+    """environment steps between rounds of updates; ≥ 1; default 1 (DQN: 128)"""
+    gradient_updates_per_step: int | float
+    """updates per round; ≥ 1; default 1 (DQN: 64; REDQ: 20)"""
+    overlap: bool
+    """make the updates of a step while the environments are at it: they do not see its rows yet (they see those up
+    to the step before); default False"""
+
+class _DelayedActorKeys(TypedDict, total=False):
+    policy_delay: int | float | None
+    """critic updates per actor update; null means `gradient_updates_per_step`; ≥ 1"""
+
+class _AWACSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, total=False):
+    awac_lambda: float
+    """divisor of the advantage in the cloning weights; > 0; default 1.0"""
+    max_advantage_weight: float
+    """cap of the cloning weights (`weighting: exp`); > 0; default 100.0"""
+    weighting: Literal["exp", "softmax"]
+    """clipped exponential, or softmax over the batch; default 'exp'"""
+    policy_distribution: Literal["tanh", "gaussian"]
+    """a squashed Gaussian, or a plain one around a squashed mean, whose samples are clipped; default 'tanh'"""
+
 class AWAC(ManagedAlgorithm[Seeds]):
-    """Advantage Weighted Actor-Critic.
+    """Advantage Weighted Actor-Critic."""
 
-    Settings, all keywords:
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_AWACSettings]) -> None: ...
 
-    learning_rate = 0.0003: of Adam
-    gamma = 0.99: discount
-    tau = 0.005: share of the way the target networks go at each of their moves (Polyak averaging)
-    awac_lambda = 1.0: divisor of the advantage in the cloning weights
-    max_advantage_weight = 100.0: cap of the cloning weights (`weighting: exp`)
-    weighting = 'exp': clipped exponential, or softmax over the batch
-    policy_distribution = 'tanh': a squashed Gaussian, or a plain one around a squashed mean, whose samples are
-        clipped
-    hidden_sizes = (256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    layer_norm = False: LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its
-        network)
-    batch_size = 256: transitions per update
-    learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
-        updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    dataset_kind = None: where the data comes from; `random` collects it from the environment; null: given to
-        `learn(dataset=…)`
-    dataset_path = None: file of kind `npz` or `hdf5`
-    dataset_id = None: Minari id
-    dataset_download = False: let a Minari data set that is not on this machine be fetched
-    dataset_size = 10000: transitions to collect (`random`)
-    dataset_seed = 0: seed of the collecting (`random`)
-    datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
-        fixed while RLPD collects
-    reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
-    reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
-    reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
-    top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
-    action_low = None: action bounds where neither environment nor file tells them
-    action_high = None: with `action_low`
-    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
-        one
-    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
-        theirs is logged at each evaluation and at the end
-    max_updates = None: bound on updates beside `total_timesteps`
-    max_epochs = None: bound on passes over the data
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.0003,
-        gamma: float = 0.99,
-        tau: float = 0.005,
-        awac_lambda: float = 1.0,
-        max_advantage_weight: float = 100.0,
-        weighting: Literal["exp", "softmax"] = "exp",
-        policy_distribution: Literal["tanh", "gaussian"] = "tanh",
-        hidden_sizes: Sequence[int | float] = (256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        layer_norm: bool = False,
-        batch_size: int | float = 256,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
-        warmup_steps: int | float = 0,
-        dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None = None,
-        dataset_path: str | PurePath | None = None,
-        dataset_id: str | None = None,
-        dataset_download: bool = False,
-        dataset_size: int | float = 10000,
-        dataset_seed: int | float = 0,
-        datasets: Sequence[Mapping[str, Any]] = (),
-        normalize_observations: bool = False,
-        reward_scale: float = 1.0,
-        reward_shift: float = 0.0,
-        reward_range_scaling: bool = False,
-        top_fraction: float = 1.0,
-        action_low: Sequence[float] | None = None,
-        action_high: Sequence[float] | None = None,
-        num_actions: int | float | None = None,
-        validation_fraction: float = 0.0,
-        max_updates: int | float | None = None,
-        max_epochs: int | float | None = None,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+class _BCSettings(_TrainKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, total=False):
+    stochastic: bool
+    """clone by log-likelihood instead of squared error; default False"""
+    policy_distribution: Literal["tanh", "gaussian"]
+    """of `stochastic`: a squashed Gaussian, or a plain one around a squashed mean, whose samples are clipped;
+    default 'tanh'"""
 
 class BC(ManagedAlgorithm[Seeds]):
-    """Behaviour cloning, of continuous or discrete actions.
+    """Behaviour cloning, of continuous or discrete actions."""
 
-    Settings, all keywords:
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_BCSettings]) -> None: ...
 
-    learning_rate = 0.0003: of Adam
-    gamma = 0.99: discount
-    stochastic = False: clone by log-likelihood instead of squared error
-    policy_distribution = 'tanh': of `stochastic`: a squashed Gaussian, or a plain one around a squashed mean,
-        whose samples are clipped
-    hidden_sizes = (256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    layer_norm = False: LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its
-        network)
-    batch_size = 256: transitions per update
-    learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
-        updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    dataset_kind = None: where the data comes from; `random` collects it from the environment; null: given to
-        `learn(dataset=…)`
-    dataset_path = None: file of kind `npz` or `hdf5`
-    dataset_id = None: Minari id
-    dataset_download = False: let a Minari data set that is not on this machine be fetched
-    dataset_size = 10000: transitions to collect (`random`)
-    dataset_seed = 0: seed of the collecting (`random`)
-    datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
-        fixed while RLPD collects
-    reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
-    reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
-    reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
-    top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
-    action_low = None: action bounds where neither environment nor file tells them
-    action_high = None: with `action_low`
-    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
-        one
-    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
-        theirs is logged at each evaluation and at the end
-    max_updates = None: bound on updates beside `total_timesteps`
-    max_epochs = None: bound on passes over the data
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-
-    On discrete actions: without stochastic, policy_distribution.
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.0003,
-        gamma: float = 0.99,
-        stochastic: bool = False,
-        policy_distribution: Literal["tanh", "gaussian"] = "tanh",
-        hidden_sizes: Sequence[int | float] = (256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        layer_norm: bool = False,
-        batch_size: int | float = 256,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
-        warmup_steps: int | float = 0,
-        dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None = None,
-        dataset_path: str | PurePath | None = None,
-        dataset_id: str | None = None,
-        dataset_download: bool = False,
-        dataset_size: int | float = 10000,
-        dataset_seed: int | float = 0,
-        datasets: Sequence[Mapping[str, Any]] = (),
-        normalize_observations: bool = False,
-        reward_scale: float = 1.0,
-        reward_shift: float = 0.0,
-        reward_range_scaling: bool = False,
-        top_fraction: float = 1.0,
-        action_low: Sequence[float] | None = None,
-        action_high: Sequence[float] | None = None,
-        num_actions: int | float | None = None,
-        validation_fraction: float = 0.0,
-        max_updates: int | float | None = None,
-        max_epochs: int | float | None = None,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+class _CQLSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, _SoftKeys, total=False):
+    actor_learning_rate: float
+    """of the actor, where it differs; > 0; default 0.0001"""
+    cql_alpha: float
+    """weight of the conservative penalty; ≥ 0; default 5.0"""
+    n_actions: int | float
+    """sampled actions per state and kind in the penalty; ≥ 1; default 10"""
+    lagrange_threshold: float | None
+    """learn the penalty's weight to hold it near this value; null keeps `cql_alpha`"""
+    bc_steps: int | float
+    """updates in which the actor clones the data instead of maximising Q; ≥ 0; default 0"""
 
 class CQL(ManagedAlgorithm[Seeds]):
-    """Conservative Q-Learning, on continuous or discrete actions.
+    """Conservative Q-Learning, on continuous or discrete actions."""
 
-    Settings, all keywords:
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_CQLSettings]) -> None: ...
 
-    learning_rate = 0.0003: of Adam
-    gamma = 0.99: discount
-    tau = 0.005: share of the way the target networks go at each of their moves (Polyak averaging)
-    alpha = 0.2: weight of the entropy: a number, or `auto` to learn it
-    initial_alpha = 1.0: where `alpha: auto` starts
-    target_entropy = None: entropy that `alpha: auto` aims at; null means the algorithm's rule
-    backup_entropy = False: entropy in the critics' target
-    actor_learning_rate = 0.0001: of the actor, where it differs
-    cql_alpha = 5.0: weight of the conservative penalty
-    n_actions = 10: sampled actions per state and kind in the penalty
-    lagrange_threshold = None: learn the penalty's weight to hold it near this value; null keeps `cql_alpha`
-    bc_steps = 0: updates in which the actor clones the data instead of maximising Q
-    hidden_sizes = (256, 256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    layer_norm = False: LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its
-        network)
-    batch_size = 256: transitions per update
-    learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
-        updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    dataset_kind = None: where the data comes from; `random` collects it from the environment; null: given to
-        `learn(dataset=…)`
-    dataset_path = None: file of kind `npz` or `hdf5`
-    dataset_id = None: Minari id
-    dataset_download = False: let a Minari data set that is not on this machine be fetched
-    dataset_size = 10000: transitions to collect (`random`)
-    dataset_seed = 0: seed of the collecting (`random`)
-    datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
-        fixed while RLPD collects
-    reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
-    reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
-    reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
-    top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
-    action_low = None: action bounds where neither environment nor file tells them
-    action_high = None: with `action_low`
-    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
-        one
-    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
-        theirs is logged at each evaluation and at the end
-    max_updates = None: bound on updates beside `total_timesteps`
-    max_epochs = None: bound on passes over the data
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-
-    On discrete actions: without alpha, initial_alpha, target_entropy, backup_entropy, actor_learning_rate,
-    n_actions, lagrange_threshold, bc_steps; cql_alpha = 1.0; hidden_sizes = (256, 256).
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.0003,
-        gamma: float = 0.99,
-        tau: float = 0.005,
-        alpha: float | Literal["auto"] = 0.2,
-        initial_alpha: float = 1.0,
-        target_entropy: float | None = None,
-        backup_entropy: bool = False,
-        actor_learning_rate: float = 0.0001,
-        cql_alpha: float = 5.0,
-        n_actions: int | float = 10,
-        lagrange_threshold: float | None = None,
-        bc_steps: int | float = 0,
-        hidden_sizes: Sequence[int | float] = (256, 256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        layer_norm: bool = False,
-        batch_size: int | float = 256,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
-        warmup_steps: int | float = 0,
-        dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None = None,
-        dataset_path: str | PurePath | None = None,
-        dataset_id: str | None = None,
-        dataset_download: bool = False,
-        dataset_size: int | float = 10000,
-        dataset_seed: int | float = 0,
-        datasets: Sequence[Mapping[str, Any]] = (),
-        normalize_observations: bool = False,
-        reward_scale: float = 1.0,
-        reward_shift: float = 0.0,
-        reward_range_scaling: bool = False,
-        top_fraction: float = 1.0,
-        action_low: Sequence[float] | None = None,
-        action_high: Sequence[float] | None = None,
-        num_actions: int | float | None = None,
-        validation_fraction: float = 0.0,
-        max_updates: int | float | None = None,
-        max_epochs: int | float | None = None,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+class _CRRSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, total=False):
+    beta: float
+    """divisor of the advantage (`weight_type: exp`); > 0; default 1.0"""
+    n_action_samples: int | float
+    """policy actions the advantage is measured against; ≥ 1; default 4"""
+    max_weight: float
+    """cap of the cloning weights (`weight_type: exp`); > 0; default 20.0"""
+    advantage_type: Literal["mean", "max"]
+    """against their mean or their maximum; default 'mean'"""
+    weight_type: Literal["binary", "exp"]
+    """clone where the advantage is positive, or with exponential weights; default 'exp'"""
+    policy_distribution: Literal["tanh", "gaussian"]
+    """a squashed Gaussian, or a plain one around a squashed mean, whose samples are clipped; default 'tanh'"""
 
 class CRR(ManagedAlgorithm[Seeds]):
-    """Critic Regularized Regression.
+    """Critic Regularized Regression."""
 
-    Settings, all keywords:
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_CRRSettings]) -> None: ...
 
-    learning_rate = 0.0003: of Adam
-    gamma = 0.99: discount
-    tau = 0.005: share of the way the target networks go at each of their moves (Polyak averaging)
-    beta = 1.0: divisor of the advantage (`weight_type: exp`)
-    n_action_samples = 4: policy actions the advantage is measured against
-    max_weight = 20.0: cap of the cloning weights (`weight_type: exp`)
-    advantage_type = 'mean': against their mean or their maximum
-    weight_type = 'exp': clone where the advantage is positive, or with exponential weights
-    policy_distribution = 'tanh': a squashed Gaussian, or a plain one around a squashed mean, whose samples are
-        clipped
-    hidden_sizes = (256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    layer_norm = False: LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its
-        network)
-    batch_size = 256: transitions per update
-    learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
-        updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    dataset_kind = None: where the data comes from; `random` collects it from the environment; null: given to
-        `learn(dataset=…)`
-    dataset_path = None: file of kind `npz` or `hdf5`
-    dataset_id = None: Minari id
-    dataset_download = False: let a Minari data set that is not on this machine be fetched
-    dataset_size = 10000: transitions to collect (`random`)
-    dataset_seed = 0: seed of the collecting (`random`)
-    datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
-        fixed while RLPD collects
-    reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
-    reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
-    reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
-    top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
-    action_low = None: action bounds where neither environment nor file tells them
-    action_high = None: with `action_low`
-    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
-        one
-    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
-        theirs is logged at each evaluation and at the end
-    max_updates = None: bound on updates beside `total_timesteps`
-    max_epochs = None: bound on passes over the data
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.0003,
-        gamma: float = 0.99,
-        tau: float = 0.005,
-        beta: float = 1.0,
-        n_action_samples: int | float = 4,
-        max_weight: float = 20.0,
-        advantage_type: Literal["mean", "max"] = "mean",
-        weight_type: Literal["binary", "exp"] = "exp",
-        policy_distribution: Literal["tanh", "gaussian"] = "tanh",
-        hidden_sizes: Sequence[int | float] = (256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        layer_norm: bool = False,
-        batch_size: int | float = 256,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
-        warmup_steps: int | float = 0,
-        dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None = None,
-        dataset_path: str | PurePath | None = None,
-        dataset_id: str | None = None,
-        dataset_download: bool = False,
-        dataset_size: int | float = 10000,
-        dataset_seed: int | float = 0,
-        datasets: Sequence[Mapping[str, Any]] = (),
-        normalize_observations: bool = False,
-        reward_scale: float = 1.0,
-        reward_shift: float = 0.0,
-        reward_range_scaling: bool = False,
-        top_fraction: float = 1.0,
-        action_low: Sequence[float] | None = None,
-        action_high: Sequence[float] | None = None,
-        num_actions: int | float | None = None,
-        validation_fraction: float = 0.0,
-        max_updates: int | float | None = None,
-        max_epochs: int | float | None = None,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+class _DDPGSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _TD3Keys, _ObservationKeys, _OnlineKeys): ...
 
 class DDPG(ManagedAlgorithm[Seeds]):
-    """Deep Deterministic Policy Gradient.
+    """Deep Deterministic Policy Gradient."""
 
-    Settings, all keywords:
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_DDPGSettings]) -> None: ...
 
-    learning_rate = 0.0003: of Adam
-    gamma = 0.99: discount
-    tau = 0.005: share of the way the target networks go at each of their moves (Polyak averaging)
-    policy_delay = 1: critic updates per update of actor and targets
-    target_policy_noise = 0.0: deviation of the noise on target actions, in units of [-1, 1]
-    target_noise_clip = 0.0: bound of that noise
-    exploration_noise = 0.1: deviation of the noise while collecting, in units of [-1, 1]
-    hidden_sizes = (256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    layer_norm = False: LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its
-        network)
-    batch_size = 256: transitions per update
-    learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
-        updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    normalize_observations = False: by the running mean and deviation of every observation acted on so far, random
-        steps included, clipped to ±10; kept with the policy, and fixed in evaluation. With `init_from` the other
-        run's statistics are taken over and go on counting; those of data (an offline run's, RLPD's) stay as they
-        are
-    buffer_capacity = 1000000: transitions the replay buffer keeps
-    learning_starts = 1000: environment steps before the first update
-    random_steps = None: environment steps with random actions; null: `learning_starts`, or none where `init_from`
-        gives a policy
-    train_frequency = 1: environment steps between rounds of updates
-    gradient_updates_per_step = 1: updates per round
-    overlap = False: make the updates of a step while the environments are at it: they do not see its rows yet
-        (they see those up to the step before)
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.0003,
-        gamma: float = 0.99,
-        tau: float = 0.005,
-        policy_delay: int | float = 1,
-        target_policy_noise: float = 0.0,
-        target_noise_clip: float = 0.0,
-        exploration_noise: float = 0.1,
-        hidden_sizes: Sequence[int | float] = (256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        layer_norm: bool = False,
-        batch_size: int | float = 256,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
-        warmup_steps: int | float = 0,
-        normalize_observations: bool = False,
-        buffer_capacity: int | float = 1000000,
-        learning_starts: int | float = 1000,
-        random_steps: int | float | None = None,
-        train_frequency: int | float = 1,
-        gradient_updates_per_step: int | float = 1,
-        overlap: bool = False,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+class _DQNSettings(_TrainKeys, _NetworkKeys, _ObservationKeys, _OnlineKeys, total=False):
+    tau: float
+    """share of the way the target networks go at each of their moves (Polyak averaging); > 0, ≤ 1; default 1.0"""
+    double_q: bool
+    """the online network chooses the action that the target network values; default False"""
+    exploration_initial_eps: float
+    """share of random actions at the start; ≥ 0, ≤ 1; default 1.0"""
+    exploration_final_eps: float
+    """share of random actions after the decay; ≥ 0, ≤ 1; default 0.04"""
+    exploration_fraction: float
+    """part of the run over which it falls linearly; ≥ 0, ≤ 1; default 0.16"""
+    target_update_interval: int | float
+    """updates between moves of the target network; ≥ 1; default 64"""
 
 class DQN(ManagedAlgorithm[Seeds]):
-    """Deep Q-Network.
+    """Deep Q-Network."""
 
-    Settings, all keywords:
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_DQNSettings]) -> None: ...
 
-    learning_rate = 0.001: of Adam
-    gamma = 0.99: discount
-    tau = 1.0: share of the way the target networks go at each of their moves (Polyak averaging)
-    double_q = False: the online network chooses the action that the target network values
-    exploration_initial_eps = 1.0: share of random actions at the start
-    exploration_final_eps = 0.04: share of random actions after the decay
-    exploration_fraction = 0.16: part of the run over which it falls linearly
-    target_update_interval = 64: updates between moves of the target network
-    hidden_sizes = (256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    layer_norm = False: LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its
-        network)
-    batch_size = 64: transitions per update
-    learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
-        updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    normalize_observations = False: by the running mean and deviation of every observation acted on so far, random
-        steps included, clipped to ±10; kept with the policy, and fixed in evaluation. With `init_from` the other
-        run's statistics are taken over and go on counting; those of data (an offline run's, RLPD's) stay as they
-        are
-    buffer_capacity = 1000000: transitions the replay buffer keeps
-    learning_starts = 1000: environment steps before the first update
-    random_steps = None: environment steps with random actions; null: `learning_starts`, or none where `init_from`
-        gives a policy
-    train_frequency = 128: environment steps between rounds of updates
-    gradient_updates_per_step = 64: updates per round
-    overlap = False: make the updates of a step while the environments are at it: they do not see its rows yet
-        (they see those up to the step before)
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.001,
-        gamma: float = 0.99,
-        tau: float = 1.0,
-        double_q: bool = False,
-        exploration_initial_eps: float = 1.0,
-        exploration_final_eps: float = 0.04,
-        exploration_fraction: float = 0.16,
-        target_update_interval: int | float = 64,
-        hidden_sizes: Sequence[int | float] = (256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        layer_norm: bool = False,
-        batch_size: int | float = 64,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
-        warmup_steps: int | float = 0,
-        normalize_observations: bool = False,
-        buffer_capacity: int | float = 1000000,
-        learning_starts: int | float = 1000,
-        random_steps: int | float | None = None,
-        train_frequency: int | float = 128,
-        gradient_updates_per_step: int | float = 64,
-        overlap: bool = False,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+class _EDACSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, _SoftKeys, total=False):
+    num_critics: int | float
+    """size of the ensemble; ≥ 1; default 10"""
+    eta: float
+    """weight of the critics' diversity; 0 is SAC-N; ≥ 0; default 1.0"""
 
 class EDAC(ManagedAlgorithm[Seeds]):
-    """Ensemble-Diversified Actor-Critic.
+    """Ensemble-Diversified Actor-Critic."""
 
-    Settings, all keywords:
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_EDACSettings]) -> None: ...
 
-    learning_rate = 0.0003: of Adam
-    gamma = 0.99: discount
-    tau = 0.005: share of the way the target networks go at each of their moves (Polyak averaging)
-    alpha = 0.2: weight of the entropy: a number, or `auto` to learn it
-    initial_alpha = 1.0: where `alpha: auto` starts
-    target_entropy = None: entropy that `alpha: auto` aims at; null means the algorithm's rule
-    backup_entropy = True: entropy in the critics' target
-    num_critics = 10: size of the ensemble
-    eta = 1.0: weight of the critics' diversity; 0 is SAC-N
-    hidden_sizes = (256, 256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    layer_norm = False: LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its
-        network)
-    batch_size = 256: transitions per update
-    learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
-        updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    dataset_kind = None: where the data comes from; `random` collects it from the environment; null: given to
-        `learn(dataset=…)`
-    dataset_path = None: file of kind `npz` or `hdf5`
-    dataset_id = None: Minari id
-    dataset_download = False: let a Minari data set that is not on this machine be fetched
-    dataset_size = 10000: transitions to collect (`random`)
-    dataset_seed = 0: seed of the collecting (`random`)
-    datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
-        fixed while RLPD collects
-    reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
-    reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
-    reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
-    top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
-    action_low = None: action bounds where neither environment nor file tells them
-    action_high = None: with `action_low`
-    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
-        one
-    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
-        theirs is logged at each evaluation and at the end
-    max_updates = None: bound on updates beside `total_timesteps`
-    max_epochs = None: bound on passes over the data
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.0003,
-        gamma: float = 0.99,
-        tau: float = 0.005,
-        alpha: float | Literal["auto"] = 0.2,
-        initial_alpha: float = 1.0,
-        target_entropy: float | None = None,
-        backup_entropy: bool = True,
-        num_critics: int | float = 10,
-        eta: float = 1.0,
-        hidden_sizes: Sequence[int | float] = (256, 256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        layer_norm: bool = False,
-        batch_size: int | float = 256,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
-        warmup_steps: int | float = 0,
-        dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None = None,
-        dataset_path: str | PurePath | None = None,
-        dataset_id: str | None = None,
-        dataset_download: bool = False,
-        dataset_size: int | float = 10000,
-        dataset_seed: int | float = 0,
-        datasets: Sequence[Mapping[str, Any]] = (),
-        normalize_observations: bool = False,
-        reward_scale: float = 1.0,
-        reward_shift: float = 0.0,
-        reward_range_scaling: bool = False,
-        top_fraction: float = 1.0,
-        action_low: Sequence[float] | None = None,
-        action_high: Sequence[float] | None = None,
-        num_actions: int | float | None = None,
-        validation_fraction: float = 0.0,
-        max_updates: int | float | None = None,
-        max_epochs: int | float | None = None,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+class _IQLSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, total=False):
+    expectile: float
+    """which expectile of Q the value aims at; > 0, < 1; default 0.7"""
+    beta: float
+    """factor on the advantage in the cloning weights (AWAC's lambda divides); ≥ 0; default 3.0"""
+    max_weight: float
+    """cap of the cloning weights; > 0; default 100.0"""
+    policy_distribution: Literal["tanh", "gaussian"]
+    """a plain Gaussian around a squashed mean, whose samples are clipped, or a squashed one; default 'gaussian'"""
 
 class IQL(ManagedAlgorithm[Seeds]):
-    """Implicit Q-Learning, on continuous or discrete actions.
+    """Implicit Q-Learning, on continuous or discrete actions."""
 
-    Settings, all keywords:
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_IQLSettings]) -> None: ...
 
-    learning_rate = 0.0003: of Adam
-    gamma = 0.99: discount
-    tau = 0.005: share of the way the target networks go at each of their moves (Polyak averaging)
-    expectile = 0.7: which expectile of Q the value aims at
-    beta = 3.0: factor on the advantage in the cloning weights (AWAC's lambda divides)
-    max_weight = 100.0: cap of the cloning weights
-    policy_distribution = 'gaussian': a plain Gaussian around a squashed mean, whose samples are clipped, or a
-        squashed one
-    hidden_sizes = (256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    layer_norm = False: LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its
-        network)
-    batch_size = 256: transitions per update
-    learning_rate_schedule = 'cosine': a name, or a mapping (see below); counts updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    dataset_kind = None: where the data comes from; `random` collects it from the environment; null: given to
-        `learn(dataset=…)`
-    dataset_path = None: file of kind `npz` or `hdf5`
-    dataset_id = None: Minari id
-    dataset_download = False: let a Minari data set that is not on this machine be fetched
-    dataset_size = 10000: transitions to collect (`random`)
-    dataset_seed = 0: seed of the collecting (`random`)
-    datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
-        fixed while RLPD collects
-    reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
-    reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
-    reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
-    top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
-    action_low = None: action bounds where neither environment nor file tells them
-    action_high = None: with `action_low`
-    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
-        one
-    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
-        theirs is logged at each evaluation and at the end
-    max_updates = None: bound on updates beside `total_timesteps`
-    max_epochs = None: bound on passes over the data
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-
-    On discrete actions: without policy_distribution.
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.0003,
-        gamma: float = 0.99,
-        tau: float = 0.005,
-        expectile: float = 0.7,
-        beta: float = 3.0,
-        max_weight: float = 100.0,
-        policy_distribution: Literal["tanh", "gaussian"] = "gaussian",
-        hidden_sizes: Sequence[int | float] = (256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        layer_norm: bool = False,
-        batch_size: int | float = 256,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "cosine",
-        warmup_steps: int | float = 0,
-        dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None = None,
-        dataset_path: str | PurePath | None = None,
-        dataset_id: str | None = None,
-        dataset_download: bool = False,
-        dataset_size: int | float = 10000,
-        dataset_seed: int | float = 0,
-        datasets: Sequence[Mapping[str, Any]] = (),
-        normalize_observations: bool = False,
-        reward_scale: float = 1.0,
-        reward_shift: float = 0.0,
-        reward_range_scaling: bool = False,
-        top_fraction: float = 1.0,
-        action_low: Sequence[float] | None = None,
-        action_high: Sequence[float] | None = None,
-        num_actions: int | float | None = None,
-        validation_fraction: float = 0.0,
-        max_updates: int | float | None = None,
-        max_epochs: int | float | None = None,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+class _REDQSettings(
+    _TrainKeys, _TargetKeys, _NetworkKeys, _SoftKeys, _ObservationKeys, _OnlineKeys, _DelayedActorKeys, total=False
+):
+    num_critics: int | float
+    """size of the ensemble; ≥ 1; default 10"""
+    subset_size: int | float
+    """target critics whose minimum is backed up, drawn anew at each update; ≥ 1; default 2"""
 
 class REDQ(ManagedAlgorithm[Seeds]):
-    """Randomized Ensembled Double Q-learning.
+    """Randomized Ensembled Double Q-learning."""
 
-    Settings, all keywords:
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_REDQSettings]) -> None: ...
 
-    learning_rate = 0.0003: of Adam
-    gamma = 0.99: discount
-    tau = 0.005: share of the way the target networks go at each of their moves (Polyak averaging)
-    alpha = 0.2: weight of the entropy: a number, or `auto` to learn it
-    initial_alpha = 1.0: where `alpha: auto` starts
-    target_entropy = None: entropy that `alpha: auto` aims at; null means the algorithm's rule
-    backup_entropy = True: entropy in the critics' target
-    policy_delay = None: critic updates per actor update; null means `gradient_updates_per_step`
-    num_critics = 10: size of the ensemble
-    subset_size = 2: target critics whose minimum is backed up, drawn anew at each update
-    hidden_sizes = (256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    layer_norm = False: LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its
-        network)
-    batch_size = 256: transitions per update
-    learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
-        updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    normalize_observations = False: by the running mean and deviation of every observation acted on so far, random
-        steps included, clipped to ±10; kept with the policy, and fixed in evaluation. With `init_from` the other
-        run's statistics are taken over and go on counting; those of data (an offline run's, RLPD's) stay as they
-        are
-    buffer_capacity = 1000000: transitions the replay buffer keeps
-    learning_starts = 1000: environment steps before the first update
-    random_steps = None: environment steps with random actions; null: `learning_starts`, or none where `init_from`
-        gives a policy
-    train_frequency = 1: environment steps between rounds of updates
-    gradient_updates_per_step = 20: updates per round
-    overlap = False: make the updates of a step while the environments are at it: they do not see its rows yet
-        (they see those up to the step before)
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.0003,
-        gamma: float = 0.99,
-        tau: float = 0.005,
-        alpha: float | Literal["auto"] = 0.2,
-        initial_alpha: float = 1.0,
-        target_entropy: float | None = None,
-        backup_entropy: bool = True,
-        policy_delay: int | float | None = None,
-        num_critics: int | float = 10,
-        subset_size: int | float = 2,
-        hidden_sizes: Sequence[int | float] = (256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        layer_norm: bool = False,
-        batch_size: int | float = 256,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
-        warmup_steps: int | float = 0,
-        normalize_observations: bool = False,
-        buffer_capacity: int | float = 1000000,
-        learning_starts: int | float = 1000,
-        random_steps: int | float | None = None,
-        train_frequency: int | float = 1,
-        gradient_updates_per_step: int | float = 20,
-        overlap: bool = False,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+class _RLPDSettings(_TrainKeys, _TargetKeys, _DatasetKeys, _SoftKeys, _OnlineKeys, _DelayedActorKeys, total=False):
+    num_critics: int | float
+    """size of the ensemble; ≥ 2; default 2"""
+    subset_size: int | float
+    """target critics whose minimum is backed up, drawn anew at each update; ≥ 1; default 2"""
+    layer_norm: bool
+    """LayerNorm after each hidden layer of the critics; default False"""
+    offline_pretrain_updates: int | float
+    """updates on the prior data before the first environment step; ≥ 0; default 0"""
+    offline_batch_ratio: float
+    """share of prior data in each online batch, `round(ratio · batch_size)` rows; ≥ 0, ≤ 1; default 0.5"""
 
 class RLPD(ManagedAlgorithm[Seeds]):
     """RL with Prior Data: SAC on minibatches of which a part is prior data.
 
     By default it is no more than that: two critics, no LayerNorm, a fixed alpha, one update per step. The paper's
-    RLPD has `num_critics=10, layer_norm=True, alpha="auto", gradient_updates_per_step=20`, as `rlpd/paper` says.
+    RLPD has `num_critics=10, layer_norm=True, alpha="auto", gradient_updates_per_step=20`, as `rlpd/paper` says."""
 
-    Settings, all keywords:
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_RLPDSettings]) -> None: ...
 
-    learning_rate = 0.0003: of Adam
-    gamma = 0.99: discount
-    tau = 0.005: share of the way the target networks go at each of their moves (Polyak averaging)
-    alpha = 0.2: weight of the entropy: a number, or `auto` to learn it
-    initial_alpha = 1.0: where `alpha: auto` starts
-    target_entropy = None: entropy that `alpha: auto` aims at; null means the algorithm's rule
-    backup_entropy = True: entropy in the critics' target
-    policy_delay = None: critic updates per actor update; null means `gradient_updates_per_step`
-    num_critics = 2: size of the ensemble
-    subset_size = 2: target critics whose minimum is backed up, drawn anew at each update
-    layer_norm = False: LayerNorm after each hidden layer of the critics
-    hidden_sizes = (256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    batch_size = 256: transitions per update
-    learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
-        updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    dataset_kind = None: where the data comes from; `random` collects it from the environment; null: given to
-        `learn(dataset=…)`
-    dataset_path = None: file of kind `npz` or `hdf5`
-    dataset_id = None: Minari id
-    dataset_download = False: let a Minari data set that is not on this machine be fetched
-    dataset_size = 10000: transitions to collect (`random`)
-    dataset_seed = 0: seed of the collecting (`random`)
-    datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
-        fixed while RLPD collects
-    reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
-    reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
-    reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
-    top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
-    action_low = None: action bounds where neither environment nor file tells them
-    action_high = None: with `action_low`
-    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
-        one
-    offline_pretrain_updates = 0: updates on the prior data before the first environment step
-    offline_batch_ratio = 0.5: share of prior data in each online batch, `round(ratio · batch_size)` rows
-    max_updates = None: bound on updates beside `total_timesteps`
-    max_epochs = None: bound on passes over the data
-    buffer_capacity = 1000000: transitions the replay buffer keeps
-    learning_starts = 1000: environment steps before the first update
-    random_steps = None: environment steps with random actions; null: `learning_starts`, or none where `init_from`
-        gives a policy
-    train_frequency = 1: environment steps between rounds of updates
-    gradient_updates_per_step = 1: updates per round
-    overlap = False: make the updates of a step while the environments are at it: they do not see its rows yet
-        (they see those up to the step before)
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.0003,
-        gamma: float = 0.99,
-        tau: float = 0.005,
-        alpha: float | Literal["auto"] = 0.2,
-        initial_alpha: float = 1.0,
-        target_entropy: float | None = None,
-        backup_entropy: bool = True,
-        policy_delay: int | float | None = None,
-        num_critics: int | float = 2,
-        subset_size: int | float = 2,
-        layer_norm: bool = False,
-        hidden_sizes: Sequence[int | float] = (256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        batch_size: int | float = 256,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
-        warmup_steps: int | float = 0,
-        dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None = None,
-        dataset_path: str | PurePath | None = None,
-        dataset_id: str | None = None,
-        dataset_download: bool = False,
-        dataset_size: int | float = 10000,
-        dataset_seed: int | float = 0,
-        datasets: Sequence[Mapping[str, Any]] = (),
-        normalize_observations: bool = False,
-        reward_scale: float = 1.0,
-        reward_shift: float = 0.0,
-        reward_range_scaling: bool = False,
-        top_fraction: float = 1.0,
-        action_low: Sequence[float] | None = None,
-        action_high: Sequence[float] | None = None,
-        num_actions: int | float | None = None,
-        offline_pretrain_updates: int | float = 0,
-        offline_batch_ratio: float = 0.5,
-        max_updates: int | float | None = None,
-        max_epochs: int | float | None = None,
-        buffer_capacity: int | float = 1000000,
-        learning_starts: int | float = 1000,
-        random_steps: int | float | None = None,
-        train_frequency: int | float = 1,
-        gradient_updates_per_step: int | float = 1,
-        overlap: bool = False,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+class _SACSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _SoftKeys, _ObservationKeys, _OnlineKeys): ...
 
 class SAC(ManagedAlgorithm[Seeds]):
-    """Soft Actor-Critic.
+    """Soft Actor-Critic."""
 
-    Settings, all keywords:
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_SACSettings]) -> None: ...
 
-    learning_rate = 0.0003: of Adam
-    gamma = 0.99: discount
-    tau = 0.005: share of the way the target networks go at each of their moves (Polyak averaging)
-    alpha = 0.2: weight of the entropy: a number, or `auto` to learn it
-    initial_alpha = 1.0: where `alpha: auto` starts
-    target_entropy = None: entropy that `alpha: auto` aims at; null means the algorithm's rule
-    backup_entropy = True: entropy in the critics' target
-    hidden_sizes = (256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    layer_norm = False: LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its
-        network)
-    batch_size = 256: transitions per update
-    learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
-        updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    normalize_observations = False: by the running mean and deviation of every observation acted on so far, random
-        steps included, clipped to ±10; kept with the policy, and fixed in evaluation. With `init_from` the other
-        run's statistics are taken over and go on counting; those of data (an offline run's, RLPD's) stay as they
-        are
-    buffer_capacity = 1000000: transitions the replay buffer keeps
-    learning_starts = 5000: environment steps before the first update
-    random_steps = None: environment steps with random actions; null: `learning_starts`, or none where `init_from`
-        gives a policy
-    train_frequency = 1: environment steps between rounds of updates
-    gradient_updates_per_step = 1: updates per round
-    overlap = False: make the updates of a step while the environments are at it: they do not see its rows yet
-        (they see those up to the step before)
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.0003,
-        gamma: float = 0.99,
-        tau: float = 0.005,
-        alpha: float | Literal["auto"] = 0.2,
-        initial_alpha: float = 1.0,
-        target_entropy: float | None = None,
-        backup_entropy: bool = True,
-        hidden_sizes: Sequence[int | float] = (256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        layer_norm: bool = False,
-        batch_size: int | float = 256,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
-        warmup_steps: int | float = 0,
-        normalize_observations: bool = False,
-        buffer_capacity: int | float = 1000000,
-        learning_starts: int | float = 5000,
-        random_steps: int | float | None = None,
-        train_frequency: int | float = 1,
-        gradient_updates_per_step: int | float = 1,
-        overlap: bool = False,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+class _TD3Settings(_TrainKeys, _TargetKeys, _NetworkKeys, _TD3Keys, _ObservationKeys, _OnlineKeys): ...
 
 class TD3(ManagedAlgorithm[Seeds]):
-    """Twin Delayed DDPG.
+    """Twin Delayed DDPG."""
 
-    Settings, all keywords:
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_TD3Settings]) -> None: ...
 
-    learning_rate = 0.0003: of Adam
-    gamma = 0.99: discount
-    tau = 0.005: share of the way the target networks go at each of their moves (Polyak averaging)
-    policy_delay = 2: critic updates per update of actor and targets
-    target_policy_noise = 0.2: deviation of the noise on target actions, in units of [-1, 1]
-    target_noise_clip = 0.5: bound of that noise
-    exploration_noise = 0.1: deviation of the noise while collecting, in units of [-1, 1]
-    hidden_sizes = (256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    layer_norm = False: LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its
-        network)
-    batch_size = 256: transitions per update
-    learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
-        updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    normalize_observations = False: by the running mean and deviation of every observation acted on so far, random
-        steps included, clipped to ±10; kept with the policy, and fixed in evaluation. With `init_from` the other
-        run's statistics are taken over and go on counting; those of data (an offline run's, RLPD's) stay as they
-        are
-    buffer_capacity = 1000000: transitions the replay buffer keeps
-    learning_starts = 1000: environment steps before the first update
-    random_steps = None: environment steps with random actions; null: `learning_starts`, or none where `init_from`
-        gives a policy
-    train_frequency = 1: environment steps between rounds of updates
-    gradient_updates_per_step = 1: updates per round
-    overlap = False: make the updates of a step while the environments are at it: they do not see its rows yet
-        (they see those up to the step before)
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.0003,
-        gamma: float = 0.99,
-        tau: float = 0.005,
-        policy_delay: int | float = 2,
-        target_policy_noise: float = 0.2,
-        target_noise_clip: float = 0.5,
-        exploration_noise: float = 0.1,
-        hidden_sizes: Sequence[int | float] = (256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        layer_norm: bool = False,
-        batch_size: int | float = 256,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
-        warmup_steps: int | float = 0,
-        normalize_observations: bool = False,
-        buffer_capacity: int | float = 1000000,
-        learning_starts: int | float = 1000,
-        random_steps: int | float | None = None,
-        train_frequency: int | float = 1,
-        gradient_updates_per_step: int | float = 1,
-        overlap: bool = False,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+class _TD3BCSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, _TD3Keys, total=False):
+    bc_alpha: float
+    """weight of Q, divided by its mean size, against the squared action error; > 0; default 2.5"""
 
 class TD3BC(ManagedAlgorithm[Seeds]):
-    """TD3 with behaviour cloning.
+    """TD3 with behaviour cloning."""
 
-    Settings, all keywords:
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_TD3BCSettings]) -> None: ...
 
-    learning_rate = 0.0003: of Adam
-    gamma = 0.99: discount
-    tau = 0.005: share of the way the target networks go at each of their moves (Polyak averaging)
-    policy_delay = 2: critic updates per update of actor and targets
-    target_policy_noise = 0.2: deviation of the noise on target actions, in units of [-1, 1]
-    target_noise_clip = 0.5: bound of that noise
-    exploration_noise = 0.1: deviation of the noise while collecting, in units of [-1, 1]
-    bc_alpha = 2.5: weight of Q, divided by its mean size, against the squared action error
-    hidden_sizes = (256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    layer_norm = False: LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its
-        network)
-    batch_size = 256: transitions per update
-    learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
-        updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    dataset_kind = None: where the data comes from; `random` collects it from the environment; null: given to
-        `learn(dataset=…)`
-    dataset_path = None: file of kind `npz` or `hdf5`
-    dataset_id = None: Minari id
-    dataset_download = False: let a Minari data set that is not on this machine be fetched
-    dataset_size = 10000: transitions to collect (`random`)
-    dataset_seed = 0: seed of the collecting (`random`)
-    datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = True: by the mean and deviation of the data as drawn; stored with the policy, and
-        fixed while RLPD collects
-    reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
-    reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
-    reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
-    top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
-    action_low = None: action bounds where neither environment nor file tells them
-    action_high = None: with `action_low`
-    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
-        one
-    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
-        theirs is logged at each evaluation and at the end
-    max_updates = None: bound on updates beside `total_timesteps`
-    max_epochs = None: bound on passes over the data
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.0003,
-        gamma: float = 0.99,
-        tau: float = 0.005,
-        policy_delay: int | float = 2,
-        target_policy_noise: float = 0.2,
-        target_noise_clip: float = 0.5,
-        exploration_noise: float = 0.1,
-        bc_alpha: float = 2.5,
-        hidden_sizes: Sequence[int | float] = (256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        layer_norm: bool = False,
-        batch_size: int | float = 256,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
-        warmup_steps: int | float = 0,
-        dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None = None,
-        dataset_path: str | PurePath | None = None,
-        dataset_id: str | None = None,
-        dataset_download: bool = False,
-        dataset_size: int | float = 10000,
-        dataset_seed: int | float = 0,
-        datasets: Sequence[Mapping[str, Any]] = (),
-        normalize_observations: bool = True,
-        reward_scale: float = 1.0,
-        reward_shift: float = 0.0,
-        reward_range_scaling: bool = False,
-        top_fraction: float = 1.0,
-        action_low: Sequence[float] | None = None,
-        action_high: Sequence[float] | None = None,
-        num_actions: int | float | None = None,
-        validation_fraction: float = 0.0,
-        max_updates: int | float | None = None,
-        max_epochs: int | float | None = None,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+class _TQCSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _SoftKeys, _ObservationKeys, _OnlineKeys, total=False):
+    num_critics: int | float
+    """size of the ensemble; ≥ 1; default 5"""
+    n_quantiles: int | float
+    """quantiles per critic; ≥ 1; default 25"""
+    top_quantiles_to_drop_per_net: int | float
+    """largest target quantiles dropped, per critic; ≥ 0; default 2"""
 
 class TQC(ManagedAlgorithm[Seeds]):
-    """Truncated Quantile Critics.
+    """Truncated Quantile Critics."""
 
-    Settings, all keywords:
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_TQCSettings]) -> None: ...
 
-    learning_rate = 0.0003: of Adam
-    gamma = 0.99: discount
-    tau = 0.005: share of the way the target networks go at each of their moves (Polyak averaging)
-    alpha = 0.2: weight of the entropy: a number, or `auto` to learn it
-    initial_alpha = 1.0: where `alpha: auto` starts
-    target_entropy = None: entropy that `alpha: auto` aims at; null means the algorithm's rule
-    backup_entropy = True: entropy in the critics' target
-    num_critics = 5: size of the ensemble
-    n_quantiles = 25: quantiles per critic
-    top_quantiles_to_drop_per_net = 2: largest target quantiles dropped, per critic
-    hidden_sizes = (256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    layer_norm = False: LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its
-        network)
-    batch_size = 256: transitions per update
-    learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
-        updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    normalize_observations = False: by the running mean and deviation of every observation acted on so far, random
-        steps included, clipped to ±10; kept with the policy, and fixed in evaluation. With `init_from` the other
-        run's statistics are taken over and go on counting; those of data (an offline run's, RLPD's) stay as they
-        are
-    buffer_capacity = 1000000: transitions the replay buffer keeps
-    learning_starts = 1000: environment steps before the first update
-    random_steps = None: environment steps with random actions; null: `learning_starts`, or none where `init_from`
-        gives a policy
-    train_frequency = 1: environment steps between rounds of updates
-    gradient_updates_per_step = 1: updates per round
-    overlap = False: make the updates of a step while the environments are at it: they do not see its rows yet
-        (they see those up to the step before)
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.0003,
-        gamma: float = 0.99,
-        tau: float = 0.005,
-        alpha: float | Literal["auto"] = 0.2,
-        initial_alpha: float = 1.0,
-        target_entropy: float | None = None,
-        backup_entropy: bool = True,
-        num_critics: int | float = 5,
-        n_quantiles: int | float = 25,
-        top_quantiles_to_drop_per_net: int | float = 2,
-        hidden_sizes: Sequence[int | float] = (256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        layer_norm: bool = False,
-        batch_size: int | float = 256,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
-        warmup_steps: int | float = 0,
-        normalize_observations: bool = False,
-        buffer_capacity: int | float = 1000000,
-        learning_starts: int | float = 1000,
-        random_steps: int | float | None = None,
-        train_frequency: int | float = 1,
-        gradient_updates_per_step: int | float = 1,
-        overlap: bool = False,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+class _ReBRACSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, total=False):
+    actor_bc_coef: float
+    """weight of the squared action error against Q, divided by its mean size, in the actor's loss; ≥ 0; default
+    0.01"""
+    critic_bc_coef: float
+    """weight of the squared error of the target action in the critics' target, in units of reward; ≥ 0; default
+    0.01"""
+    policy_delay: int | float
+    """critic updates per update of actor and targets; ≥ 1; default 2"""
+    target_policy_noise: float
+    """deviation of the noise on target actions, in units of [-1, 1]; ≥ 0; default 0.2"""
+    target_noise_clip: float
+    """bound of that noise; ≥ 0; default 0.5"""
 
 class ReBRAC(ManagedAlgorithm[Seeds]):
-    """TD3 with a cloning penalty in actor and critics.
+    """TD3 with a cloning penalty in actor and critics."""
 
-    Settings, all keywords:
-
-    learning_rate = 0.001: of Adam
-    gamma = 0.99: discount
-    tau = 0.005: share of the way the target networks go at each of their moves (Polyak averaging)
-    actor_bc_coef = 0.01: weight of the squared action error against Q, divided by its mean size, in the actor's
-        loss
-    critic_bc_coef = 0.01: weight of the squared error of the target action in the critics' target, in units of
-        reward
-    policy_delay = 2: critic updates per update of actor and targets
-    target_policy_noise = 0.2: deviation of the noise on target actions, in units of [-1, 1]
-    target_noise_clip = 0.5: bound of that noise
-    hidden_sizes = (256, 256, 256): hidden layers of every network
-    critic_hidden_sizes = None: hidden layers of the critics where they differ; null means `hidden_sizes`
-    activation = 'relu': nonlinearity after each hidden layer of every network
-    layer_norm_epsilon = 1e-06: added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had
-        PyTorch's 1e-5)
-    layer_norm = True: LayerNorm after each hidden layer of the critics
-    batch_size = 256: transitions per update
-    learning_rate_schedule = Schedule(type='constant', final_factor=0.0): a name, or a mapping (see below); counts
-        updates
-    warmup_steps = 0: updates over which the learning rate rises linearly before the schedule starts
-    dataset_kind = None: where the data comes from; `random` collects it from the environment; null: given to
-        `learn(dataset=…)`
-    dataset_path = None: file of kind `npz` or `hdf5`
-    dataset_id = None: Minari id
-    dataset_download = False: let a Minari data set that is not on this machine be fetched
-    dataset_size = 10000: transitions to collect (`random`)
-    dataset_seed = 0: seed of the collecting (`random`)
-    datasets = (): several of such, mixed; each with the keys above and a `weight`
-    normalize_observations = False: by the mean and deviation of the data as drawn; stored with the policy, and
-        fixed while RLPD collects
-    reward_scale = 1.0: factor on rewards; RLPD applies it to new experience too
-    reward_shift = 0.0: added to rewards after scaling; RLPD adds it to new experience too
-    reward_range_scaling = False: scale rewards so that episode returns span 1000, as IQL does
-    top_fraction = 1.0: keep the best share of the episodes by return discounted with 0.99
-    action_low = None: action bounds where neither environment nor file tells them
-    action_high = None: with `action_low`
-    num_actions = None: number of discrete actions where neither tells it; null means the largest in the data plus
-        one
-    validation_fraction = 0.0: share of the episodes that is held out; the distance of the policy's actions from
-        theirs is logged at each evaluation and at the end
-    max_updates = None: bound on updates beside `total_timesteps`
-    max_epochs = None: bound on passes over the data
-    eval_interval = None: ticks of the clock between evaluations; null evaluates at the end only
-    early_stopping = None: when to stop before the end (see below); needs `eval_interval`
-    max_hours = None: hours after which the run ends, saved; resumed, it goes on for as long again
-    seed = 0: null draws one and records it
-    seeds = None: several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`
-    total_timesteps = 10000: environment steps; offline, gradient updates
-    output_dir = 'runs': folder that receives the run folder
-    device = 'auto': `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one
-    num_envs = 1: environments stepped together; intervals count the steps of all of them
-    eval_episodes = 5: episodes of each evaluation; 0 switches evaluation off
-    eval_env = None: Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in
-        `env_id`
-    eval_max_steps = None: bound of an evaluation episode; null: the environment's own limit, or 10,000 where it
-        has none
-    log_interval = 1000: ticks of the clock between rows of `metrics.csv` and TensorBoard
-    checkpoint_interval = 10000: ticks of the clock between checkpoints
-    keep_checkpoints = 3: how many of the newest stay on disk (`best/` is kept besides)
-    loggers = (): where else rows of metrics go: `wandb` (Weights & Biases)
-    tags = (): free words, recorded with the run
-    env_kwargs = {}: passed to `gymnasium.make`
-    wrappers = (): around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-        `RescaleAction: {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import
-    given_envs = (): which of these were brought as objects in Python: their names alone do not make them again
-    init_from = None: checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's
-        seed
-    allow_import = False: permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import
-        that module
-    environments = 'local': where environments live: `local` is this process; with `processes` each has one of its
-        own, which may die or hang without harm (`env_processes: true` means the same); with `ray` they are actors
-        of a Ray cluster, the one that RAY_ADDRESS names or a new one on this machine
-    env_timeout = 60.0: seconds after which an environment in a process of its own counts as hung
-    acceleration = 'auto': how updates run; `auto` is `compile` on a GPU and `eager` on a CPU
-    tf32 = False: TF32 matrix products on a GPU: faster, 10 bits of mantissa
-    device_memory = None: what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is
-        free; a larger set stays in host memory, and its minibatches are copied ahead
-    host_memory = None: what a data set may take of host memory; null: half of what is free; a larger one is
-        packed, once, into a file beside the data, and read ahead
-    population = 'auto': how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many
-        at most
-    """
-
-    def __init__(
-        self,
-        env: Environment | TrainConfig | None = None,
-        *,
-        learning_rate: float = 0.001,
-        gamma: float = 0.99,
-        tau: float = 0.005,
-        actor_bc_coef: float = 0.01,
-        critic_bc_coef: float = 0.01,
-        policy_delay: int | float = 2,
-        target_policy_noise: float = 0.2,
-        target_noise_clip: float = 0.5,
-        hidden_sizes: Sequence[int | float] = (256, 256, 256),
-        critic_hidden_sizes: Sequence[int | float] | None = None,
-        activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = "relu",
-        layer_norm_epsilon: float = 1e-06,
-        layer_norm: bool = True,
-        batch_size: int | float = 256,
-        learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any] = "constant",
-        warmup_steps: int | float = 0,
-        dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None = None,
-        dataset_path: str | PurePath | None = None,
-        dataset_id: str | None = None,
-        dataset_download: bool = False,
-        dataset_size: int | float = 10000,
-        dataset_seed: int | float = 0,
-        datasets: Sequence[Mapping[str, Any]] = (),
-        normalize_observations: bool = False,
-        reward_scale: float = 1.0,
-        reward_shift: float = 0.0,
-        reward_range_scaling: bool = False,
-        top_fraction: float = 1.0,
-        action_low: Sequence[float] | None = None,
-        action_high: Sequence[float] | None = None,
-        num_actions: int | float | None = None,
-        validation_fraction: float = 0.0,
-        max_updates: int | float | None = None,
-        max_epochs: int | float | None = None,
-        eval_interval: int | float | None = None,
-        early_stopping: Mapping[str, Any] | None = None,
-        max_hours: float | None = None,
-        seed: int | float | None = 0,
-        seeds: Seeds = None,  # type: ignore[assignment]
-        total_timesteps: int | float = 10000,
-        output_dir: str | PurePath = "runs",
-        device: str = "auto",
-        num_envs: int | float = 1,
-        eval_episodes: int | float = 5,
-        eval_env: Environment | None = None,
-        eval_max_steps: int | float | None = None,
-        log_interval: int | float = 1000,
-        checkpoint_interval: int | float = 10000,
-        keep_checkpoints: int | float = 3,
-        loggers: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        env_kwargs: Mapping[str, Any] = {},
-        wrappers: Sequence[Any] = (),
-        given_envs: Sequence[Literal["env_id", "eval_env"]] = (),
-        init_from: str | PurePath | None = None,
-        allow_import: bool = False,
-        environments: Literal["local", "processes", "ray"] = "local",
-        env_timeout: float = 60.0,
-        acceleration: Literal["auto", "eager", "compile", "graph"] = "auto",
-        tf32: bool = False,
-        device_memory: int | float | str | None = None,
-        host_memory: int | float | str | None = None,
-        population: Literal["auto", "off"] | int | float = "auto",
-    ) -> None: ...
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_ReBRACSettings]) -> None: ...
