@@ -399,7 +399,6 @@ def test_every_field_says_what_it_affects_and_the_sets_are_those_of_0_2() -> Non
         "allow_import",
         "device_memory",
         "host_memory",
-        "evaluate_beside",
     }
     assert TrainConfig.affecting("watching") == {"log_interval", "checkpoint_interval"}
     assert DatasetConfig.affecting("rows") == {

@@ -79,7 +79,13 @@ def ids(run: Path) -> set[str]:
 
 
 def config_for(folder: Path, **fields: Any) -> TrainConfig:
-    every = {"log_interval": 5, "checkpoint_interval": 20, "total_timesteps": 60, "tags": ["mine"]}
+    every = {
+        "log_interval": 5,
+        "checkpoint_interval": 20,
+        "total_timesteps": 60,
+        "tags": ["mine"],
+        "eval_max_steps": None,
+    }
     return tiny("bc", folder, **every | {"loggers": ["wandb"]} | fields)
 
 

@@ -20,7 +20,8 @@ class Faulty(gym.Env[NDArray[np.float32], Any]):
     """Walks at random for episodes of 25 steps; its step number `at`, counted over all episodes, goes wrong.
 
     `how`: obs, reward, raise, shout (with control characters and at length), exit, sys.exit, kill, hang; or, in a
-    process of its own, fork (and both go on), or `bytes` and a number in hexadecimal that is written to the run.
+    process of its own, `bytes` and a number in hexadecimal that is written to the run, or fork: both processes
+    return from this step, first the copy, which ends three steps later.
     `wait` are seconds every step takes. With `endless` no episode ever ends.
     """
 
@@ -31,7 +32,7 @@ class Faulty(gym.Env[NDArray[np.float32], Any]):
     ) -> None:
         self.at, self.how, self.pause, self.endless = at, how, wait, endless
         self.action_space = gym.spaces.Discrete(3) if discrete else gym.spaces.Box(-1.0, 3.0, (1,), np.float32)
-        self.steps = 0
+        self.steps, self.is_copy = 0, False
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[NDArray[np.float32], dict[str, Any]]:
         super().reset(seed=seed)
@@ -47,8 +48,13 @@ class Faulty(gym.Env[NDArray[np.float32], Any]):
             raise RuntimeError("the motor is on fire")
         if broken == "shout":
             raise RuntimeError("\x1b[31mfire\x1b[0m\r\n" + 5_000_000 * "!")
+        if self.is_copy and self.steps == self.at + 3:
+            os._exit(0)
         if broken == "fork":
-            os.fork()
+            copy = os.fork()
+            self.is_copy = copy == 0
+            if copy:
+                os.waitpid(copy, 0)
         if broken.startswith("bytes"):
             os.write(_connection(), bytes.fromhex(broken.removeprefix("bytes")))
             time.sleep(600)
