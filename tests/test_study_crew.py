@@ -70,8 +70,9 @@ def test_a_signal_to_the_sweep_stops_its_workers_who_save(
     if forked:
         monkeypatch.setattr(os, "posix_spawn", fork_for_spawn)
     sweep, folder = sweeping(tmp_path)
-    wait_for(lambda: len(owners(folder)) == 2 and len(list(folder.glob("runs/*/checkpoints/step_*"))) > 1)
+    wait_for(lambda: len({path.parent for path in folder.glob("runs/*/checkpoints/step_*")}) == 2)
     workers = owners(folder)
+    assert len(workers) == 2
     sweep.send(signal.SIGINT)
     assert sweep.wait() == 130, sweep.text()
     assert "\ninterrupted; the same command goes on" in sweep.text()

@@ -217,11 +217,21 @@ class _Worker:
             if claim is None:
                 self.others_hold = True
                 ahead += [group.name] if is_ahead(self.folder, group.name, plan.claim_timeout, self._clock) else []
-            elif not self._open_trials(group):  # its last owner ended between the two looks
-                claim.release()
-            else:
+            elif self._is_open(group, claim):
                 return plan, group, claim
         return None
+
+    def _is_open(self, group: Group, claim: Claim) -> bool:
+        """Whether a claimed group has trials left; its last owner may have ended them meanwhile. If not, or if a
+        signal comes now, the claim is released."""
+        try:
+            is_open = bool(self._open_trials(group))
+        except BaseException:
+            claim.release()
+            raise
+        if not is_open:
+            claim.release()
+        return is_open
 
     def _open_trials(self, group: Group) -> list[Trial]:
         """The trials of a group that are neither done nor failed."""
@@ -233,8 +243,8 @@ class _Worker:
 
     def run(self, plan: Plan, group: Group, claim: Claim) -> None:
         """Train what is open in a claimed group, and write down what failed."""
-        trials = {trial.name: trial for trial in self._open_trials(group)}
         with claim:
+            trials = {trial.name: trial for trial in self._open_trials(group)}
             try:
                 failed = self._failures(plan, group, claim, list(trials.values()))
                 for name, failure in failed.items():
