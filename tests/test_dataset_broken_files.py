@@ -185,7 +185,7 @@ CONTENTS = {
     "negative discrete": Content(discrete(lambda c: c - 1), "row 0: -1 is outside 0..2", DISCRETE),
     "fractional discrete": Content(
         discrete(lambda c: c + 0.5 * (np.arange(12) == 4)),
-        "column 'actions', row 4: 1.5 is no number",
+        "column 'actions', row 4: 1.5 is not an integer action index",
         DISCRETE,
     ),
     "empty": Content(emptied, "column 'observations' is empty"),

@@ -146,7 +146,7 @@ def test_parts_that_count_differently_are_not_mixed(tmp_path: Path) -> None:
 # Refused, in one line.
 
 WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "floats": (NUMBERS + 0.5, {"num_actions": 3}, "row 0: 0.5 is no number of a discrete action"),
+    "floats": (NUMBERS + 0.5, {"num_actions": 3}, "row 0: 0.5 is not an integer action index"),
     "floats of which nothing is told": (NUMBERS + 0.5, {}, "but nothing tells their number"),
     "whole floats of which nothing is told": (NUMBERS.astype(float), {}, "give num_actions, or the environment"),
     "not finite": (np.where(NUMBERS == 1, np.nan, NUMBERS), {"num_actions": 3}, "row 1: nan is not a finite"),

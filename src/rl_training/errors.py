@@ -90,9 +90,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 LONGEST_CAUSE = 1_000
-"""characters of somebody else's message that one of ours repeats"""
+"""longest part, in characters, of a message of user code that our messages repeat"""
 
-# What moves the cursor, changes colours or the direction of writing, or is no character; line breaks and tabs stay.
+# What moves the cursor, changes colours or the direction of writing, and lone surrogates; not line breaks and tabs.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -112,7 +112,7 @@ def one_line(text: object, longest: int | None = None) -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    """The type and message of an error that somebody else's code raised, on one line of bounded length."""
+    """The type and message of an error that user code raised, on one line of bounded length."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:

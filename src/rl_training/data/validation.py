@@ -27,7 +27,7 @@ ACTION_TOLERANCE = 1e-5  # of the range of each action component; inside it acti
 CHAIN_TOLERANCE = 1e-5  # absolute and relative; files round observations
 MOST_COUNTED = 100_000  # actions; a larger number is taken for an identifier
 MOST_FAULTS = 10  # that are listed
-# The other way to tell an action space, by the name it has at each entrance.
+# The other way to declare an action space, by the name of the option in each interface.
 _OR_ENVIRONMENT = ", or the environment: env_id in a configuration, --env on the command line, spaces=… in Python"
 
 
@@ -260,7 +260,7 @@ class Checker:
         start, last = self.spaces.start, self.spaces.start + self.spaces.num_actions - 1
         broken = values != np.floor(values)
         rows = np.flatnonzero(broken)
-        self._refuse("actions", first, rows, lambda row: f"{values[row]} is no number of a discrete action")
+        self._refuse("actions", first, rows, lambda row: f"{values[row]} is not an integer action index")
         rows = np.flatnonzero(~broken & ((values < start) | (values > last)))
         self._refuse("actions", first, rows, lambda row: f"{values[row]} is outside {start}..{last}")
         return np.zeros(len(values), np.float32) if self.faults else self.spaces.from_env(values)

@@ -20,7 +20,7 @@ from rl_training.errors import CheckpointError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import SCHEMA
 
-# What version 0.2 had in `early_stopping` beside the settings of today, with the defaults of 0.2.
+# Settings of `early_stopping` that only version 0.2 had, with their defaults.
 REMOVED_FROM_EARLY_STOPPING = {"metric": "return", "fqe_updates": 2_000}
 # Those whose policy was `tanh` before `policy_distribution` was a setting. BC on discrete actions, whose record
 # has no `stochastic`, has none; IQL's default is what it always was.

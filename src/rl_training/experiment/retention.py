@@ -63,7 +63,7 @@ def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Pa
 
 
 def _no_folder(path: Path) -> str:
-    """Why a path that is no folder is no checkpoint; an export names the run that it comes from."""
+    """Why a path that is not a folder is refused; for an export, with the run that it comes from."""
     if not path.exists():
         return "no such checkpoint"
     run = _exported_from(path)
@@ -73,7 +73,7 @@ def _no_folder(path: Path) -> str:
 
 
 def _exported_from(path: Path) -> str | None:
-    """The name of the run that an exported policy comes from, empty if it does not tell; None for other files."""
+    """The run that an exported policy comes from, empty if its file does not name one; None for other files."""
     texts = []
     with contextlib.suppress(OSError):
         texts.append(path.with_suffix(".json").read_bytes())
@@ -84,9 +84,9 @@ def _exported_from(path: Path) -> str | None:
             texts.append(str(file["info"]).encode())
     for text in texts:
         with contextlib.suppress(ValueError):
-            told = files.decode_json(text)
-            if isinstance(told, dict) and {"algorithm", "run", "observation"} <= told.keys():
-                return str(told["run"] or "")
+            info = files.decode_json(text)
+            if isinstance(info, dict) and {"algorithm", "run", "observation"} <= info.keys():
+                return str(info["run"] or "")
     return "" if path.suffix == ".onnx" else None
 
 

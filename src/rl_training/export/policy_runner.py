@@ -149,8 +149,8 @@ class Policy:
         if isinstance(observation, (Mapping, tuple)) and found == sorted(names) and len(set(names)) == len(names):
             return self._joined([dict(leaves)[name] for name in names])
         if isinstance(observation, Mapping):
-            told = f"a dictionary of {', '.join(names)}" if names else f"numbers [{size}]"
-            raise ValueError(f"observation must be {told}, got a dictionary of {', '.join(found)}")
+            wanted = f"a dictionary of {', '.join(names)}" if names else f"numbers [{size}]"
+            raise ValueError(f"observation must be {wanted}, got a dictionary of {', '.join(found)}")
         try:
             return np.asarray(observation, np.float32)
         except (TypeError, ValueError):
@@ -161,8 +161,8 @@ class Policy:
         wanted, given = [_shape(part) for part in self.parts], [np.shape(value) for value in values]
         single = given == wanted
         if not single and (len({shape[:1] for shape in given}) != 1 or [shape[1:] for shape in given] != wanted):
-            told = ", ".join(f"{part['part']} {list(_shape(part))}" for part in self.parts)
-            raise ValueError(f"observation must have the shapes {told}, or batches of them, got {given}")
+            expected = ", ".join(f"{part['part']} {list(_shape(part))}" for part in self.parts)
+            raise ValueError(f"observation must have the shapes {expected}, or batches of them, got {given}")
         rows = [[value] if single else value for value in values]
         x = np.concatenate([_flat(part, row) for part, row in zip(self.parts, rows)], axis=-1).astype(np.float32)
         return x[0] if single else x

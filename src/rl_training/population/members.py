@@ -249,7 +249,7 @@ def _home_of(path: Path) -> Path:
 
 def _companions(path: Path) -> list[Path]:
     """The folders of a run's population, its own among them, but for those that were taken out; none where it has
-    no population, or `path` is an older checkpoint, which goes on in a folder of its own."""
+    no population, or `path` is an older checkpoint, which resumes in a new folder."""
     home = _home_of(path)
     if not (home / "run.json").is_file() or (
         path.parent.name == "checkpoints" and latest_valid(path.parent)[0] != path

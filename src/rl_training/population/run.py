@@ -7,7 +7,7 @@ A member is an ordinary run: its folder, log, evaluations, callbacks and checkpo
 the others, finished, stopped or failed, and leaves the stack then.
 
 All members end a step before the first begins the next one. Signals are looked at there, so every member is saved
-at the same step. If members resume at different steps nevertheless (`population.resuming` says when), those behind
+at the same step. If members resume at different steps nevertheless (see `population.resuming`), those behind
 make their updates first.
 """
 

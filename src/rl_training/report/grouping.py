@@ -24,7 +24,7 @@ BY = ("settings", "path", "tags")
 Score = Literal["last", "best"]
 # What runs are grouped by, and settings of looking on, which make no other method.
 _IGNORED = TrainConfig.affecting("watching") | {"algo", "env_id", "algo_kwargs.eval_interval"}
-# Settings that change rows before a run learns from them, and their values that change nothing.
+# Settings by which runs of 0.2 changed rows before they recorded them, with the values that change nothing.
 _PREPARING = {
     "reward_scale": 1,
     "reward_shift": 0,
@@ -221,7 +221,7 @@ def _other_contents(runs: Iterable[Run]) -> bool:
     """Whether data of one name are different data.
 
     Runs record the fingerprint of the raw rows. Those of 0.2 recorded that of the rows as they prepared them, which
-    tells data apart only if the preparations are alike. If they are not, the number of rows is compared: all of a
+    identifies data only if the preparations are alike. If they are not, the number of rows is compared: all of a
     source's, or, where rows were left out, no more than these. A row without a next action is the last of an
     episode, so leaving these out keeps at least half.
     """

@@ -14,7 +14,7 @@ from rl_training.experiment.config import TrainConfig
 _SCORED_BY = ("env_kwargs", "wrappers", "eval_max_steps")
 _ENVIRONMENT = ("env_id", "eval_env", *_SCORED_BY)
 # How the settings are written down, not what they are.
-_UNTOLD = ("allow_import", "given_envs")
+_NOT_SHOWN = ("allow_import", "given_envs")
 # Keys of `algo_kwargs` that a run may change and still compute the same; data are compared by their fingerprint.
 _HARMLESS = ("eval_interval", "early_stopping", "max_hours", "max_updates", "max_epochs", "dataset")
 _UNSET = "unset"
@@ -29,17 +29,17 @@ class Changes:
     environment: bool = False  # whether scores before and after cannot be compared
 
     def __str__(self) -> str:
-        return _told(self.settings)
+        return _shown(self.settings)
 
     @property
     def problems(self) -> list[str]:
         """Why the run does not equal an uninterrupted one, one phrase each."""
         found = []
         if self.environment:
-            found.append(f"the environment has changed: {_told(self._below(*_ENVIRONMENT))}")
+            found.append(f"the environment has changed: {_shown(self._below(*_ENVIRONMENT))}")
         harmless = tuple(f"algo_kwargs.{name}" for name in _HARMLESS)
         computed = {n: pair for n, pair in self._below("algo_kwargs").items() if not n.startswith(harmless)}
-        return [*found, f"settings have changed: {_told(computed)}"] if computed else found
+        return [*found, f"settings have changed: {_shown(computed)}"] if computed else found
 
     def _below(self, *tops: str) -> dict[str, tuple[Any, Any]]:
         return {name: pair for name, pair in self.settings.items() if name.partition(".")[0] in tops}
@@ -47,7 +47,7 @@ class Changes:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings that differ, by dotted name; mappings are compared key by key."""
-    return {place: (before, now) for place, before, now in _differing(old, new) if place not in _UNTOLD}
+    return {place: (before, now) for place, before, now in _differing(old, new) if place not in _NOT_SHOWN}
 
 
 def _differing(old: Any, new: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -59,12 +59,12 @@ def _differing(old: Any, new: Any, place: str = "") -> Iterator[tuple[str, Any, 
         yield place, old, new
 
 
-def _told(settings: Mapping[str, tuple[Any, Any]]) -> str:
+def _shown(settings: Mapping[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{name} {old!s:.{_LONGEST}} -> {new!s:.{_LONGEST}}" for name, (old, new) in settings.items())
 
 
 def scored_elsewhere(folder: Path, now: TrainConfig) -> bool:
-    """Whether a checkpoint of `best/` was scored in another environment than that of `now`, or does not tell."""
+    """Whether a checkpoint of `best/` was scored in another environment than that of `now`, or cannot be read."""
     try:
         record = files.decode_json((folder / "config.json").read_bytes())
         return not same_environment(TrainConfig(**record), now)

@@ -54,7 +54,7 @@ class Launch:
     loggers: tuple[Logger, ...] = ()  # beside those the configuration names
     folder: Path | None = None  # the folder to make for a new run; None: one named by the clock in output_dir
     fence: files.Fence = files.unfenced  # asked before each write, where another process may take the run over
-    rewinds: bool = False  # go on in place from a checkpoint that is not the newest, and delete those after it
+    rewinds: bool = False  # resume in place from a checkpoint that is not the newest, and delete those after it
 
 
 class Built(NamedTuple):
@@ -135,7 +135,7 @@ def course(
 
 
 def note_companions(opened: Sequence[Opened]) -> None:
-    """Note in run.json if runs go on without members that they were trained with, or from different steps.
+    """Note in run.json if runs resume without members that they were trained with, or at different steps.
 
     The last bits of an update depend on how many members are computed together. On a GPU a member that has ended
     may still have been among them.
@@ -148,7 +148,7 @@ def note_companions(opened: Sequence[Opened]) -> None:
         gone = [name for name in before if name not in here]
         if session.learner.device.type == "cpu":
             gone = [name for name in gone if not _ended_before(session.run.path.parent / name, session.clock.ticks)]
-        problems = [f"it was trained together with {', '.join(gone)}, and goes on without"] if gone else []
+        problems = [f"it was trained together with {', '.join(gone)}, and resumes without"] if gone else []
         problems += ["the members of its population resume at different steps"] if apart else []
         if problems:
             session.note_inexact(problems)
@@ -163,7 +163,7 @@ def _ended_before(home: Path, step: int) -> bool:
 
 
 def _take_up(session: Session, job: Job, checkpoint: Checkpoint, regime: Regime) -> bool:
-    """Restore everything from the checkpoint, and say what is not, or cannot be, as it was.
+    """Restore everything from the checkpoint, and report what could not be restored or has changed.
 
     Returns whether the run continues in another environment.
     """

@@ -73,7 +73,7 @@ class Session:
     _play_interrupted = False
     # What kept the last checkpoint from being written.
     _save_failed: type[CheckpointError] | None = None
-    # Whether it was said that an episode cannot be replayed.
+    # Whether the warning that an episode cannot be replayed was printed.
     _unreplayable = False
     # What `_standing` was when a checkpoint was last written.
     _saved: tuple[Any, ...] = ()

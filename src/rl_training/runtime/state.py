@@ -171,7 +171,7 @@ def _callback_number(value: Any) -> int | None:
 def covered_log(checkpoint: Checkpoint) -> tuple[int, list[str] | None]:
     """How many rows of metrics.csv a checkpoint covers, and which metrics of the row of its own step.
 
-    None for the metrics: a version that wrote several rows for a step did not tell, or the row is not yet written.
+    None for the metrics: the version that wrote it did not record them, or the row is not yet written.
     """
     with understood(checkpoint):
         rows = checkpoint.records["trainer"]["log_rows"]
@@ -188,7 +188,7 @@ def covered_log(checkpoint: Checkpoint) -> tuple[int, list[str] | None]:
 
 
 def _dropped_evaluation(checkpoint: Checkpoint) -> list[str]:
-    """A phrase if the checkpoint was written during such an evaluation, which is not made again."""
+    """A phrase if the checkpoint was written during such an evaluation, which is dropped."""
     record = checkpoint.records.get("judged")
     if record is None:
         return []

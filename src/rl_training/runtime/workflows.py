@@ -317,7 +317,7 @@ def take_up(
     start_again: bool = False,
     warn: Callable[[str], None] = warnings.warn,
 ) -> Resumption:
-    """Find and check what a run folder or checkpoint goes on with; see `resume_training`.
+    """Find and check the settings and checkpoint that a run resumes with; see `resume_training`.
 
     `start_again`: from its first step, although it has a checkpoint.
     """

@@ -109,6 +109,10 @@ class ClaimRecord:
         """Whether another worker may take over."""
         return self.released or (self.owner is not None and self.owner.is_gone) or now - self.touched > timeout
 
+    def is_ahead(self, now: float, timeout: float) -> bool:
+        """Whether it is dated in the future."""
+        return self.touched - now > timeout
+
     def deaths_now(self, me: Owner, progress: int) -> tuple[int, int]:
         """`deaths` and `by_memory` of the next claim."""
         if self.released or progress > self.progress:
@@ -260,16 +264,14 @@ def _require_no_link(study: Path, group: str) -> None:
 def held_claim(study: Path, group: str, timeout: float, clock: DiskClock) -> ClaimRecord | None:
     """The claim by which a worker holds a group now; None if the group is free or its claim is dated in the
     future."""
-    claim = read_claim(study, group)
-    if claim is None or claim.is_free(clock.now(), timeout) or is_ahead(study, group, timeout, clock):
-        return None
-    return claim
+    claim, now = read_claim(study, group), clock.now()
+    return None if claim is None or claim.is_free(now, timeout) or claim.is_ahead(now, timeout) else claim
 
 
 def is_ahead(study: Path, group: str, timeout: float, clock: DiskClock) -> bool:
     """Whether the claim of a group is dated in the future; an owner that still touches it soon corrects that."""
     claim = read_claim(study, group)
-    return claim is not None and claim.touched - clock.now() > timeout
+    return claim is not None and claim.is_ahead(clock.now(), timeout)
 
 
 def _write(handle: int, record: ClaimRecord) -> None:

@@ -44,7 +44,7 @@ from rl_training.study.plan import LONGEST_TIMEOUT, MOST_THREADS, described
 Thing = TypeVar("Thing")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 MOST_TRIALS = 100_000
-# From how many trials on a line says that they are being planned.
+# Planning this many trials or more is announced.
 _MANY_TRIALS = 5_000
 _EVERY = 10_000
 # The study decides these itself, or they may only be said on the command line.

@@ -49,7 +49,7 @@ _MODE = (stat.S_IFREG | 0o644) << 16
 _MOST_MEMBERS = 1_000_000
 _LARGEST_MEMBER = 2**31
 _CHUNK = 2**20
-# A study may always unpack to so many bytes, and to so many times the bytes of its file.
+# A study may always unpack to this many bytes, or to this multiple of the size of its file.
 _USUAL_SIZE, _USUAL_RATIO = 256 * 2**20, 100
 
 

@@ -71,8 +71,8 @@ class Contents:
     ) -> list[str]:
         """The places at which two settings of one identity name files of different contents.
 
-        `recorded` is what is known of those of `before`; a file of which nothing is known and that is not there is
-        taken for the same.
+        `recorded` is what is known of those of `before`; a file that is missing and was never
+        recorded counts as the same.
         """
         known, new = {**self.of_all(before), **recorded}, self.of_all(now)
         return [place for place in new if known.get(place, new[place]) != new[place]]
@@ -284,7 +284,7 @@ class _Known:
                 digest = hash_of({name: value for name, value in now.items() if name in names})
                 alike += self._alike.get(digest, ())
         same = [index for index in alike if not self._differs(index, settings)]
-        if len(same) > 1:  # a file of that name is not there: its path has to tell
+        if len(same) > 1:  # a file of that name is missing: compare the paths
             paths = data_files(settings)
             same = [index for index in same if data_files(self.configurations[index].settings) == paths]
             if len(same) != 1:

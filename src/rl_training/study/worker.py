@@ -56,8 +56,8 @@ from rl_training.study.trials import (
     record_of,
 )
 
-# A trial is given up if so many workers in a row died in it without getting any further: the first number if the
-# kernel's out-of-memory killer was at work, the second if nothing is known of why they died.
+# A trial is given up after this many workers in a row died in it without progress: the first number if the kernel's
+# out-of-memory killer ended them, the second if the cause is unknown.
 _MOST_OUT_OF_MEMORY, _MOST_DEATHS = 5, 25
 _USAGE = 2
 
@@ -191,17 +191,17 @@ class _Worker:
 
         If a claim is dated in the future, it is watched until it moves or has not done so for `claim_timeout`.
         """
-        told = False
+        announced = False
         while True:
             plan, ahead = read_plan(self.folder), list[str]()
             if (found := self._claim_first(plan, ahead)) is not None or not ahead:
                 return found
-            if not told:
+            if not announced:
                 self._say(
                     f"{ahead[0]}: its claim is dated in the future; waiting up to {plan.claim_timeout:g} s for a "
                     "sign of life"
                 )
-            told = True
+            announced = True
             time.sleep(WATCH_INTERVAL)
 
     def _claim_first(self, plan: Plan, ahead: list[str]) -> tuple[Plan, Group, Claim] | None:
@@ -287,7 +287,7 @@ def _given_up(claim: ClaimRecord) -> str | None:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Exit code and message of what ended a trial, as the command line would tell it; a full disk has its own."""
+    """Exit code and message of what ended a trial, as on the command line; a full disk has its own code."""
     if _is_full_disk(error):
         return Failure(FULL_DISK, one_line(error))
     if isinstance(error, RLTrainingError):
