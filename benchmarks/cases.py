@@ -15,9 +15,9 @@ from rl_training.algorithms.base import Learner
 from rl_training.data.sources import TensorSource
 from rl_training.data.transitions import RowLayout
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.runtime import acceleration as running
-from rl_training.runtime.acceleration import Acceleration, Updater
 from rl_training.spaces import SpaceSpec
+from rl_training.updates import updater as running
+from rl_training.updates.updater import Acceleration, Updater
 
 OBS_DIM, ACTION_DIM, ROWS = 17, 6, 50_000
 CONTINUOUS = SpaceSpec(obs_dim=OBS_DIM, low=(-1.0,) * ACTION_DIM, high=(1.0,) * ACTION_DIM)

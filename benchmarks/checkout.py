@@ -1,9 +1,9 @@
 """Another checkout of this package beside the present one: is it as fast as it was?
 
 `--against PATH` of `benchmarks.updates` and `benchmarks.training`. PATH is a checkout of any commit whose learners
-take the settings of the case or config, before or after `accelerate` and `Launch` were there. Three processes, each
-with the `src` of its checkout, do the same work in turn, block by block: the present checkout, the other one, and
-the other one again. What the last two differ in is the noise that a ratio of the first two has to be read against.
+take the settings of the case or config, before or after `accelerate` and `RunOptions` were there. Three processes,
+each with the `src` of its checkout, do the same work in turn, block by block: the present checkout, the other one,
+and the other one again. What the last two differ in is the noise that a ratio of the first two has to be read against.
 The programs themselves and what they measure are the present ones on every side.
 """
 
@@ -30,8 +30,8 @@ from benchmarks.timing import Rates, Runs, alternate, in_turn, wait
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, resolve
 from rl_training.memory import keep_freed_memory
-from rl_training.runtime import acceleration as running
-from rl_training.runtime.callbacks import Callback
+from rl_training.runs.callbacks import Callback
+from rl_training.updates import updater as running
 
 BLOCKS = 21
 NEW, OLD, AGAIN = "new", "old", "old again"
@@ -177,7 +177,7 @@ def _serve_steps(order: dict[str, Any], counts: Iterator[int], answer: Answer) -
         config = TrainConfig(**order["config"]).replace(output_dir=folder)
         train, blocks = get_algorithm_spec(config.algo).train, Blocks(order["settled"], counts, answer)
         try:
-            launch = importlib.import_module("rl_training.runtime.run").Launch(quiet=True)
+            launch = importlib.import_module("rl_training.runs.training").RunOptions(quiet=True)
         except ModuleNotFoundError:  # quiet was then a switch of the process
             importlib.import_module("rl_training.runtime.launch").set_quiet(True)
             train(config, callbacks=[blocks])

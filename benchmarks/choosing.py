@@ -28,7 +28,7 @@ from benchmarks.report import Entry, Results, Sections, number, table
 from benchmarks.runs import dataset_settings
 from rl_training.experiment.config import load_config
 from rl_training.experiment.retention import find_checkpoint
-from rl_training.judging.policies import Candidate
+from rl_training.off_policy_evaluation.policies import Candidate
 from rl_training.study.study import Study
 from rl_training.study.trials import home_of
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 
-class Given(torch.nn.Module):
+class UserEnvironments(torch.nn.Module):
     """A policy by its weights `w0 b0 w1 b1 …`, `[in, out]` each."""
 
     def __init__(self, path: str) -> None:
@@ -36,7 +36,7 @@ class Given(torch.nn.Module):
         return torch.tanh(x @ weight + bias)
 
 
-def value(policy: Given, dataset: Any, first: Any, order: dict[str, Any]) -> float:
+def value(policy: UserEnvironments, dataset: Any, first: Any, order: dict[str, Any]) -> float:
     """The mean of Q over first states after so many updates."""
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(order["seed"])
@@ -64,7 +64,7 @@ def main() -> None:
     )
     first = np.stack([episode.observations[0] for episode in dataset.episodes])
     started = time.perf_counter()
-    values = [value(Given(path), dataset, first, order) for path in order["policies"]]
+    values = [value(UserEnvironments(path), dataset, first, order) for path in order["policies"]]
     answer = {"values": values, "seconds": time.perf_counter() - started, "version": d3rlpy.__version__}
     print(json.dumps(answer), file=answers)
 

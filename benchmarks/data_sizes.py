@@ -33,9 +33,9 @@ from rl_training.data.transitions import RowLayout
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.memory import human_bytes
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.run import Launch
-from rl_training.runtime.session import Session
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
+from rl_training.runs.training import RunOptions
 from rl_training.settings import byte_size
 
 OBS, ACTIONS, EPISODE = 17, 6, 1000
@@ -116,7 +116,7 @@ def measure(task: dict[str, Any]) -> Entry:
             **task["budgets"],
         )
         started = time.perf_counter()
-        get_algorithm_spec(config.algo).train(config, callbacks=[watch], launch=Launch(quiet=True))
+        get_algorithm_spec(config.algo).train(config, callbacks=[watch], launch=RunOptions(quiet=True))
     first, last = (watch.marks[updates - updates // 2], watch.marks[updates])
     status = Path("/proc/self/status").read_text()
     kept = {key: int(status.partition(f"{key}:")[2].split()[0]) * 1024 for key in ("VmHWM", "RssAnon")}

@@ -30,9 +30,9 @@ from benchmarks.report import ROOT, Entry, Results, name_of, table
 from benchmarks.runs import Watch, data_returns, perform_all
 from rl_training import ManagedAlgorithm, TrainConfig
 from rl_training.environments.making import spaces_of
-from rl_training.experiment.history import with_defaults_of
+from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.runtime.building import choose_device
+from rl_training.runs.building import choose_device
 
 EPISODES = {"defaults": 20, "before-after": 10}
 PENDULUM, CARTPOLE, HALFCHEETAH = "Pendulum-v1", "CartPole-v1", "HalfCheetah-v5"

@@ -19,7 +19,7 @@ from benchmarks.cases import Case
 from benchmarks.report import Entry, Sections, number, table
 from benchmarks.timing import alternate, wait
 from rl_training.algorithms.base import Learner
-from rl_training.runtime.acceleration import set_precision
+from rl_training.updates.updater import set_precision
 
 Found = Iterator[tuple[str, Entry]]
 _UPDATES = 1_000

@@ -29,17 +29,17 @@ from numpy.typing import NDArray
 from benchmarks import report
 from benchmarks.learning import finals
 from benchmarks.report import Entry, Results, Sections, table
-from benchmarks.runs import Job, data_returns, dataset_settings, perform
+from benchmarks.runs import RunSpec, data_returns, dataset_settings, perform
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import write_npz
 from rl_training.environments.making import spaces_of
+from rl_training.experience.collector import collect_dataset, collect_random, random_actions
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.models.policies import Policy
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.collector import collect_dataset, collect_random, random_actions
-from rl_training.runtime.run import Launch
-from rl_training.runtime.session import Session
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
+from rl_training.runs.training import RunOptions
 from rl_training.runtime.workflows import evaluate_checkpoint
 from rl_training.spaces import SpaceSpec
 
@@ -101,7 +101,7 @@ def learn_online(env: str) -> Snapshots:
     snapshots = Snapshots()
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(PRESETS[env]).config.replace(output_dir=folder)
-        ExperimentManager().train(config, callbacks=[snapshots], launch=Launch(quiet=True))
+        ExperimentManager().train(config, callbacks=[snapshots], launch=RunOptions(quiet=True))
     return snapshots
 
 
@@ -178,7 +178,7 @@ def train_ours(options: argparse.Namespace, config: TrainConfig) -> Iterator[tup
     """Every seed, trained as one population."""
     with tempfile.TemporaryDirectory() as folder:
         together = config.replace(output_dir=folder, seed=None, seeds=options.seeds)
-        results = ExperimentManager().train_all(together, launch=Launch(quiet=True))
+        results = ExperimentManager().train_all(together, launch=RunOptions(quiet=True))
         for seed, result in zip(options.seeds, results, strict=True):
             final = evaluate_checkpoint(result.checkpoint_path, options.episodes)
             yield seed, {"updates": int(result.metrics["update_count"]), "final": final}
@@ -187,7 +187,7 @@ def train_ours(options: argparse.Namespace, config: TrainConfig) -> Iterator[tup
 def train_theirs(options: argparse.Namespace, config: TrainConfig) -> Iterator[tuple[int, Entry]]:
     """Every seed, one after the other."""
     for seed in options.seeds:
-        job = Job(
+        job = RunSpec(
             key=f"d3rlpy {config.algo}/{seed}",
             config=config.replace(seed=seed).to_dict(),
             library="d3rlpy",

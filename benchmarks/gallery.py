@@ -34,7 +34,7 @@ from rl_training.experiment.gallery import GALLERY
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.experiment.retention import discard, list_checkpoints
 from rl_training.experiment.runs import read_run_record
-from rl_training.runtime.state import policy_alone, read_run_checkpoint
+from rl_training.runs.state import policy_alone, read_run_checkpoint
 
 EPISODES = 100
 REPLAY = "pendulum-replay.npz"  # as the presets for it name it

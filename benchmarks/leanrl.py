@@ -15,7 +15,7 @@ from benchmarks.peers import with_paths
 from benchmarks.report import ROOT
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve
-from rl_training.runtime.building import choose_device
+from rl_training.runs.building import choose_device
 
 # Said under the table.
 HOW = (

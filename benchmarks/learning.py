@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks import cases, defaults, report
 from benchmarks.report import Entry, Results, Sections, table
-from benchmarks.runs import Job, algorithm_changes, configure, dataset_settings, perform_all
+from benchmarks.runs import RunSpec, algorithm_changes, configure, dataset_settings, perform_all
 from rl_training.experiment.registry import resolve
 from rl_training.runtime.online import OnlineConfig
 
@@ -90,7 +90,7 @@ def short(env: str) -> str:
 
 def make_job(
     options: argparse.Namespace, kind: str, algo: str, env: str, steps: int, seed: int, **more: Any
-) -> Job:
+) -> RunSpec:
     """A job from the algorithm's config for that environment."""
     source = (options.config or "{algo}/" + short(env)).format(algo=algo)
     extra: dict[str, Any] = more.pop("algo_kwargs", {})
@@ -116,7 +116,7 @@ def make_job(
     rhythm = resolve(config)[OnlineConfig].gradient_updates_per_step
     # The thresholds must be reached on every device; curves and races are of one run each.
     place = f"/{config.device}" if kind == "threshold" and config.device != "cpu" else ""
-    return Job(
+    return RunSpec(
         key=f"{kind}/{env}/{library} {algo}{'+' + prior['prior'] if prior else ''}/{seed}{place}",
         config=config.to_dict(),
         library=library,
@@ -134,7 +134,7 @@ def make_job(
     )
 
 
-def threshold_jobs(options: argparse.Namespace) -> Iterable[Job]:
+def threshold_jobs(options: argparse.Namespace) -> Iterable[RunSpec]:
     """Each algorithm on its task."""
     for task in TASKS:
         if options.algo and task.algo not in options.algo:
@@ -156,7 +156,7 @@ def threshold_jobs(options: argparse.Namespace) -> Iterable[Job]:
             )
 
 
-def curve_jobs(options: argparse.Namespace) -> Iterable[Job]:
+def curve_jobs(options: argparse.Namespace) -> Iterable[RunSpec]:
     """Learning curves in one environment."""
     steps = CURVE_STEPS.get(options.env, 100_000)
     interval = options.eval_interval or (options.steps or steps) // 10
@@ -178,7 +178,7 @@ def curve_jobs(options: argparse.Namespace) -> Iterable[Job]:
                 )
 
 
-def race_jobs(options: argparse.Namespace) -> Iterable[Job]:
+def race_jobs(options: argparse.Namespace) -> Iterable[RunSpec]:
     """Steps until the target: prior data against none."""
     for algo in ("rlpd", "sac", "redq"):
         for seed in options.seeds:

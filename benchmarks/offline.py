@@ -22,7 +22,7 @@ from benchmarks import report
 from benchmarks.learning import comparison, finals, verdict
 from benchmarks.loops import libraries, published_settings
 from benchmarks.report import Entry, Results, Sections, table
-from benchmarks.runs import Job, algorithm_changes, configure, data_returns, dataset_settings, perform_all
+from benchmarks.runs import RunSpec, algorithm_changes, configure, data_returns, dataset_settings, perform_all
 from rl_training.data.scores import NOT_COMPARABLE, normalized_score
 from rl_training.environments.making import spaces_of
 from rl_training.experiment.config import TrainConfig
@@ -114,14 +114,14 @@ def peer_settings(options: argparse.Namespace, library: str, algo: str, name: st
     return {}, f"{PEER_NAMES[library]}'s defaults"
 
 
-def job_of(options: argparse.Namespace, library: str, algo: str, name: str, seed: int, own: list[float]) -> Job:
+def job_of(options: argparse.Namespace, library: str, algo: str, name: str, seed: int, own: list[float]) -> RunSpec:
     """One run; `own` are the returns of the data's episodes."""
     config, source = configured(options, algo, name, seed)
     told: dict[str, Any] = {}
     if library != "rl_training":
         told, source = peer_settings(options, library, algo, name)
     changed = "".join(f" {change}" for change in algorithm_changes(options.set))
-    return Job(
+    return RunSpec(
         key=f"{name}/{options.updates}/{library} {algo}{changed}/{seed}",
         config=config.to_dict(),
         library=library,
@@ -141,7 +141,7 @@ def job_of(options: argparse.Namespace, library: str, algo: str, name: str, seed
     )
 
 
-def jobs(options: argparse.Namespace) -> Iterable[Job]:
+def jobs(options: argparse.Namespace) -> Iterable[RunSpec]:
     algorithms = options.algo or [s.name for s in list_algorithm_specs() if s.regime == "offline"]
     for name in options.files:
         spaces = spaces_of(configured(options, algorithms[0], name, 0)[0])

@@ -34,8 +34,8 @@ from benchmarks.report import Entry, Results, Sections, number, origins, stamp, 
 from rl_training import SAC, ope
 from rl_training.console.dataset_tasks import from_run
 from rl_training.data.datasets import TransitionDataset
-from rl_training.judging.policies import Candidate
-from rl_training.runtime.valuing import acts
+from rl_training.experience.fqe_data import acts
+from rl_training.off_policy_evaluation.policies import Candidate
 
 Floats = NDArray[np.float64]
 SNAPSHOTS, EPISODES, GAMMA = 11, 256, 0.99

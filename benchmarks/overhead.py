@@ -27,13 +27,14 @@ from benchmarks.runs import configure
 from benchmarks.timing import Stopwatch, wait
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
+from rl_training.experience.collector import Collector
 from rl_training.experiment.checkpointing import RowsToSave, write_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime import online, session
-from rl_training.runtime.building import choose_device
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.run import Launch
+from rl_training.runs import session
+from rl_training.runs.building import choose_device
+from rl_training.runs.training import RunOptions
+from rl_training.runtime import online
 
 LIMIT = 0.03
 # The parts, and where each is called from.
@@ -80,7 +81,7 @@ def shares(options: argparse.Namespace) -> Entry:
         for name, (owner, attribute) in PARTS.items():
             stack.enter_context(stopwatch.around(owner, attribute, name))
         started = time.perf_counter()
-        get_algorithm_spec("sac").train(config.replace(output_dir=folder), launch=Launch(quiet=True))
+        get_algorithm_spec("sac").train(config.replace(output_dir=folder), launch=RunOptions(quiet=True))
         whole = time.perf_counter() - started
     # A checkpoint is checked before it is written: that call stands inside the other's time.
     found = {

@@ -25,11 +25,11 @@ from benchmarks.report import Entry, Results, Sections, number, table
 from benchmarks.timing import alternate
 from rl_training.algorithms.base import Learner
 from rl_training.data.sources import TensorSource
-from rl_training.population.stack import Stack
-from rl_training.population.updates import StackedUpdater
-from rl_training.runtime import acceleration as running
-from rl_training.runtime.acceleration import Acceleration, Updater, choose, set_precision
-from rl_training.runtime.building import choose_device, prepare_process
+from rl_training.runs.building import choose_device, prepare_process
+from rl_training.updates import updater as running
+from rl_training.updates.stack import Stack
+from rl_training.updates.stacked import StackedUpdater
+from rl_training.updates.updater import Acceleration, Updater, choose, set_precision
 
 # One of each kind of update: value functions apart, a soft actor, a plain one, an ensemble.
 _USUAL = ["iql", "sac", "td3_bc", "redq"]

@@ -27,9 +27,9 @@ from rl_training.environments.pool import EnvPool
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.manifest import read_manifest
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.run import Launch
-from rl_training.runtime.session import Session
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
+from rl_training.runs.training import RunOptions
 
 NODE: dict[str, Any] = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
 TRAINED = 4  # environments of the run that loses a node
@@ -98,7 +98,7 @@ def trained(folder: Path, where: str, sleep: float, losing: LoseAt) -> tuple[dic
     fields = {"total_timesteps": STEPS, "eval_episodes": 0, "device": "cpu", "output_dir": str(folder)}
     config = config_of(where, TRAINED, sleep, algo_kwargs=kwargs, **fields)
     began = time.monotonic()
-    result = ExperimentManager().train(config, callbacks=[losing], launch=Launch(quiet=True))
+    result = ExperimentManager().train(config, callbacks=[losing], launch=RunOptions(quiet=True))
     seconds = time.monotonic() - began
     files = read_manifest(result.checkpoint_path).files
     return {name: entry.sha256 for name, entry in files.items() if name != "config.json"}, seconds

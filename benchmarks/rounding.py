@@ -35,11 +35,11 @@ from benchmarks.report import Entry, Results, Sections, table
 from rl_training.data.sources import TensorSource
 from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoints, read_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.population.members import members_of, resume, train_population
-from rl_training.population.stack import Stack
-from rl_training.population.updates import StackedUpdater
-from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.run import Launch
+from rl_training.runs.training import RunOptions
+from rl_training.runtime.populations import members_of, resume, train_population
+from rl_training.updates.stack import Stack
+from rl_training.updates.stacked import StackedUpdater
+from rl_training.updates.updater import Updater
 
 ALGORITHMS, BATCHES, MEMBERS = ("sac", "iql", "cql", "redq"), (7, 24, 100, 256), 3
 SETS = ("default", "avx2", "avx512")
@@ -132,7 +132,7 @@ def kills(count: int) -> Iterator[Entry]:
     moments = random.Random(1)
     with tempfile.TemporaryDirectory() as place:
         started = time.monotonic()
-        train_population(members_of(_config(Path(place) / "undisturbed")), launch=Launch(quiet=True))
+        train_population(members_of(_config(Path(place) / "undisturbed")), launch=RunOptions(quiet=True))
         whole = time.monotonic() - started
         made = 0
         for number in itertools.count():
@@ -140,7 +140,7 @@ def kills(count: int) -> Iterator[Entry]:
                 return
             folder = Path(place) / str(number)
             pid = _forked(
-                lambda folder=folder: train_population(members_of(_config(folder)), launch=Launch(quiet=True))
+                lambda folder=folder: train_population(members_of(_config(folder)), launch=RunOptions(quiet=True))
             )
             while not (folder.is_dir() and len(_homes(folder)) == MEMBERS):
                 time.sleep(0.001)

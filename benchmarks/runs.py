@@ -26,18 +26,18 @@ from rl_training.environments.playing import Evaluator
 from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
 from rl_training.experiment.registry import get_algorithm_spec, resolve
 from rl_training.models.mlp import NetworkShape
-from rl_training.runtime.building import choose_device
-from rl_training.runtime.callbacks import Callback
+from rl_training.runs.building import choose_device
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
+from rl_training.runs.training import RunOptions
 from rl_training.runtime.controls import ControlConfig
-from rl_training.runtime.run import Launch
-from rl_training.runtime.schedules import OptimizationConfig
-from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import evaluate_checkpoint
 from rl_training.spaces import SpaceSpec
+from rl_training.updates.schedules import OptimizationConfig
 
 
 @dataclass(frozen=True)
-class Job:
+class RunSpec:
     """One run and how it is judged: `episodes` of evaluation on the seeds every run is evaluated on, of the last
     checkpoint or of the best one. At `deadline` (seconds since the epoch) it stops and is judged as it stands."""
 
@@ -80,13 +80,13 @@ class Watch(Callback):
             session.stop("the time given to this benchmark was up")
 
 
-def train_ours(job: Job) -> Entry:
+def train_ours(job: RunSpec) -> Entry:
     """Through the registry, as the command line does."""
     config = TrainConfig(**job.config)
     with tempfile.TemporaryDirectory() as folder:
         config = config.replace(output_dir=folder)
         watch = Watch(job.deadline)
-        result = get_algorithm_spec(config.algo).train(config, callbacks=[watch], launch=Launch(quiet=True))
+        result = get_algorithm_spec(config.algo).train(config, callbacks=[watch], launch=RunOptions(quiet=True))
         seconds = time.perf_counter() - watch.started
         judged = result.run_dir / "best" if job.best else result.checkpoint_path
         final = evaluate_checkpoint(judged, job.episodes)
@@ -124,7 +124,7 @@ def sb3_agent(config: TrainConfig, env: Any, **options: Any) -> Any:
     )
 
 
-def train_sb3(job: Job) -> Entry:
+def train_sb3(job: RunSpec) -> Entry:
     """Stable-Baselines3 SAC with the same settings, judged by our evaluator on the same episodes."""
     import gymnasium as gym
     from stable_baselines3.common.callbacks import BaseCallback
@@ -154,7 +154,7 @@ def train_sb3(job: Job) -> Entry:
     return {"steps": steps, "updates": updates, "seconds": seconds, "curve": curve, "final": final}
 
 
-def train_d3rlpy(job: Job) -> Entry:
+def train_d3rlpy(job: RunSpec) -> Entry:
     """d3rlpy on the same rows, actions scaled as ours, judged by our evaluator on the same episodes."""
     from benchmarks.peers import D3rlpyProcess
 
@@ -190,7 +190,7 @@ def train_d3rlpy(job: Job) -> Entry:
             return learned | {"peer_versions": peer.versions}
 
 
-def _learn(job: Job, config: TrainConfig, peer: Any, update: Callable[[int], Any], started: float) -> Entry:
+def _learn(job: RunSpec, config: TrainConfig, peer: Any, update: Callable[[int], Any], started: float) -> Entry:
     """A peer in a process of its own makes its updates and is judged; `started` is when it was."""
     done = 0
     while done < config.total_timesteps and (job.deadline is None or time.time() < job.deadline):
@@ -204,7 +204,7 @@ def _learn(job: Job, config: TrainConfig, peer: Any, update: Callable[[int], Any
     return {"steps": done, "updates": done, "seconds": seconds, "curve": [], "final": final}
 
 
-def train_corl(job: Job) -> Entry:
+def train_corl(job: RunSpec) -> Entry:
     """CORL on the same rows, judged by our evaluator on the same episodes.
 
     Rewards are as in the file: CORL scales them, and normalises observations, where its own settings say so.
@@ -231,7 +231,7 @@ def train_corl(job: Job) -> Entry:
 _TRAIN = {"rl_training": train_ours, "sb3": train_sb3, "d3rlpy": train_d3rlpy, "corl": train_corl}
 
 
-def perform(job: Job) -> Entry:
+def perform(job: RunSpec) -> Entry:
     """Run one job in this process; its entry says where and how."""
     if job.deadline is not None and time.time() > job.deadline:
         raise TimeoutError("no time was left for it")

@@ -28,9 +28,9 @@ from benchmarks.training import theirs
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.strict_yaml import dump_yaml
-from rl_training.population.members import members_of, train_population
-from rl_training.runtime.building import choose_device
-from rl_training.runtime.run import Launch
+from rl_training.runs.building import choose_device
+from rl_training.runs.training import RunOptions
+from rl_training.runtime.populations import members_of, train_population
 
 POPULATION = "one population"
 
@@ -63,7 +63,7 @@ def together(config: TrainConfig, seeds: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         members = members_of(config.replace(output_dir=folder, seeds=list(range(seeds))))
-        train_population(members, launch=Launch(quiet=True))
+        train_population(members, launch=RunOptions(quiet=True))
         return time.perf_counter() - started
 
 
@@ -74,7 +74,7 @@ def one_by_one(config: TrainConfig, seeds: int) -> list[float]:
         with tempfile.TemporaryDirectory() as folder:
             started = time.perf_counter()
             one = config.replace(output_dir=folder, seed=seed)
-            get_algorithm_spec(config.algo).train(one, launch=Launch(quiet=True))
+            get_algorithm_spec(config.algo).train(one, launch=RunOptions(quiet=True))
             found.append(time.perf_counter() - started)
     return found
 

@@ -30,16 +30,16 @@ from benchmarks.report import Entry, Results, Sections, number, table
 from benchmarks.runs import configure
 from benchmarks.timing import Stopwatch
 from rl_training.environments.pool import EnvPool
+from rl_training.experience.acting import ActingPolicy
+from rl_training.experience.collector import Collector
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.memory import human_bytes
-from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.acting import ActingPolicy
-from rl_training.runtime.building import choose_device
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.run import Launch
-from rl_training.runtime.session import Session
+from rl_training.runs.building import choose_device
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
+from rl_training.runs.training import RunOptions
+from rl_training.updates.updater import Updater
 
 STARTS, SETTLE, BLOCK = 1_000, 500, 100
 _OVERLAP, _PROCESSES = "algo_kwargs.overlap=true", "environments=processes"
@@ -72,7 +72,7 @@ PARTS: dict[str, tuple[type, str, tuple[str, ...]]] = {
     "waiting for weights": (ActingPolicy, "current", ()),
     "acting": (Collector, "act", ("waiting for weights",)),
     "environment": (EnvPool, "receive", ()),
-    "storing": (Collector, "take_in", ("environment",)),
+    "storing": (Collector, "receive", ("environment",)),
     "launching updates": (Updater, "run", ()),
     "tick": (Session, "advance", ()),
 }
@@ -127,7 +127,7 @@ def trained(config: TrainConfig, ticks: Ticks) -> NDArray[np.float64]:
     """Seconds of every vector step after settling."""
     with tempfile.TemporaryDirectory() as folder:
         get_algorithm_spec(config.algo).train(
-            config.replace(output_dir=folder), launch=Launch(quiet=True), callbacks=[ticks]
+            config.replace(output_dir=folder), launch=RunOptions(quiet=True), callbacks=[ticks]
         )
     return np.diff(np.array(ticks.times))
 

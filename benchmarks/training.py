@@ -31,12 +31,12 @@ from benchmarks.runs import Watch, configure, dataset_settings, sb3_agent
 from benchmarks.timing import Stopwatch, wait
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, resolve
-from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.building import choose_device
+from rl_training.runs.building import choose_device
+from rl_training.runs.session import Session
+from rl_training.runs.training import RunOptions
 from rl_training.runtime.online import OnlineConfig
-from rl_training.runtime.run import Launch
-from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import evaluate_checkpoint
+from rl_training.updates.updater import Updater
 
 # Steps after the first update before the steady rate is counted.
 _SETTLE = 200
@@ -109,7 +109,7 @@ def ours(config: TrainConfig) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         train = get_algorithm_spec(config.algo).train
-        train(config.replace(output_dir=folder), callbacks=[pace], launch=Launch(quiet=True))
+        train(config.replace(output_dir=folder), callbacks=[pace], launch=RunOptions(quiet=True))
         wait()
         return pace.rate, config.total_timesteps / (time.perf_counter() - started)
 
@@ -194,7 +194,7 @@ def single(config: TrainConfig, options: argparse.Namespace) -> Entry:
     with tempfile.TemporaryDirectory() as folder:
         with stopwatch.around(Updater, "run", "updates", skip=settled(config) // config.num_envs):
             train = get_algorithm_spec(config.algo).train
-            result = train(config.replace(output_dir=folder), callbacks=[pace], launch=Launch(quiet=True))
+            result = train(config.replace(output_dir=folder), callbacks=[pace], launch=RunOptions(quiet=True))
             share = stopwatch.share("updates")
         whole = time.perf_counter() - pace.started
         final = evaluate_checkpoint(result.checkpoint_path, options.episodes)

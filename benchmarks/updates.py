@@ -29,8 +29,8 @@ import torch
 from benchmarks import cases, checkout, depth, loops, peers, report
 from benchmarks.report import Entry, Results, Sections, number, table
 from benchmarks.timing import Runs, alternate, ratios_of
-from rl_training.runtime.acceleration import choose, set_precision
-from rl_training.runtime.building import choose_device, prepare_process
+from rl_training.runs.building import choose_device, prepare_process
+from rl_training.updates.updater import choose, set_precision
 
 # A ratio that varies by more than this between blocks was disturbed by something else on the machine.
 _NOISY = 1.5

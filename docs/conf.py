@@ -34,7 +34,7 @@ nitpick_ignore = [
     ("py:class", f"rl_training.{name}")
     for name in (
         "data.weighted.Part",
-        "environments.given.Given",
+        "environments.user_environments.UserEnvironments",
         "models.mlp.MLPOptions",
         "models.mlp_q.GreedyQ",
         "models.policies.ActionSample",
@@ -42,7 +42,7 @@ nitpick_ignore = [
         "report.reading.Reading",
         "report.statistics.Estimate",
         "report.summary.Summary",
-        "runtime.run.Launch",
+        "runs.training.RunOptions",
         "structured.Flattening",
         "study.plan.Plan",
     )

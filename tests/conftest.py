@@ -19,7 +19,7 @@ import torch
 import typer.testing
 
 if TYPE_CHECKING:
-    from rl_training.runtime.session import TrainResult
+    from rl_training.runs.session import TrainResult
     from tests.bare import Bare
 
 
@@ -75,7 +75,7 @@ class Library:
 
     def get(self, key: object, make: Callable[[Path], TrainResult]) -> TrainResult:
         """The run of `key`, trained by `make(folder)` if no worker has trained it yet."""
-        from rl_training.runtime.session import TrainResult
+        from rl_training.runs.session import TrainResult
 
         name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
         record = self.folder / f"{name}.json"

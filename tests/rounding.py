@@ -29,10 +29,10 @@ from rl_training.algorithms.losses import clipped_exponential, soft_policy_loss,
 from rl_training.algorithms.tqc import quantile_huber_loss
 from rl_training.models.mlp import _ACTIVATIONS
 from rl_training.models.policies import log_tanh_slope, squashed_log_prob, squashed_sample
-from rl_training.population.members import members_of, train_population
-from rl_training.population.members import resume as resume_population
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.session import Session
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
+from rl_training.runtime.populations import members_of, train_population
+from rl_training.runtime.populations import resume as resume_population
 from rl_training.runtime.workflows import play_checkpoint
 from tests.reliability.processes import Child
 from tests.runs import QUIET, KillAt, differences, interrupted, resume, tiny, train, unlike

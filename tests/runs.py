@@ -18,9 +18,9 @@ from torch import Tensor
 from rl_training.experiment.checkpointing import Checkpoint, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.run import Launch
-from rl_training.runtime.session import Session, TrainResult
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session, TrainResult
+from rl_training.runs.training import RunOptions
 from rl_training.runtime.workflows import resume_training
 from tests import worlds  # noqa: F401 - registers the environments
 
@@ -86,7 +86,7 @@ def tiny(algo: str, folder: Path, *, kwargs: dict[str, Any] | None = None, **fie
     return TrainConfig(algo=algo, algo_kwargs=owned(algo, TINY) | (kwargs or {}), **defaults | fields)
 
 
-QUIET = Launch(quiet=True)
+QUIET = RunOptions(quiet=True)
 
 
 def train(config: TrainConfig, callbacks: Sequence[Callback] = (), **options: Any) -> TrainResult:

@@ -30,11 +30,11 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sources import BatchSource, MixedSource, TensorSource
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import ConfigError
+from rl_training.experience.acting import ActingPolicy, WeightTransfer
 from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.models.arrays import ArrayMLP
-from rl_training.runtime.acceleration import _BLOCK, Acceleration, Updater, accelerate, choose
-from rl_training.runtime.acting import ActingPolicy, Courier
-from rl_training.runtime.schedules import OptimizationConfig
+from rl_training.updates.schedules import OptimizationConfig
+from rl_training.updates.updater import _BLOCK, Acceleration, Updater, accelerate, choose
 from tests.helpers import BATCH, CONTINUOUS, DISCRETE, OBS, build, label, random_batch
 
 Kind = type[Learner]
@@ -633,7 +633,7 @@ def test_two_updaters_of_one_learner_take_turns(kind: Kind) -> None:
         accelerate(learner, acceleration)
         first, second = (make_updater(learner, Setting(source)) for source in (plain, mixed))
         found = follow(first, [_BLOCK + 1])
-        learner.rhythm_start = learner.updates
+        learner.period_offset = learner.updates
         states.append([*found, *follow(second, [_BLOCK, 3]), *follow(first, [2])])
     assert different(*states) == [[]] * 4
 
@@ -719,15 +719,15 @@ def test_captured_updates_send_the_weights_to_who_acts(kind: Kind, monkeypatch: 
     """The transfer is a part of the graph: nobody begins one of its own, and the copy is the policy to the bit."""
     updater = make(kind, SETTINGS["normalised"], "cuda", "graph")
     acting, policy = ActingPolicy(updater.learner), updater.learner.model.policy
-    updater.acting, original = acting, Courier.copy
+    updater.acting, original = acting, WeightTransfer.copy
 
-    def captured_alone(self: Courier) -> None:
+    def captured_alone(self: WeightTransfer) -> None:
         assert torch.cuda.is_current_stream_capturing(), "copied beside the graph"
         original(self)
 
     for count in (1, _BLOCK, 1, _BLOCK):
         with monkeypatch.context() as watching:
-            watching.setattr(Courier, "copy", captured_alone)
+            watching.setattr(WeightTransfer, "copy", captured_alone)
             updater.run(count)
             seen = held(acting.current())
         assert differences(seen, held(policy)) == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rl_training import SAC, Callback
-from rl_training.runtime.session import Session
+from rl_training.runs.session import Session
 from tests.runs import (
     KillAt,
     Killed,

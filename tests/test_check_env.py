@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from rl_training import cli
 from rl_training.environments.checking import check_environment
-from rl_training.environments.given import Given, bring
+from rl_training.environments.user_environments import UserEnvironments, resolve_env
 from rl_training.experiment.config import TrainConfig
 
 
@@ -113,9 +113,12 @@ class Infinite(World):
 
 
 def checks(env: Any, **fields: Any) -> dict[str, tuple[str, str]]:
-    brought = bring(env)
+    brought = resolve_env(env)
     config = TrainConfig(algo="sac", env_id=brought.name, total_timesteps=1, **fields)
-    return {check.subject: (check.state, check.text) for check in check_environment(config, Given(brought.maker))}
+    return {
+        check.subject: (check.state, check.text)
+        for check in check_environment(config, UserEnvironments(brought.maker))
+    }
 
 
 def test_what_is_right_is_ok() -> None:

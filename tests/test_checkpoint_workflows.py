@@ -19,8 +19,8 @@ from rl_training.data.transitions import RowLayout
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoints, read_checkpoint
 from rl_training.experiment.config import load_config
-from rl_training.runtime.session import TrainResult
-from rl_training.runtime.state import spaces_from
+from rl_training.runs.session import TrainResult
+from rl_training.runs.state import spaces_from
 from rl_training.runtime.workflows import evaluate_checkpoint, load_policy, predict_checkpoint
 from tests.runs import (
     ALL,

@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 from rl_training import cli
 from rl_training.console import doctor
 from rl_training.experiment.registry import list_algorithm_specs
-from rl_training.experiment.runs import hold
+from rl_training.experiment.runs import lock_run
 from rl_training.memory import human_bytes
 from tests.dataset_files import episodes, save_npz
 from tests.reliability.processes import Child, usual_signals, wait_for
@@ -764,7 +764,7 @@ def test_prune_leaves_runs_alone_that_may_go_on(copied: Path, tmp_path: Path) ->
     (copied / "run.json").write_text(record.replace('"status": "finished"', '"status": "interrupted"'))
     assert "skipped: it is interrupted" in succeed("prune", copied, "--keep", "best")
     assert len(list((copied / "checkpoints").iterdir())) == 2
-    with hold(copied):
+    with lock_run(copied):
         fails(run("prune", copied, "--keep", "best", "--force"), 2, "in use by process")
     succeed("prune", copied, "--keep", "best", "--force")
     assert list((copied / "checkpoints").iterdir()) == []

@@ -14,11 +14,11 @@ from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.environments.making import spaces_of
 from rl_training.environments.pool import EnvPool
 from rl_training.errors import DivergedError, EnvironmentFailure
+from rl_training.experience.collector import Collector
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.building import build_learner
-from rl_training.runtime.collector import Collector
+from rl_training.runs.building import build_learner
 from rl_training.seeding import TRAINING, episode_seed
 from rl_training.spaces import SpaceSpec
 from tests.runs import replay_rows, resume, run_record, tiny, train

@@ -24,14 +24,14 @@ from rl_training.data.episodes import hold_out
 from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.data.mapped import open_packed
 from rl_training.data.packing import Linked, Walk
-from rl_training.data.placement import Budgets
+from rl_training.data.placement import MemoryBudget
 from rl_training.errors import ConfigError, DatasetError, MemoryLimitError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.population.members import train_population
 from rl_training.report.grouping import Selection, group
 from rl_training.report.reading import read_runs
-from rl_training.runtime.run import Launch
+from rl_training.runs.training import RunOptions
+from rl_training.runtime.populations import train_population
 from tests.dataset_files import HIGH, LOW, episodes, save_hdf5, save_minari, save_npz
 from tests.reliability.processes import Child, wait_for
 from tests.runs import KillAt, differences, interrupted, mostly_slow, resume, run_record, tiny, train
@@ -64,7 +64,7 @@ def load(
 ):
     config = DatasetConfig.parse(settings(data, **more) if "datasets" not in more else more)
     return load_dataset(
-        config, spaces=None, next_actions=next_actions, budgets=Budgets(CPU, None, host_memory, spare)
+        config, spaces=None, next_actions=next_actions, budgets=MemoryBudget(CPU, None, host_memory, spare)
     )
 
 
@@ -140,7 +140,7 @@ def test_a_packed_file_without_raw_rows_is_still_read(data: Path) -> None:
     found = open_packed(file, json.loads(file.read_bytes()[:4096].rstrip(b"\0"))["identity"])
     assert found is not None
     before = found._replace(about={key: value for key, value in found.about.items() if key != "raw"})
-    made = unpacked(before, "walks", None, Budgets(CPU, None, 0))
+    made = unpacked(before, "walks", None, MemoryBudget(CPU, None, 0))
     assert (made.raw, len(made)) == (None, 145)
 
 
@@ -160,7 +160,7 @@ def test_arrays_in_memory_have_raw_rows_too(data: Path, tmp_path: Path) -> None:
     for algo in ("td3_bc", "rebrac"):
         config = tiny(algo, tmp_path / "runs", env_id=None, kwargs={"reward_scale": 2.0}, total_timesteps=1)
         config = config.replace(algo_kwargs={k: v for k, v in config.algo_kwargs.items() if "dataset" not in k})
-        get_algorithm_spec(algo).train(config, dataset=arrays, launch=Launch(quiet=True))
+        get_algorithm_spec(algo).train(config, dataset=arrays, launch=RunOptions(quiet=True))
     found = {run.dataset["raw_fingerprint"] for run in read_runs(tmp_path / "runs").runs}
     assert found == {arrays.fingerprint()}
 
@@ -194,7 +194,9 @@ def test_minari_data_are_packed_beside_their_file(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     save_minari(tmp_path / "minari", "mine/walks-v0", WALKS)
     config = DatasetConfig.parse({"dataset_kind": "minari", "dataset_id": "mine/walks-v0"})
-    there, here = (load_dataset(config, spaces=None, budgets=Budgets(CPU, None, limit)) for limit in (0, 10**9))
+    there, here = (
+        load_dataset(config, spaces=None, budgets=MemoryBudget(CPU, None, limit)) for limit in (0, 10**9)
+    )
     np.testing.assert_array_equal(there.rows, here.rows)
     assert [file.parent.name for file in packed(tmp_path)] == ["data"]
     assert there.name == here.name
@@ -212,7 +214,7 @@ def test_what_was_downloaded_just_now_is_packed_too(tmp_path: Path, monkeypatch:
         {"dataset_kind": "minari", "dataset_id": "mine/walks-v0", "dataset_download": True}
     )
     for _ in range(2):
-        assert load_dataset(config, spaces=None, budgets=Budgets(CPU, None, 0)).rows.filename
+        assert load_dataset(config, spaces=None, budgets=MemoryBudget(CPU, None, 0)).rows.filename
     assert len(fetched) == len(packed(tmp_path)) == 1
 
 
@@ -228,7 +230,7 @@ def test_collected_transitions_are_the_same_in_a_mixture(data: Path) -> None:
     kept = collected.rows.copy()
     for limit in (None, 0):
         made = load_dataset(
-            config, spaces=None, collect=collect, next_actions=True, budgets=Budgets(CPU, None, limit)
+            config, spaces=None, collect=collect, next_actions=True, budgets=MemoryBudget(CPU, None, limit)
         )
         expected = collected.with_rewards(2.0).with_next_actions().rows
         np.testing.assert_array_equal(made.rows, np.concatenate([expected, expected]))
@@ -282,7 +284,7 @@ def test_members_of_a_population_share_one_mapped_file(
     for name, limit in (("memory", None), ("mapped", 0)):
         config = config_of("iql", tmp_path / name, data, host_memory=limit)
         results.append(
-            train_population([config.replace(seed=seed) for seed in (1, 2, 3)], launch=Launch(quiet=True))
+            train_population([config.replace(seed=seed) for seed in (1, 2, 3)], launch=RunOptions(quiet=True))
         )
         assert opened == ([] if limit is None else packed(data.parent))
     assert len(opened) == 1
@@ -543,7 +545,7 @@ def test_two_processes_pack_once(data: Path, tmp_path: Path, caplog: pytest.LogC
     assert [file.name for file in data.parent.iterdir() if file != data] == [Path(made.rows.filename).name]
 
 
-# Budgets.
+# MemoryBudget.
 
 
 @pytest.mark.parametrize(
@@ -604,7 +606,7 @@ def test_a_gpu_without_room_is_worth_a_line() -> None:
     """On a stand-in: what is said depends on the devices, not on what they are."""
     rows = np.zeros((10, 4), np.float32)
     there, here = torch.zeros(1, device="meta"), torch.zeros(1)
-    budgets = Budgets(torch.device("meta"))
+    budgets = MemoryBudget(torch.device("meta"))
     assert budgets.remarks(rows, there) == ()
     assert budgets.remarks(rows, here) == (
         "10 rows (160 B) in host memory, minibatches copied ahead: they fit there (host_memory); "

@@ -21,9 +21,9 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs, resolve
-from rl_training.population.members import members_of, train_population
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.session import Session
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
+from rl_training.runtime.populations import members_of, train_population
 from rl_training.runtime.workflows import load_policy, open_checkpoint, predict_checkpoint
 from rl_training.spaces import SpaceSpec
 from tests.runs import QUIET, TINY, interrupted, mostly_slow, resume, run_record, tiny, train

@@ -23,8 +23,8 @@ import rl_training
 from rl_training.api import managed
 from rl_training.cli import main
 from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
+from rl_training.experiment.metric_names import TERMS
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.experiment.vocabulary import TERMS
 from rl_training.runtime.online import OnlineConfig
 from tests import test_readme
 from tests.reliability.processes import Child, command

@@ -55,7 +55,7 @@ def test_a_dead_critic_does_not_poison_the_gradient() -> None:
 def test_slopes_are_those_of_each_critic_alone() -> None:
     learner, batch = exact(1.0), double(random_batch())
     actions = batch.actions.clone().requires_grad_()
-    _, slopes = learner.model.critics.with_slopes(batch.obs, batch.actions)
+    _, slopes = learner.model.critics.with_action_gradients(batch.obs, batch.actions)
     for i in range(4):
         q = member(learner.model.critics.net, i)(torch.cat([batch.obs, actions], -1))
         torch.testing.assert_close(slopes[i], torch.autograd.grad(q.sum(), actions)[0])
@@ -118,7 +118,7 @@ def test_without_diversity_no_slope_is_computed(monkeypatch: pytest.MonkeyPatch)
     def refuse(*_: Any) -> None:
         raise AssertionError("slopes were computed")
 
-    monkeypatch.setattr(learner.model.critics, "with_slopes", refuse)
+    monkeypatch.setattr(learner.model.critics, "with_action_gradients", refuse)
     metrics = learner.update(random_batch(), global_step=0).metrics
     assert metrics["diversity_loss"] == 0
     assert metrics["critic_loss"] == metrics["critic_mse_loss"]
@@ -132,7 +132,7 @@ def test_diversity_pushes_the_slopes_apart() -> None:
         learner = build(EDAC, num_critics=4, eta=eta, learning_rate=3e-3)
         for i in range(60):
             learner.update(batch, global_step=i)
-        _, slopes = learner.model.critics.with_slopes(batch.obs, batch.actions)
+        _, slopes = learner.model.critics.with_action_gradients(batch.obs, batch.actions)
         alignment[eta] = critic_diversity_loss(slopes.transpose(0, 1)).item()
     assert alignment[20.0] < alignment[0.0] - 0.5
 

@@ -14,7 +14,7 @@ from rl_training.environments import pool as pools
 from rl_training.environments.pool import EnvPool
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime import state
+from rl_training.runs import state
 from tests.reliability.faulty_worlds import FAULTY, Faulty
 from tests.runs import interrupted, resume, run_record, tiny, train
 

@@ -13,16 +13,16 @@ import torch
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.errors import DivergedError
+from rl_training.experience.collector import Collector
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.arrays import on_arrays
 from rl_training.models.policies import Policy
-from rl_training.runtime import state
-from rl_training.runtime.building import build_learner
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.session import Session
+from rl_training.runs import state
+from rl_training.runs.building import build_learner
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
 from rl_training.seeding import EVALUATION, episode_seed
 from rl_training.seeding import EVALUATION_SEED as _SEED
 from tests.runs import digest, logged, mostly_slow, tiny, train

@@ -22,7 +22,7 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import amend_record
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
-from rl_training.runtime.signals import TrainingInterrupted
+from rl_training.runs.signals import TrainingInterrupted
 from rl_training.runtime.workflows import evaluate_checkpoint
 from rl_training.seeding import EVALUATION_SEED
 from rl_training.study import Study

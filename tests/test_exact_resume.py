@@ -25,7 +25,7 @@ from rl_training.experiment.checkpointing import (
     write_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.session import TrainResult
+from rl_training.runs.session import TrainResult
 from tests.reliability.processes import Child
 from tests.runs import (
     OFFLINE,

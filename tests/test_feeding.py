@@ -17,10 +17,10 @@ from rl_training.algorithms.execution import draw
 from rl_training.data.mapped import Contents, as_tensor, make_packed, read_ahead
 from rl_training.data.sources import BatchSource, MixedSource, TensorSource
 from rl_training.data.weighted import Part, WeightedSource
-from rl_training.population.stack import Stack
-from rl_training.population.updates import StackedUpdater
-from rl_training.runtime.acceleration import Updater, accelerate
-from rl_training.runtime.feeding import BLOCK, CopyingFeed, LookAhead, ReadingFeed
+from rl_training.updates.prefetch import BLOCK, CopyingPrefetcher, LookAhead, ReadingPrefetcher
+from rl_training.updates.stack import Stack
+from rl_training.updates.stacked import StackedUpdater
+from rl_training.updates.updater import Updater, accelerate
 from tests.helpers import BATCH, label
 from tests.runs import mostly_slow
 from tests.test_acceleration import (
@@ -97,7 +97,7 @@ def test_rows_of_a_file_are_asked_for_before_they_are_drawn(kind: Kind) -> None:
     asked: list[np.ndarray] = []
     learner = make_learner(kind)
     reading = Updater(learner, uniform(learner, ahead=asked.append), BATCH)
-    assert isinstance(reading._feed, ReadingFeed)
+    assert isinstance(reading._feed, ReadingPrefetcher)
     at_hand = make_learner(kind)
     assert states(reading) == states(Updater(at_hand, uniform(at_hand), BATCH))
     assert sum(len(index) for index in asked) == BATCH * sum(PORTIONS)
@@ -159,7 +159,7 @@ def copying(learner: Learner, source: TensorSource) -> Updater:
     """Updates on rows that are copied ahead, on a device that is the host."""
     updater = Updater(learner, source, BATCH)
     updater._staged = torch.empty((BATCH, source.layout.width))
-    updater._feed = CopyingFeed(LookAhead([(learner, source)], BATCH), source, 1, BATCH)
+    updater._feed = CopyingPrefetcher(LookAhead([(learner, source)], BATCH), source, 1, BATCH)
     return updater
 
 
@@ -212,7 +212,7 @@ def test_a_population_asks_for_the_rows_of_all_members(kind: Kind) -> None:
     for options in ({"ahead": asked.append}, {}):
         learners = members(kind)
         updater = together(learners, [TensorSource(rows, layout, one.generator, **options) for one in learners])
-        assert isinstance(updater._feed, ReadingFeed if options else type(None))
+        assert isinstance(updater._feed, ReadingPrefetcher if options else type(None))
         updater.run(BLOCK + 2)
         found.append([whole(learner) for learner in learners])
     assert found[0] == found[1]
@@ -232,7 +232,7 @@ def test_rows_in_host_memory_give_the_updates_of_rows_on_the_gpu(kind: Kind, acc
         accelerate(learner, acceleration)
         rows = packed(kind).to("cuda") if there else packed(kind)
         updater = Updater(learner, TensorSource(rows, layout_of(kind), learner.generator), BATCH)
-        assert isinstance(updater._feed, type(None) if there else CopyingFeed)
+        assert isinstance(updater._feed, type(None) if there else CopyingPrefetcher)
         found.append(states(updater))
     assert [differences(one, other) for one, other in zip(*found)] == [[]] * len(PORTIONS)
 

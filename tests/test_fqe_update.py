@@ -15,7 +15,7 @@ from rl_training.algorithms.fqe import value_bounds
 from rl_training.errors import ConfigError
 from rl_training.experiment.registry import algorithm_names
 from rl_training.models import MLPFQEModel
-from rl_training.population.stack import Stack
+from rl_training.updates.stack import Stack
 from tests.helpers import CHOICES, OBS, build, double, member, random_batch, snapshot
 from tests.test_population_updates import SIZE, assert_members_equal, learners_of, numbers_of
 

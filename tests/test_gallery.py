@@ -21,7 +21,7 @@ from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoin
 from rl_training.experiment.config import load_config
 from rl_training.experiment.gallery import GALLERY, published_policies
 from rl_training.experiment.registry import algorithm_names, resolve, setting_names
-from rl_training.runtime.state import config_of, policy_alone
+from rl_training.runs.state import config_of, policy_alone
 from rl_training.runtime.workflows import evaluate_checkpoint, open_checkpoint, resume_training
 from rl_training.seeding import EVALUATION_SEED
 from tests import test_docs_pages

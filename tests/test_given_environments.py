@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rl_training import IQL, SAC, cli, load
-from rl_training.environments.given import bring
+from rl_training.environments.user_environments import resolve_env
 from rl_training.errors import ConfigError
 from rl_training.runtime.workflows import resume_training
 from tests.runs import TINY, fingerprint, owned
@@ -159,9 +159,9 @@ class Loose(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def test_an_object_in_a_wrapper_that_records_nothing_is_alone() -> None:
-    brought = bring(Loose(gym.make("Pendulum-v1")))
+    brought = resolve_env(Loose(gym.make("Pendulum-v1")))
     assert brought.maker is not None
-    assert brought.maker.alone
+    assert brought.maker.single_instance
     assert brought.name == "PendulumEnv"
 
 
@@ -312,13 +312,13 @@ def test_only_what_another_process_finds_is_recorded_by_its_module(valve: Any) -
     main = type("Main", (Point,), {"__module__": "__main__"})
     sys.modules["__main__"].Main = main
     try:
-        assert [bring(env).name for env in (Local, main)] == ["Local", "Main"]
-        assert not any(bring(env).by_name for env in (Local, main))
+        assert [resolve_env(env).name for env in (Local, main)] == ["Local", "Main"]
+        assert not any(resolve_env(env).by_name for env in (Local, main))
     finally:
         delattr(sys.modules["__main__"], "Main")
     # Gymnasium would make `valve:Listed` with the time limit of Listed-v0.
-    assert (bring(valve.Listed).name, bring(valve.Listed).by_name) == ("Listed", False)
-    assert (bring(valve.Tank).name, bring(valve.Tank).by_name) == ("valve:Tank", True)
+    assert (resolve_env(valve.Listed).name, resolve_env(valve.Listed).by_name) == ("Listed", False)
+    assert (resolve_env(valve.Tank).name, resolve_env(valve.Tank).by_name) == ("valve:Tank", True)
 
 
 def test_loading_replaces_env_kwargs(tmp_path: Path) -> None:

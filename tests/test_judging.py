@@ -22,22 +22,22 @@ from typer.testing import CliRunner, Result
 import rl_training
 from rl_training import BC, IQL, Study, TransitionDataset
 from rl_training.cli import main
-from rl_training.console import judging
+from rl_training.console import ope as judging
 from rl_training.data.episodes import Episodes, Resample, hold_out, resamples
-from rl_training.data.placement import Budgets
+from rl_training.data.placement import MemoryBudget
 from rl_training.errors import CheckpointError, ConfigError, DatasetError, RLTrainingError
+from rl_training.experience.fqe_data import EpisodeSampler, PolicyActions, sample_together
 from rl_training.experiment import files
+from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.history import with_defaults_of
 from rl_training.experiment.manifest import FileEntry
 from rl_training.experiment.registry import resolve
 from rl_training.experiment.runs import amend_record
 from rl_training.experiment.strict_yaml import dump_yaml
-from rl_training.judging import fitting, selecting
-from rl_training.judging.ope import CAVEAT, _far_from, interval, ranks, students_quantile
 from rl_training.models.mlp import NetworkConfig
+from rl_training.off_policy_evaluation import fitting, selecting
+from rl_training.off_policy_evaluation.evaluation import CAVEAT, _far_from, interval, ranks, students_quantile
 from rl_training.runtime import validation
-from rl_training.runtime.valuing import EpisodeSource, Panel, sample_together
 from rl_training.runtime.workflows import resume_training
 from rl_training.seeding import resampling
 from tests.judging_worlds import Chain, Linear
@@ -93,7 +93,7 @@ def runs(home: Path) -> list[Path]:
 
 def test_a_judgement_is_a_ranking_with_all_that_it_needs(home: Path) -> None:
     found = rl_training.ope(runs(home), home / "logs.npz", **SMALL)
-    assert isinstance(found, rl_training.Judgement)
+    assert isinstance(found, rl_training.OPEResult)
     assert [one.rank for one in found.policies] == [1, 2]
     assert {one.name for one in found.policies} == {str(run) for run in runs(home)}
     assert found.best is found.policies[0]
@@ -386,12 +386,12 @@ def test_minibatches_hold_the_policy_s_actions(tabulate: bool) -> None:
     data = Linear().data(10)
     gains, episodes = (0.5, -0.25), Episodes.of(data, "a test")
     rows = data.rows_on(CPU)
-    panel = Panel(data, rows, [Linear.policy(gain) for gain in gains], tabulate=tabulate)
+    panel = PolicyActions(data, rows, [Linear.policy(gain) for gain in gains], tabulate=tabulate)
     parts = resamples(episodes, 3, resampling(0), CPU)
 
-    def sources() -> list[EpisodeSource]:
+    def sources() -> list[EpisodeSampler]:
         return [
-            EpisodeSource(panel, place, part, torch.Generator().manual_seed(b))
+            EpisodeSampler(panel, place, part, torch.Generator().manual_seed(b))
             for place in range(len(gains))
             for b, part in enumerate(parts)
         ]
@@ -441,22 +441,22 @@ META = torch.device("meta")  # in the place of a GPU: what is on it cannot meet 
 
 def test_held_out_rows_have_what_training_leaves_of_device_memory(home: Path) -> None:
     rows = torch.zeros(10, 5)
-    budgets = Budgets(META, device_memory=500)
+    budgets = MemoryBudget(META, device_memory=500)
     assert budgets.after(rows) == budgets
     assert budgets.after(rows.to(META)).device_memory == 300
     assert budgets.after(torch.zeros(1000, 5, device=META)).device_memory == 0
-    assert Budgets(META).after(rows.to(META)).device_memory is None
+    assert MemoryBudget(META).after(rows.to(META)).device_memory is None
 
 
 def test_held_out_rows_keep_to_device_memory(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The room that each part of the data is offered, asked of a device that is said to have some."""
     asked: list[tuple[int, int]] = []
 
-    def settled(data: TransitionDataset, budgets: Budgets) -> Tensor:
+    def settled(data: TransitionDataset, budgets: MemoryBudget) -> Tensor:
         asked.append((len(data), -1 if budgets.device_memory is None else budgets.device_memory))
         return torch.from_numpy(data.rows)
 
-    monkeypatch.setattr("rl_training.runtime.offline._settled", settled)
+    monkeypatch.setattr("rl_training.runtime.offline._place_rows", settled)
     train(home, tmp_path, validation_fraction=0.25, device_memory=12345)
     data = hold_out(TransitionDataset.load(home / "logs.npz"), 0.25)
     assert asked == [(len(data.training), 12345), (len(data.held_out), 12345)]

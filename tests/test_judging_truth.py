@@ -12,8 +12,11 @@ import torch
 from rl_training.algorithms.fqe import FQEConfig
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, resamples
-from rl_training.judging.fitting import Fit, Plan, fit
-from rl_training.judging.importance import (
+from rl_training.experience.fqe_data import Units, returns_to_go
+from rl_training.models.mlp import NetworkConfig
+from rl_training.models.policies import Policy
+from rl_training.off_policy_evaluation.fitting import Fit, Plan, fit
+from rl_training.off_policy_evaluation.importance import (
     Logs,
     doubly_robust,
     doubly_robust_of,
@@ -21,9 +24,6 @@ from rl_training.judging.importance import (
     log_weights,
     weighted_mean,
 )
-from rl_training.models.mlp import NetworkConfig
-from rl_training.models.policies import Policy
-from rl_training.runtime.valuing import Units, returns_to_go
 from rl_training.seeding import resampling
 from tests.judging_worlds import Chain, Linear, Weighted, policy
 

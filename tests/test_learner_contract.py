@@ -214,7 +214,7 @@ def test_whatever_changes_the_networks_raises_their_version(learner: Any) -> Non
 def test_an_exception_inside_a_step_leaves_the_learner_torn(learner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = copy.deepcopy(learner.state_dict())
     update(learner)
-    assert not learner.torn
+    assert not learner.step_interrupted
 
     def fails(*arguments: Any) -> Any:
         raise MemoryError
@@ -224,9 +224,9 @@ def test_an_exception_inside_a_step_leaves_the_learner_torn(learner: Any, monkey
             patch.setattr(owner, part, fails)
             with pytest.raises(MemoryError):
                 update(learner)
-        assert learner.torn == torn, part
+        assert learner.step_interrupted == torn, part
     learner.load_state_dict(whole)
-    assert not learner.torn
+    assert not learner.step_interrupted
 
 
 def test_terms_are_finite_scalars_with_the_promised_names(learner: Any) -> None:

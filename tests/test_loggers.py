@@ -12,11 +12,11 @@ import rl_training
 from rl_training import BC, Logger
 from rl_training.errors import ConfigError
 from rl_training.experiment.loggers import Row, RunFacts, as_loggers
-from rl_training.experiment.vocabulary import METRICS, log_row, tag_of, term_tag, words_of
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.run import Launch
-from rl_training.runtime.session import Session
-from rl_training.runtime.signals import TrainingInterrupted
+from rl_training.experiment.metric_names import METRICS, log_row, tag_of, term_tag, words_of
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
+from rl_training.runs.signals import TrainingInterrupted
+from rl_training.runs.training import RunOptions
 from tests.runs import KillAt, Killed, differences, logged, mostly_slow, resume, run_record, tiny, train
 
 EVERY = {"log_interval": 10, "checkpoint_interval": 20, "total_timesteps": 60}
@@ -51,8 +51,8 @@ class Covered(Diary):
     only_covered = True
 
 
-def launch(*loggers: Logger) -> Launch:
-    return Launch(quiet=True, loggers=loggers)
+def launch(*loggers: Logger) -> RunOptions:
+    return RunOptions(quiet=True, loggers=loggers)
 
 
 def as_logged(rows: list[Row]) -> list[dict[str, str]]:

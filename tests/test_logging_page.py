@@ -11,11 +11,11 @@ import pytest
 
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger, Row, RunFacts
+from rl_training.experiment.metric_names import METRICS
 from rl_training.experiment.registry import resolve
 from rl_training.experiment.strict_yaml import parse_yaml
-from rl_training.experiment.vocabulary import METRICS
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.session import Session
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
 from tests.runs import logged, tiny, train
 from tests.test_readme import shortened
 

@@ -14,7 +14,7 @@ import torch
 from rl_training.errors import MemoryLimitError
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_cores, available_memory, human_bytes, out_of_memory_kills
-from rl_training.runtime import building
+from rl_training.runs import building
 
 MIB = 2**20
 

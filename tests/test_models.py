@@ -142,7 +142,7 @@ def test_slopes_are_autograd_s_and_so_are_their_gradients(hidden: tuple[int, ...
     net = EnsembleMLP(3, 5, hidden, 1).double()
     x = torch.randn(6, 5, dtype=torch.float64)
     inputs = x.clone().requires_grad_()
-    q, slopes = net.with_slopes(x, 2)
+    q, slopes = net.with_action_gradients(x, 2)
     expected_q = net(inputs)
     expected = torch.stack(
         [torch.autograd.grad(q_i.sum(), inputs, create_graph=True)[0][:, -2:] for q_i in expected_q]
@@ -160,7 +160,7 @@ def test_slopes_of_networks_that_have_none_are_refused() -> None:
     plain = EnsembleMLP(2, 5, (8,), 1, activation="elu")
     for net in (EnsembleMLP(2, 5, (8,), 1, layer_norm=True), EnsembleMLP(2, 5, (8,), 3), plain):
         with pytest.raises(ValueError, match="plain ReLU critics"):
-            net.with_slopes(torch.zeros(4, 5), 2)
+            net.with_action_gradients(torch.zeros(4, 5), 2)
 
 
 @pytest.mark.parametrize("init", ["torch", "xavier", "orthogonal"])

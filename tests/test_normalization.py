@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rl_training import SAC, load
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experience.moments import RunningMoments
 from rl_training.experiment.checkpointing import (
     Checkpoint,
     RowsToSave,
@@ -23,9 +24,8 @@ from rl_training.experiment.checkpointing import (
     write_checkpoint,
 )
 from rl_training.models.policies import Normalizer
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.normalization import RunningMoments
-from rl_training.runtime.session import Session, TrainResult
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session, TrainResult
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint
 from tests.runs import ONLINE, differences, interrupted, mostly_slow, replay_rows, resume, tiny, train
 from tests.test_collector import collector_of, contents, episode, scripted

@@ -17,9 +17,9 @@ from rl_training.data.loading import DatasetConfig
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.experiment.runs import amend_record
-from rl_training.runtime.callbacks import Callback
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
 from rl_training.runtime.offline import _build_offline_dataset, _infer_env_spaces, collect_random
-from rl_training.runtime.session import Session
 from rl_training.runtime.workflows import predict_checkpoint
 from rl_training.spaces import SpaceSpec
 from tests.dataset_files import HIGH, LOW, episodes, save_npz

@@ -13,8 +13,8 @@ import pytest
 
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.population.members import members_of, train_population
-from rl_training.runtime.acceleration import Updater
+from rl_training.runtime.populations import members_of, train_population
+from rl_training.updates.updater import Updater
 from tests.runs import QUIET, KillAt, differences, resume, run_record, tiny, train, unlike
 from tests.test_exact_resume import assert_exact, eventful
 
@@ -87,17 +87,17 @@ import os, signal, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from rl_training.runtime.collector import Collector
+from rl_training.experience.collector import Collector
 from tests.runs import KillAt, train
 from tests.test_overlap import overlapped
 
-take_in = Collector.take_in
+receive = Collector.receive
 def killed(self):
     if self.steps == 57:
         assert self.learner.updates > 0
         os.kill(os.getpid(), signal.SIGKILL)
-    take_in(self)
-Collector.take_in = killed
+    receive(self)
+Collector.receive = killed
 train(overlapped("sac", Path(sys.argv[1])), [KillAt()])
 """
 

@@ -18,8 +18,8 @@ from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.experiment import registry
 from rl_training.experiment.config import TrainConfig
+from rl_training.runs.session import TrainResult
 from rl_training.runtime import controls, offline, workflows
-from rl_training.runtime.session import TrainResult
 from tests.reliability.processes import Child
 
 ONLINE = {"dqn": "DQN", "ddpg": "DDPG", "td3": "TD3", "sac": "SAC", "tqc": "TQC", "redq": "REDQ"}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rl_training.experiment.compat import _defaults_0_1
 from rl_training.experiment.config import TrainConfig, load_config
-from rl_training.experiment.history import _defaults_0_1
 from rl_training.experiment.registry import get_algorithm_spec, resolve
 
 # What each config of version 0.1 said beyond the defaults of that version.

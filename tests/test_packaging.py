@@ -184,7 +184,7 @@ def test_wheel_and_sdist_work_where_there_is_nothing_else(tmp_path: Path) -> Non
     empty = Empty(tmp_path)
     empty.install("torch==2.13.0")
     empty.install(f"{wheel}[report]")
-    old = "from rl_training.experiment.history import _defaults_0_1 as old; print(old()['sac']['learning_rate'])"
+    old = "from rl_training.experiment.compat import _defaults_0_1 as old; print(old()['sac']['learning_rate'])"
     assert float(empty("python", "-c", old)) > 0
     place = Path(empty("python", "-c", "import rl_training; print(rl_training.__file__)").strip())
     assert place.is_relative_to(empty.bin.parent)

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import cases, leanrl, loops, offline, training, updates
 from benchmarks.checkouts import commit_of
-from benchmarks.runs import Job, configure, perform
+from benchmarks.runs import RunSpec, configure, perform
 from benchmarks.timing import Rates, alternate, ratios_of
 from rl_training.data.transitions import TransitionBatch
 from rl_training.environments.making import spaces_of
@@ -293,7 +293,7 @@ def pendulum_file(folder: Path) -> Path:
     return folder
 
 
-def offline_jobs(monkeypatch: pytest.MonkeyPatch, folder: Path, *more: str) -> list[Job]:
+def offline_jobs(monkeypatch: pytest.MonkeyPatch, folder: Path, *more: str) -> list[RunSpec]:
     given = ["--data", str(folder), "--corl", str(folder), "--device", "cpu", "--updates", "7", "--episodes", "2"]
     monkeypatch.setattr(sys, "argv", ["offline", *given, *more])
     return list(offline.jobs(offline.arguments()))

@@ -72,12 +72,12 @@ def test_a_run_trains_saves_locks_and_goes_on_exactly(
 ) -> None:
     program = """
 import json
-from rl_training.experiment.runs import hold
+from rl_training.experiment.runs import lock_run
 
 whole = SAC("Pendulum-v1", learning_starts=20, **small).learn(total_timesteps=80)
 model = SAC("Pendulum-v1", learning_starts=20, output_dir="other", **small)
 run = model.learn(total_timesteps=50).run_dir
-with hold(run):
+with lock_run(run):
     refused(lambda: load(run).resume(total_timesteps=80))
 last = load(run).resume(total_timesteps=80)
 print(*((one.checkpoint_path / "networks.safetensors").read_bytes() for one in (whole, last)), sep="\\n")

@@ -17,15 +17,15 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 from rl_training.algorithms import AWAC, BC, CRR, IQL, SAC, DiscreteBC, DiscreteIQL, Learner
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
+from rl_training.experience.acting import ActingPolicy
 from rl_training.experiment.checkpointing import read_checkpoint
+from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.history import with_defaults_of
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.export.writing import export_checkpoint
 from rl_training.models import GaussianActor, MLPBCModel, MLPIQLModel, MLPSACModel, TanhGaussianActor
 from rl_training.models.arrays import ArrayPolicy
-from rl_training.runtime.acting import ActingPolicy
-from rl_training.runtime.session import TrainResult
+from rl_training.runs.session import TrainResult
 from rl_training.runtime.workflows import (
     evaluate_checkpoint,
     load_policy,

@@ -12,8 +12,8 @@ import pytest
 
 from rl_training.export.policy_runner import Policy
 from rl_training.export.program import npz_bytes, program_of
+from rl_training.observation_spaces import Flattening, describe, layout
 from rl_training.spaces import SpaceSpec
-from rl_training.structured import Flattening, describe, layout
 from tests.exports import SKEWED, untrained
 
 BOX = gym.spaces.Box(-9.0, 9.0, (2,), np.float32)

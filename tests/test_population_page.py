@@ -13,7 +13,7 @@ from rl_training.cli import main
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve
 from rl_training.experiment.strict_yaml import parse_yaml
-from rl_training.population.members import members_of
+from rl_training.runtime.populations import members_of
 from tests.runs import run_record
 from tests.test_readme import shortened
 

@@ -19,13 +19,13 @@ import torch
 
 from rl_training.experiment.checkpointing import list_checkpoints
 from rl_training.experiment.config import TrainConfig
-from rl_training.population.members import members_of, train_population
-from rl_training.population.members import resume as resume_all
-from rl_training.population.run import MembersFailed
-from rl_training.population.updates import StackedUpdater
-from rl_training.runtime.callbacks import Callback, TimeLimitCallback
-from rl_training.runtime.session import Session, TrainResult
-from rl_training.runtime.signals import SignalGuard
+from rl_training.runs.callbacks import Callback, TimeLimitCallback
+from rl_training.runs.fleet import MembersFailed
+from rl_training.runs.session import Session, TrainResult
+from rl_training.runs.signals import SignalGuard
+from rl_training.runtime.populations import members_of, train_population
+from rl_training.runtime.populations import resume as resume_all
+from rl_training.updates.stacked import StackedUpdater
 from tests.reliability.processes import Child
 from tests.runs import QUIET, differences, mostly_slow, run_record, tiny
 from tests.test_population_runs import At, AtCheckpoint, broken_for, folders, nothing, send, statuses
@@ -301,7 +301,7 @@ def test_a_run_of_an_older_version_catches_up(tmp_path: Path) -> None:
 def test_members_reach_max_hours_at_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock goes on between two members, and they do not see it."""
     seconds = iter(range(10**6))
-    monkeypatch.setattr("rl_training.runtime.signals.time.monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr("rl_training.runs.signals.time.monotonic", lambda: float(next(seconds)))
     results = trained(brief(tmp_path), TimeLimitCallback(20.0 / 3600.0))
     assert len({one.metrics["global_step"] for one in results if one is not None}) == 1
     assert statuses(tmp_path) == ["stopped"] * 3

@@ -29,15 +29,15 @@ from rl_training.experiment.checkpointing import list_checkpoints
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.loggers import Row, RunFacts
 from rl_training.experiment.manager import ExperimentManager
-from rl_training.experiment.runs import hold
-from rl_training.population import size
-from rl_training.population.members import members_of, signature, structure, train_population
-from rl_training.population.members import resume as resume_all
-from rl_training.population.run import MembersFailed
-from rl_training.population.updates import StackedUpdater
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.session import Session, TrainResult
+from rl_training.experiment.runs import lock_run
+from rl_training.runs import capacity as size
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.fleet import MembersFailed
+from rl_training.runs.session import Session, TrainResult
+from rl_training.runtime.populations import members_of, signature, structure, train_population
+from rl_training.runtime.populations import resume as resume_all
 from rl_training.seeding import TRAINING, episode_seed
+from rl_training.updates.stacked import StackedUpdater
 from tests.reliability.processes import Child
 from tests.reliability.selection import EACH
 from tests.runs import (
@@ -338,7 +338,7 @@ def test_one_that_is_in_use_keeps_all_of_them_waiting(tmp_path: Path) -> None:
     """None is begun without it, and nothing is changed."""
     ours = together(short("td3", tmp_path, SEEDS[:2]))
     before = [run_record(result.run_dir) for result in ours]
-    with hold(ours[1].run_dir), pytest.raises(ConfigError, match=f"^{ours[1].run_dir}: "):
+    with lock_run(ours[1].run_dir), pytest.raises(ConfigError, match=f"^{ours[1].run_dir}: "):
         resume_all(ours[0].run_dir, changes={"total_timesteps": 60}, quiet=True)
     assert [run_record(result.run_dir) for result in ours] == before
 

@@ -17,13 +17,13 @@ import pytest
 from rl_training.console import progress as progress_module
 from rl_training.console.bar import Pace, Standing, draw, duration, per_second
 from rl_training.console.progress import Progress
-from rl_training.runtime import run as run_module
-from rl_training.runtime import signals
-from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.run import Launch
-from rl_training.runtime.session import Session, TrainResult
+from rl_training.runs import signals
+from rl_training.runs import training as run_module
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session, TrainResult
+from rl_training.runs.training import RunOptions
 from rl_training.runtime.workflows import resume_training
+from rl_training.updates.updater import Updater
 from tests.runs import interrupted, run_record, tiny, train
 from tests.screens import PseudoTerminal, show, terminal
 
@@ -37,7 +37,7 @@ FULL = Standing(
     returns={"return": -1234.5, "eval": -1100.0},
     losses={"critic_loss": 0.25, "actor_loss": -3.5, "ent_coef_loss": 0.0125},
 )
-LOUD = Launch()
+LOUD = RunOptions()
 LINE = re.compile(r"[━╸─]+ +\S+/\S+ (\d+:\d\d:\d\d|\d+d ?\d\dh|\d+h\d\dm|\d+m\d\ds|-:--(:--)?)( |$)")
 
 

@@ -20,8 +20,8 @@ from rl_training.environments.pool import EnvPool
 from rl_training.errors import ConfigError, EnvironmentFailure
 from rl_training.experiment.checkpointing import latest_valid
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.session import Session, TrainResult
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session, TrainResult
 from tests.ray_clusters import SOURCE, Nodes, nodes
 from tests.reliability.faulty_worlds import IMPORTABLE
 from tests.runs import differences, resume, run_record, tiny, train
@@ -165,14 +165,14 @@ def test_all_work_at_once(cluster: Nodes, tmp_path: Path) -> None:
 SCRIPT = """
 import gymnasium as gym
 from gymnasium.envs.classic_control import PendulumEnv
-from rl_training.environments.given import Given, bring
+from rl_training.environments.user_environments import UserEnvironments, resolve_env
 from rl_training.environments.pool import EnvPool
 from rl_training.experiment.config import TrainConfig
 class Own(PendulumEnv):
     pass
 def ask():
     config = TrainConfig(algo="sac", env_id="Own", given_envs=["env_id"], total_timesteps=1, environments="ray")
-    pool = EnvPool(config, given=Given(bring(Own).maker))
+    pool = EnvPool(config, given=UserEnvironments(resolve_env(Own).maker))
     print(pool.reset(0).tolist())
 """
 

@@ -15,12 +15,12 @@ from rl_training.data.loading import DatasetConfig
 from rl_training.errors import CheckpointError
 from rl_training.experiment import registry
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint, write_checkpoint
+from rl_training.experiment.compat import _defaults_0_1, with_defaults_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import SCHEMA
-from rl_training.experiment.history import _defaults_0_1, with_defaults_of
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.session import TrainResult
-from rl_training.runtime.state import config_of, read_run_checkpoint
+from rl_training.runs.session import TrainResult
+from rl_training.runs.state import config_of, read_run_checkpoint
 from tests.runs import ALL, differences, interrupted, logged, resume, run_record, tiny, train, trainer_state
 
 GOLDEN = Path(__file__).parent / "reliability" / "golden" / "format_1"

@@ -118,7 +118,7 @@ def test_the_actor_moves_once_per_policy_delay() -> None:
 
 def test_a_rhythm_can_begin_at_any_update() -> None:
     learner = build(RLPD, policy_delay=3)
-    learner.rhythm_start = 4
+    learner.period_offset = 4
     assert [learner.variant(update) for update in range(4, 10)] == [False, False, True] * 2
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_training.errors import ConfigError
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.schedules import OptimizationConfig
-from rl_training.runtime.session import Session
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
+from rl_training.updates.schedules import OptimizationConfig
 from tests.runs import ALL, OFFLINE, logged, mostly_slow, resume, tiny, train
 
 

@@ -19,8 +19,8 @@ from rl_training.environments.making import read_spaces
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentFailure
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.experiment.config import load_config
-from rl_training.runtime.session import TrainResult
-from rl_training.runtime.state import spaces_from
+from rl_training.runs.session import TrainResult
+from rl_training.runs.state import spaces_from
 from rl_training.spaces import SpaceSpec
 from tests.test_given_environments import tiny
 

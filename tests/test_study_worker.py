@@ -19,9 +19,9 @@ from rl_training.cli import main
 from rl_training.errors import ConfigError, DiskFullError, DivergedError, EnvironmentFailure
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import find_checkpoint
-from rl_training.experiment.runs import hold
-from rl_training.population import members
-from rl_training.runtime.run import Launch
+from rl_training.experiment.runs import lock_run
+from rl_training.runs.training import RunOptions
+from rl_training.runtime import populations as members
 from rl_training.study import Study, claims, worker
 from rl_training.study.claims import Owner, read_claim
 from rl_training.study.plan import read_plan
@@ -231,7 +231,7 @@ def test_a_failure_does_not_stop_the_others_and_only_some_are_tried_again(
     }
     tried: list[int | None] = []
 
-    def train(member: Member, launch: Launch) -> None:
+    def train(member: Member, launch: RunOptions) -> None:
         tried.append(member.config.seed)
         if (error := errors.get(member.config.seed or 0)) is not None:
             raise error
@@ -255,7 +255,7 @@ def test_a_failure_does_not_stop_the_others_and_only_some_are_tried_again(
 
 
 def test_one_member_that_fails_does_not_stop_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(member: Member, launch: Launch) -> None:
+    def train(member: Member, launch: RunOptions) -> None:
         if member.config.seed == 0:
             raise SystemExit(3)
         original(member, launch)
@@ -270,15 +270,15 @@ def test_one_member_that_fails_does_not_stop_its_group(tmp_path: Path, monkeypat
 def test_one_member_that_fails_does_not_stop_its_population(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def course(regime: Any, job: Any, **options: Any) -> Any:
+    def training(regime: Any, job: Any, **options: Any) -> Any:
         going = original(regime, job, **options)
         if job.config.seed == 0:
             yield next(going)
             raise SystemExit(3)
         return (yield from going)
 
-    original = members.course
-    monkeypatch.setattr(members, "course", course)
+    original = members.training
+    monkeypatch.setattr(members, "training", training)
     folder = planned(tmp_path / "a", population=2)
     assert work(folder).failed == 1
     assert Study(folder).status().counts == {"done": 1, "running": 0, "waiting": 0, "failed": 1}
@@ -292,7 +292,7 @@ def test_one_member_that_fails_does_not_stop_its_population(
 def test_a_group_is_trained_by_the_function_that_is_given(tmp_path: Path) -> None:
     seen: list[list[int | None]] = []
 
-    def together(members: Sequence[Member], launch: Launch) -> dict[str, Exception]:
+    def together(members: Sequence[Member], launch: RunOptions) -> dict[str, Exception]:
         seen.append([member.config.seed for member in members])
         launch.fence()
         return one_after_another(members, launch)
@@ -313,7 +313,7 @@ def test_a_trial_that_ends_its_workers_is_given_up(
     folder = planned(tmp_path, seeds=[0, 1])
     original = worker.train_member
 
-    def train(member: Member, launch: Launch) -> None:
+    def train(member: Member, launch: RunOptions) -> None:
         if member.config.seed == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         original(member, launch)
@@ -336,7 +336,7 @@ def test_a_trial_is_not_given_up_because_its_workers_were_killed(tmp_path: Path)
     """Twenty kills shortly after the claim, before the first checkpoint, by somebody else."""
     folder = planned(tmp_path, seeds=[0])
 
-    def die(members: Sequence[Member], launch: Launch) -> dict[str, Exception]:
+    def die(members: Sequence[Member], launch: RunOptions) -> dict[str, Exception]:
         os._exit(9)
 
     for attempt in range(20):
@@ -351,7 +351,7 @@ def test_a_run_that_somebody_holds_by_hand_is_left_alone(tmp_path: Path) -> None
     assert child.wait() == -signal.SIGKILL, child.text()
     assert checkpoint_names(first)
     said: list[str] = []
-    with hold(first):
+    with lock_run(first):
         work(folder, say=said.append)
     assert any(line.startswith("left: ") and "in use by process" in line for line in said)
     status = Study(folder).status()
@@ -457,7 +457,7 @@ def test_claims_are_read_by_the_clock_of_the_disk(tmp_path: Path, monkeypatch: p
 def test_a_full_disk_is_no_failure_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = [True]
 
-    def train(member: Member, launch: Launch) -> None:
+    def train(member: Member, launch: RunOptions) -> None:
         if full:
             if member.config.seed == 0:
                 raise DiskFullError("free some disk space and resume")

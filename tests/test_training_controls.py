@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.callbacks import Cadence, Callback, EarlyStoppingCallback, EvaluationCallback
-from rl_training.runtime.clock import Clock
+from rl_training.runs.callbacks import Cadence, Callback, EarlyStoppingCallback, EvaluationCallback
+from rl_training.runs.clock import Clock
+from rl_training.runs.session import Session
 from rl_training.runtime.controls import ControlConfig, EarlyStopping, build_control_callbacks
 from rl_training.runtime.offline import BudgetConfig, updates_per_epoch
 from rl_training.runtime.online import OnlineConfig
-from rl_training.runtime.session import Session
 from tests.runs import logged, mostly_slow, resume, run_record, tiny, train, trainer_state
 from tests.worlds import SCRIPTED
 
@@ -286,7 +286,7 @@ def test_control_callbacks() -> None:
     assert (stop.patience, stop.target_return, stop.min_improvement) == (3, 5.0, 0.0)
 
 
-# Budgets of offline runs.
+# MemoryBudget of offline runs.
 
 
 @pytest.mark.parametrize(

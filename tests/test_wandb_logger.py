@@ -94,7 +94,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from rl_training.runtime.callbacks import Callback
+from rl_training.runs.callbacks import Callback
 from tests.runs import resume, train
 from tests.test_wandb_logger import config_for, wait_until_sent
 

@@ -19,8 +19,8 @@ import torch
 
 import rl_training
 from rl_training.experiment.config import load_config, packaged_configs
+from rl_training.experiment.metric_names import TERMS, term_tag
 from rl_training.experiment.registry import AlgorithmSpec, get_algorithm_spec
-from rl_training.experiment.vocabulary import TERMS, term_tag
 from rl_training.settings import Settings
 from rl_training.spaces import SpaceSpec
 from tools.describe_config import rows

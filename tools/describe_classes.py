@@ -22,8 +22,8 @@ from pydantic.fields import FieldInfo
 import rl_training
 from rl_training import ManagedAlgorithm, TrainConfig, api
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.schedules import Schedule
 from rl_training.settings import Settings, at_home, byte_size
+from rl_training.updates.schedules import Schedule
 from tools.describe_config import limits, meaning
 
 SOURCE = Path(rl_training.__file__).resolve().parent

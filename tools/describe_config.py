@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.data.loading import DatasetConfig, WeightedChoice
+from rl_training.experience.moments import ObservationConfig
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
 from rl_training.models.mlp import NetworkConfig
 from rl_training.runtime.controls import ControlConfig, EarlyStopping
-from rl_training.runtime.normalization import ObservationConfig
 from rl_training.runtime.offline import BudgetConfig
 from rl_training.runtime.offline_to_online import PriorDataConfig
 from rl_training.runtime.online import OnlineConfig
-from rl_training.runtime.schedules import OptimizationConfig, Schedule
 from rl_training.runtime.validation import ValidationConfig
 from rl_training.settings import Settings
+from rl_training.updates.schedules import OptimizationConfig, Schedule
 
 SHARED: tuple[type[Settings], ...] = (
     OptimizationConfig,

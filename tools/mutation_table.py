@@ -147,8 +147,8 @@ _SHARED = [
         "delay",
         "a period ends at its first update",
         "algorithms/base.py",
-        "(update + 1 - self.rhythm_start) % period == 0",
-        "(update - self.rhythm_start) % period == 0",
+        "(update + 1 - self.period_offset) % period == 0",
+        "(update - self.period_offset) % period == 0",
         "test_td3_update.py",
     ),
     _mistake(
@@ -902,7 +902,7 @@ _COLLECTING = [
     _mistake(
         "sampling",
         "the collector takes one random step too many",
-        "runtime/collector.py",
+        "experience/collector.py",
         "if self.steps < self.random_steps",
         "if self.steps <= self.random_steps",
         "test_collector.py",
@@ -910,7 +910,7 @@ _COLLECTING = [
     _mistake(
         "time limit",
         "a time limit is stored as a termination",
-        "runtime/collector.py",
+        "experience/collector.py",
         "np.array([t.terminated for t in transitions]",
         "np.array([t.terminated or t.truncated for t in transitions]",
         "test_collector.py",
@@ -918,7 +918,7 @@ _COLLECTING = [
     _mistake(
         "time limit",
         "an episode that is cut is not reset",
-        "runtime/collector.py",
+        "experience/collector.py",
         "            if transition.terminated or transition.truncated:",
         "            if transition.terminated:",
         "test_collector.py",
@@ -934,7 +934,7 @@ _COLLECTING = [
     _mistake(
         "scale",
         "rewards are shifted before they are scaled",
-        "runtime/collector.py",
+        "experience/collector.py",
         "scale * np.array([t.reward for t in transitions], dtype=np.float32) + shift",
         "scale * (np.array([t.reward for t in transitions], dtype=np.float32) + shift)",
         "test_rlpd_trainer_smoke.py",
@@ -950,7 +950,7 @@ _COLLECTING = [
     _mistake(
         "moments",
         "batches of observations are merged without their distance",
-        "runtime/normalization.py",
+        "experience/moments.py",
         " + apart**2 * (self.count * len(batch) / total)",
         "",
         "test_normalization.py",
@@ -958,7 +958,7 @@ _COLLECTING = [
     _mistake(
         "moments",
         "the running mean moves all the way to the newest batch",
-        "runtime/normalization.py",
+        "experience/moments.py",
         "self.mean += apart * (len(batch) / total)",
         "self.mean += apart",
         "test_normalization.py",
@@ -966,7 +966,7 @@ _COLLECTING = [
     _mistake(
         "moments",
         "the running deviation is divided by the count less 1",
-        "runtime/normalization.py",
+        "experience/moments.py",
         "self.squares / max(self.count, 1)",
         "self.squares / max(self.count - 1, 1)",
         "test_normalization.py",
@@ -990,7 +990,7 @@ _COLLECTING = [
     _mistake(
         "schedule",
         "the warm-up begins at a rate of zero",
-        "runtime/schedules.py",
+        "updates/schedules.py",
         "(update + 1) / self.warmup_steps",
         "update / self.warmup_steps",
         "test_schedules.py",
@@ -998,7 +998,7 @@ _COLLECTING = [
     _mistake(
         "schedule",
         "the cosine covers a quarter period",
-        "runtime/schedules.py",
+        "updates/schedules.py",
         "0.5 * (1.0 + math.cos(math.pi * done))",
         "math.cos(0.5 * math.pi * done)",
         "test_schedules.py",
@@ -1006,7 +1006,7 @@ _COLLECTING = [
     _mistake(
         "schedule",
         "the schedule ignores the warm-up",
-        "runtime/schedules.py",
+        "updates/schedules.py",
         "span = max(total_updates - self.warmup_steps, 1)",
         "span = max(total_updates, 1)",
         "test_schedules.py",

@@ -16,7 +16,7 @@ from benchmarks.report import COMMIT, UNKNOWN, machine
 from benchmarks.report import commit as present_commit
 from rl_training.errors import ConfigError
 from rl_training.experiment.runs import amend_record
-from rl_training.runtime.signals import TrainingInterrupted
+from rl_training.runs.signals import TrainingInterrupted
 from rl_training.study.packing import Policies, pack, unpack
 from rl_training.study.plan import RUNS, Plan, read_plan
 from rl_training.study.status import StudyStatus

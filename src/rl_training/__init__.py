@@ -12,14 +12,14 @@ from rl_training.version import __version__ as __version__
 
 # Where the names live that are not of `rl_training.api`.
 _HOMES = {
-    "Callback": "rl_training.runtime.callbacks",
-    "Judgement": "rl_training.judging.ope",
+    "Callback": "rl_training.runs.callbacks",
+    "OPEResult": "rl_training.off_policy_evaluation.evaluation",
     "Logger": "rl_training.experiment.loggers",
     "Study": "rl_training.study",
     "TrainConfig": "rl_training.experiment.config",
-    "TrainResult": "rl_training.runtime.session",
+    "TrainResult": "rl_training.runs.session",
     "TransitionDataset": "rl_training.data.datasets",
-    "ope": "rl_training.judging.ope",
+    "ope": "rl_training.off_policy_evaluation.evaluation",
 }
 __all__ = [*api.__all__, *_HOMES]
 
@@ -40,6 +40,11 @@ def __getattr__(name):
     """A name of `__all__` from its module, or a subpackage."""
     from importlib import import_module
 
+    if name == "Judgement":
+        import warnings
+
+        warnings.warn("rl_training.Judgement is named OPEResult", DeprecationWarning, stacklevel=2)
+        name = "OPEResult"
     if name in __all__:
         with _no_collection():
             globals()[name] = value = getattr(import_module(_HOMES.get(name, "rl_training.api")), name)

@@ -20,10 +20,10 @@ from rl_training.api import load as load
 from rl_training.data.datasets import TransitionDataset as TransitionDataset
 from rl_training.experiment.config import TrainConfig as TrainConfig
 from rl_training.experiment.loggers import Logger as Logger
-from rl_training.judging.ope import Judgement as Judgement
-from rl_training.judging.ope import ope as ope
-from rl_training.runtime.callbacks import Callback as Callback
-from rl_training.runtime.session import TrainResult as TrainResult
+from rl_training.off_policy_evaluation.evaluation import OPEResult as OPEResult
+from rl_training.off_policy_evaluation.evaluation import ope as ope
+from rl_training.runs.callbacks import Callback as Callback
+from rl_training.runs.session import TrainResult as TrainResult
 from rl_training.study import Study as Study
 
 __version__: str

@@ -18,8 +18,8 @@ from rl_training import __version__
 from rl_training.console.datasets import datasets
 from rl_training.console.environments import check_env
 from rl_training.console.errors import OneLineGroup
-from rl_training.console.judging import ope, select
 from rl_training.console.listing import runs
+from rl_training.console.ope import ope, select
 from rl_training.console.output import flags, note, show_json, show_table, warn
 from rl_training.console.reports import plot, report
 from rl_training.console.studies import status, studies, sweep, work
@@ -136,9 +136,9 @@ def train(
         algorithm_name(loaded.config.algo)
         from rl_training.console.results import show_results
         from rl_training.experiment.manager import ExperimentManager
-        from rl_training.runtime.run import Launch
+        from rl_training.runs.training import RunOptions
 
-        launch = Launch(quiet=flags.quiet, text=loaded.text)
+        launch = RunOptions(quiet=flags.quiet, text=loaded.text)
         results = ExperimentManager().train_all(loaded.config, launch=launch)
     show_results(results)
 

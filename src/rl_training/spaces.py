@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rl_training.errors import ConfigError
-from rl_training.structured import Description, Flattening, Misfit
+from rl_training.observation_spaces import Description, Flattening, Misfit
 
 # Transitions are kept in float32, which has every whole number up to this one.
 MOST_ACTIONS = 2**24

@@ -16,9 +16,9 @@ import yaml
 from rl_training.algorithms.base import Learner
 from rl_training.errors import EnvironmentFailure
 from rl_training.experiment.checkpointing import list_checkpoints
-from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.session import Session
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
+from rl_training.updates.updater import Updater
 from tests.reliability.faulty_worlds import FAULTY
 from tests.reliability.processes import Child, command, wait_for
 from tests.reliability.selection import BOTH_LOOPS, REGIMES_IN_ONE
@@ -95,7 +95,7 @@ def test_a_learner_torn_in_the_middle_of_a_step_is_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def torn(self: Learner, *_: Any, **__: Any) -> Any:
-        self.torn = True
+        self.step_interrupted = True
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:

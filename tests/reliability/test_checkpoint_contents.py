@@ -17,7 +17,7 @@ from rl_training.experiment.checkpointing import (
     write_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.session import TrainResult
+from rl_training.runs.session import TrainResult
 from tests.runs import ALL, OFFLINE, fingerprint, interrupted, mostly_slow, owned, replay_rows, resume, tiny, train
 
 # Learned temperatures and multipliers have optimisers of their own.

@@ -14,7 +14,7 @@ from rl_training.cli import main
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import get_algorithm_spec, resolve
-from rl_training.runtime.session import TrainResult
+from rl_training.runs.session import TrainResult
 from tests.runs import ALL, mostly_slow, tiny
 
 PLACE = "algo_kwargs."

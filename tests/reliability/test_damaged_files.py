@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from rl_training.cli import main
 from rl_training.errors import CheckpointError, RLTrainingError
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
-from rl_training.runtime.session import TrainResult
+from rl_training.runs.session import TrainResult
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint, resume_training
 from tests.reliability.test_checkpoint_contents import end_with
 from tests.runs import fingerprint, interrupted, logged, tiny, train

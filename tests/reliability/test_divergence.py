@@ -16,8 +16,8 @@ from rl_training.cli import main
 from rl_training.errors import DivergedError
 from rl_training.experiment.checkpointing import list_checkpoints, read_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.session import Session
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
 from tests.reliability.faulty_worlds import FAULTY
 from tests.runs import ALL, OFFLINE, ONLINE, mostly_slow, run_record, tiny, train
 

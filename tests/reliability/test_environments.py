@@ -30,7 +30,7 @@ from rl_training.errors import EnvironmentFailure
 from rl_training.experiment.checkpointing import latest_valid, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.building import build_learner
+from rl_training.runs.building import build_learner
 from rl_training.seeding import TRAINING, episode_seed
 from tests.reliability.faulty_worlds import FAULTY, IMPORTABLE
 from tests.reliability.forks import start_env
@@ -256,13 +256,13 @@ def test_environments_close_side_by_side(monkeypatch: pytest.MonkeyPatch) -> Non
 # Its class must be imported from the script itself.
 UNGUARDED = """
 from gymnasium.envs.classic_control import PendulumEnv
-from rl_training.environments.given import Given, bring
+from rl_training.environments.user_environments import UserEnvironments, resolve_env
 from rl_training.environments.pool import EnvPool
 from rl_training.experiment.config import TrainConfig
 class Own(PendulumEnv):
     pass
 config = TrainConfig(algo="sac", env_id="Own", given_envs=["env_id"], total_timesteps=1, env_processes=True)
-EnvPool(config, given=Given(bring(Own).maker)).reset(0)
+EnvPool(config, given=UserEnvironments(resolve_env(Own).maker)).reset(0)
 """
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from rl_training.experiment.checkpointing import latest_valid, list_checkpoints
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.session import Session
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
 from tests.reliability.processes import Child
 from tests.runs import ALL, fingerprint, mostly_slow, resume, run_record, tiny, train
 

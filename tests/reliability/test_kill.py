@@ -17,7 +17,7 @@ import pytest
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import latest_valid, list_checkpoints
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.session import TrainResult
+from rl_training.runs.session import TrainResult
 from tests.reliability.processes import Child
 from tests.reliability.selection import REGIMES, REGIMES_IN_ONE
 from tests.runs import differences, interrupted, logged, resume, run_record, tiny, train

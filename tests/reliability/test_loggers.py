@@ -17,7 +17,7 @@ import pytest
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint, write_checkpoint
 from rl_training.experiment.logging import MetricsLog
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime import run as run_module
+from rl_training.runs import training as run_module
 from tests.dataset_files import HIGH, LOW, episodes, save_npz
 from tests.reliability.processes import Child
 from tests.reliability.selection import BOTH_LOOPS, REGIMES_IN_ONE

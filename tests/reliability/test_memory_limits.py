@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from rl_training.cli import main
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import MemoryLimitError
-from rl_training.runtime import collector, online
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.session import Session
+from rl_training.experience import collector
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
+from rl_training.runtime import online
 from tests.reliability.processes import Child
 from tests.runs import OFFLINE, ONLINE, interrupted, mostly_slow, resume, tiny, train
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rl_training.experiment.checkpointing import latest_valid, list_checkpoints, prune
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.session import Session
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
 from rl_training.runtime.workflows import evaluate_checkpoint
 from tests.reliability.selection import REGIMES_IN_ONE
 from tests.runs import resume, tiny, train

@@ -13,8 +13,8 @@ import pytest
 from rl_training.environments.playing import UNLIMITED_EPISODE_STEPS, Evaluator
 from rl_training.experiment.checkpointing import list_checkpoints
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.session import Session
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
 from rl_training.runtime.workflows import evaluate_checkpoint
 from tests.reliability.faulty_worlds import FAULTY
 from tests.reliability.processes import Child, wait_for

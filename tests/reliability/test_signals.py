@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rl_training.experiment.checkpointing import list_checkpoints
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.session import Session
-from rl_training.runtime.signals import SignalGuard
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
+from rl_training.runs.signals import SignalGuard
 from tests.reliability.faulty_worlds import FAULTY
 from tests.reliability.processes import Child, wait_for
 from tests.reliability.selection import BOTH_LOOPS

@@ -72,7 +72,7 @@ class AWAC(Learner):
     name = "awac"
     Config = AWACConfig
     Model = MLPSACModel
-    of_model = ("policy_distribution",)
+    fixed_by_model = ("policy_distribution",)
 
     def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)

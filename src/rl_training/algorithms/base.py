@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.execution import Execution
-from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Follow, follow
+from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Polyak, polyak_update
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model as ModelBase
@@ -76,7 +76,7 @@ class Learner:
     Network: ClassVar[type[NetworkShape]] = NetworkConfig
     discrete: ClassVar[bool] = False
     # Hyperparameters the model has already decided: unset they are the model's, another value is refused.
-    of_model: ClassVar[tuple[str, ...]] = ()
+    fixed_by_model: ClassVar[tuple[str, ...]] = ()
     # Names of the optimisers a learning-rate schedule turns; None means all.
     scheduled: ClassVar[tuple[str, ...] | None] = None
     # Whether `explore` depends on how far the run has come.
@@ -85,12 +85,12 @@ class Learner:
     needs_next_actions: ClassVar[bool] = False
 
     @property
-    def variety(self) -> str:
+    def summary(self) -> str:
         """Which of several known algorithms these settings make, for the first lines of a run; empty if obvious."""
         return ""
 
     def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
-        decided = {name: getattr(model, name) for name in self.of_model}
+        decided = {name: getattr(model, name) for name in self.fixed_by_model}
         self.config: Any = self.Config.parse(decided | hyperparameters)
         for name, value in decided.items():
             if (given := getattr(self.config, name)) != value:
@@ -100,17 +100,17 @@ class Learner:
         self.optimizers: dict[str, Adam] = {}
         self.updates = 0
         # The update from which periods are counted (see `ends_period`); not part of the state.
-        self.rhythm_start = 0
+        self.period_offset = 0
         # Raised whenever the networks have changed, so that whoever keeps a copy knows that it is old.
         self.version = 0
         # True after an exception inside a step, which leaves some parameters stepped and others not.
-        self.torn = False
+        self.step_interrupted = False
         self.generator = torch.Generator(self.device)
         self.seed(int(torch.randint(2**31, ())))
         self.execution = Execution.on(self.device)
         self._one = torch.ones((), device=self.device)  # `grad_outputs` of `autograd.grad`, allocated once
         self._terms: Terms = {}
-        self._follows: dict[tuple[Hashable, ...], dict[str | None, list[Follow]]] = {}
+        self._follows: dict[tuple[Hashable, ...], dict[str | None, list[Polyak]]] = {}
 
     # What a subclass provides.
 
@@ -143,8 +143,8 @@ class Learner:
         return None
 
     def ends_period(self, update: int, period: int) -> bool:
-        """Whether `update` is the last of every `period` updates, counted from `rhythm_start`."""
-        return (update + 1 - self.rhythm_start) % period == 0
+        """Whether `update` is the last of every `period` updates, counted from `period_offset`."""
+        return (update + 1 - self.period_offset) % period == 0
 
     def targets(self) -> dict[nn.Module, nn.Module]:
         """Each target network and the network it follows; a model declares its own."""
@@ -281,8 +281,8 @@ class Learner:
         Gradients are taken for owned parameters only. `objectives` maps an optimiser's name to its loss, a
         function of `inputs`.
         """
-        if self.execution.hand_over is not None:
-            return self.execution.hand_over(inputs, objectives, tau)
+        if self.execution.on_losses is not None:
+            return self.execution.on_losses(inputs, objectives, tau)
         gradients = self.execution.parallel(
             [partial(self._gradients, name, loss, inputs) for name, loss in objectives.items()]
         )
@@ -296,20 +296,20 @@ class Learner:
             partial(self.execution.apply, self.optimizers[name].group(found), follows[name])
             for name, found in gradients.items()
         ]
-        self.torn = True
+        self.step_interrupted = True
         with torch.no_grad():
             self.execution.parallel(steps)
-            follow(follows[None])
-        self.torn = False
+            polyak_update(follows[None])
+        self.step_interrupted = False
 
-    def _follows_of(self, stepped: tuple[str, ...], tau: float | None) -> dict[str | None, list[Follow]]:
+    def _follows_of(self, stepped: tuple[str, ...], tau: float | None) -> dict[str | None, list[Polyak]]:
         """The targets that move right after each optimiser of `stepped`; the others, under None, move last.
 
         Found once: walking the networks at every update would be felt.
         """
         if (known := self._follows.get((stepped, tau))) is not None:
             return known
-        found: dict[str | None, list[Follow]] = {name: [] for name in (*stepped, None)}
+        found: dict[str | None, list[Polyak]] = {name: [] for name in (*stepped, None)}
         if tau is not None:
             for target, source in self.targets().items():
                 sources: list[Tensor] = list(source.parameters())
@@ -353,7 +353,7 @@ class Learner:
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(_below(state["optimizers"], name))
         self.updates = int(state["counters"]["updates"])
-        self.torn = False
+        self.step_interrupted = False
 
     def load_networks(self, networks: Mapping[str, Tensor]) -> None:
         """Restore the `networks` part alone, in place."""

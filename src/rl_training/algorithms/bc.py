@@ -55,7 +55,7 @@ class BC(Learner):
     name = "bc"
     Config = BCConfig
     Model = MLPBCModel
-    of_model = ("stochastic", "policy_distribution")
+    fixed_by_model = ("stochastic", "policy_distribution")
 
     def __init__(self, *, model: MLPBCModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)

@@ -81,7 +81,7 @@ class CRR(Learner):
     name = "crr"
     Config = CRRConfig
     Model = MLPSACModel
-    of_model = ("policy_distribution",)
+    fixed_by_model = ("policy_distribution",)
 
     def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)

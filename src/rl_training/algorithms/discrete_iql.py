@@ -19,5 +19,5 @@ class DiscreteIQL(IQL):
 
     Config = ImplicitConfig
     Model = MLPDiscreteIQLModel
-    of_model = ()
+    fixed_by_model = ()
     discrete = True

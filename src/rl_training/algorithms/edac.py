@@ -3,8 +3,8 @@
 SAC with N critics whose minimum, over all N, is both the target and the actor's objective. What makes a smaller N
 enough is diversity: the critics' action gradients dQ/da, at the data's actions and normalised to length one, are
 pushed apart, L = E[sum_{i != j} <g_i, g_j>] / (N - 1), weighted by `eta`. The TD loss is summed over critics.
-The gradients are forward operations of the model (`Critics.with_slopes`), computed in the same pass as Q, so there
-is no double backward.
+The gradients are forward operations of the model (`Critics.with_action_gradients`), computed in the same pass as Q,
+so there is no double backward.
 Departures: alpha is fixed unless `alpha: auto` (the authors learn it); torch's initialisation; targets start as
 copies. As in the authors' code all losses are formed before any step.
 Axes: critics `[N, B]`, slopes `[N, B, A]` (`[B, N, A]` at `critic_diversity_loss`).
@@ -95,7 +95,7 @@ class EDAC(SoftActorCritic):
     Config = EDACConfig
     Model = MLPREDQModel
     Network = ThreeLayerConfig
-    of_model = ("num_critics",)
+    fixed_by_model = ("num_critics",)
 
     def __init__(self, *, model: MLPREDQModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
@@ -127,7 +127,7 @@ class EDAC(SoftActorCritic):
                 value = soft_value(value, next_logprobs, self.temperature.alpha())
             target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
         if self.diversifies:
-            q, slopes = self.model.critics.with_slopes(batch.obs, batch.actions)  # [N, B], [N, B, A]
+            q, slopes = self.model.critics.with_action_gradients(batch.obs, batch.actions)  # [N, B], [N, B, A]
             diversity = critic_diversity_loss(slopes.transpose(0, 1))
         else:
             q = self.model.critics(batch.obs, batch.actions)  # [N, B]

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.optim import Follow, Group, apply_fused, apply_lists
+from rl_training.algorithms.optim import Group, Polyak, apply_fused, apply_lists
 
 Result = TypeVar("Result")
 Kind = Literal["normal", "uniform"]
@@ -30,16 +30,16 @@ class Execution:
 
     `transform` may compile a function; `apply` steps an optimiser and moves the targets that follow it. With
     `branches`, parts that do not depend on each other run on CUDA streams of their own, which a CUDA graph turns
-    into parallel branches. `draw` is where an update's random numbers come from. With `hand_over`, an update ends
+    into parallel branches. `draw` is where an update's random numbers come from. With `on_losses`, an update ends
     where its losses are known: they are handed over, and who asked takes the step.
     """
 
     acceleration: Literal["eager", "compile", "graph"] = "eager"
     transform: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
-    apply: Callable[[Group, Sequence[Follow]], None] = apply_fused
+    apply: Callable[[Group, Sequence[Polyak]], None] = apply_fused
     branches: tuple[torch.cuda.Stream, ...] = ()
     draw: Callable[[Kind, tuple[int, ...], torch.Generator], Tensor] = draw
-    hand_over: HandOver | None = None
+    on_losses: HandOver | None = None
     _transformed: dict[Any, Callable[..., Any]] = field(default_factory=dict)
 
     @classmethod

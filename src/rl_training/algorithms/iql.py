@@ -91,7 +91,7 @@ class IQL(Learner):
     name = "iql"
     Config: ClassVar[type[ImplicitConfig]] = IQLConfig
     Model = MLPIQLModel
-    of_model: ClassVar[tuple[str, ...]] = ("policy_distribution",)
+    fixed_by_model: ClassVar[tuple[str, ...]] = ("policy_distribution",)
     scheduled = ("actor",)
 
     def __init__(self, *, model: MLPIQLModel, **hyperparameters: Any) -> None:
@@ -104,7 +104,7 @@ class IQL(Learner):
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        return {name: getattr(config, name) for name in cls.of_model}
+        return {name: getattr(config, name) for name in cls.fixed_by_model}
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         objectives = {"critics": self.critic_loss, "value": self.value_loss, "actor": self.actor_loss}

@@ -82,10 +82,10 @@ class Adam:
 
 
 # Target tensors, the tensors they follow, and the share of the way they go (`[S]`: of S learners that differ).
-Follow = tuple[list[Tensor], list[Tensor], float | Tensor]
+Polyak = tuple[list[Tensor], list[Tensor], float | Tensor]
 
 
-def follow(follows: Sequence[Follow]) -> None:
+def polyak_update(follows: Sequence[Polyak]) -> None:
     """Polyak averaging: target <- target + tau (source - target)."""
     for targets, sources, tau in follows:
         torch._foreach_lerp_(targets, sources, _beside(tau, targets))
@@ -98,7 +98,7 @@ def _beside(value: Any, tensors: Sequence[Tensor]) -> Any:
     return [value.view(-1, *[1] * (tensor.dim() - 1)) for tensor in tensors]
 
 
-def apply_fused(group: Group, follows: Sequence[Follow]) -> None:
+def apply_fused(group: Group, follows: Sequence[Polyak]) -> None:
     """Step a group with torch's fused kernel, then move the targets that follow it."""
     group.step.add_(1.0)
     torch._fused_adamw_(
@@ -116,7 +116,7 @@ def apply_fused(group: Group, follows: Sequence[Follow]) -> None:
         amsgrad=False,
         maximize=False,
     )
-    follow(follows)
+    polyak_update(follows)
 
 
 def _bias_correction(beta: float, step: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def _bias_correction(beta: float, step: Tensor) -> Tensor:
     return -torch.expm1(step.double() * (math.log(beta) if beta > 0 else -math.inf))
 
 
-def apply_lists(group: Group, follows: Sequence[Follow]) -> None:
+def apply_lists(group: Group, follows: Sequence[Polyak]) -> None:
     """The same in list operations, eager or compiled into one kernel."""
     parameters, gradients, exp_avg, exp_avg_sq, step, learning_rate, (beta1, beta2), eps, weight_decay = group
     gradients = list(gradients)
@@ -147,4 +147,4 @@ def apply_lists(group: Group, follows: Sequence[Follow]) -> None:
     change = torch._foreach_div(exp_avg, denominator)
     torch._foreach_mul_(change, _beside(step_size, change))
     torch._foreach_sub_(parameters, change)
-    follow(follows)
+    polyak_update(follows)

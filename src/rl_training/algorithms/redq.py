@@ -64,7 +64,7 @@ class REDQ(DelayedActor):
     name = "redq"
     Config = REDQConfig
     Model = MLPREDQModel
-    of_model = ("num_critics",)
+    fixed_by_model = ("num_critics",)
 
     def __init__(self, *, model: MLPREDQModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)

@@ -89,7 +89,7 @@ class RLPD(DelayedActor):
     Config = RLPDConfig
     Model = staticmethod(rlpd_model)
     Network = NetworkShape  # `layer_norm` is a hyperparameter here
-    of_model = ("num_critics", "layer_norm")
+    fixed_by_model = ("num_critics", "layer_norm")
     entropy_per_dimension = -0.5
 
     @classmethod
@@ -97,7 +97,7 @@ class RLPD(DelayedActor):
         return {"num_critics": config.num_critics, "layer_norm": config.layer_norm}
 
     @property
-    def variety(self) -> str:
+    def summary(self) -> str:
         config = self.config
         critics = f"{config.num_critics} critics {'with' if config.layer_norm else 'without'} LayerNorm"
         alpha = "learned alpha" if config.alpha == "auto" else "fixed alpha"

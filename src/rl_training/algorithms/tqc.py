@@ -114,7 +114,7 @@ class TQC(SoftActorCritic):
     name = "tqc"
     Config = TQCConfig
     Model = MLPTQCModel
-    of_model = ("num_critics", "n_quantiles")
+    fixed_by_model = ("num_critics", "n_quantiles")
 
     def __init__(self, *, model: MLPTQCModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)

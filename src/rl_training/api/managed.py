@@ -15,8 +15,8 @@ from typing_extensions import TypeVar
 from rl_training.api.describing import WhenAsked, documented, signature_of
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import kind_of
-from rl_training.environments.given import Env, Given, bring
 from rl_training.environments.making import spaces_of
+from rl_training.environments.user_environments import Env, UserEnvironments, resolve_env
 from rl_training.environments.wrapping import name_wrappers
 from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig
@@ -24,10 +24,10 @@ from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, resolve
 from rl_training.export.writing import Exported, export_checkpoint
-from rl_training.runtime.callbacks import Callback, as_callbacks
-from rl_training.runtime.run import Launch
-from rl_training.runtime.session import Session, TrainResult
-from rl_training.runtime.state import config_of, understood
+from rl_training.runs.callbacks import Callback, as_callbacks
+from rl_training.runs.session import Session, TrainResult
+from rl_training.runs.state import checkpoint_errors, config_of
+from rl_training.runs.training import RunOptions
 from rl_training.runtime.workflows import (
     LoadedPolicy,
     LoadedValues,
@@ -100,7 +100,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         return f"{head}: trained {self._steps:,} {unit}, {home}"
 
     def __init__(self, env: Environment | TrainConfig | None = None, **settings: Any) -> None:
-        self._given = Given()
+        self._given = UserEnvironments()
         if isinstance(env, TrainConfig):
             self.config = env
             if settings:
@@ -121,9 +121,9 @@ class ManagedAlgorithm(Generic[Seeds]):
         self.members: list[ManagedAlgorithm] = []
 
     @classmethod
-    def _configure(cls, env: Environment | None, settings: dict[str, Any]) -> tuple[TrainConfig, Given]:
+    def _configure(cls, env: Environment | None, settings: dict[str, Any]) -> tuple[TrainConfig, UserEnvironments]:
         """The plain configuration, and the environments that no configuration can hold."""
-        train, judge = bring(env), bring(settings.get("eval_env"), "eval_env")
+        train, judge = resolve_env(env), resolve_env(settings.get("eval_env"), "eval_env")
         if train.maker is not None and train.kwargs:
             _require_unmade(settings.get("env_kwargs"))
         brought: dict[str, Any] = {"env_kwargs": dict(train.kwargs)} if train.kwargs else {}
@@ -133,7 +133,7 @@ class ManagedAlgorithm(Generic[Seeds]):
             brought["given_envs"] = names
         wrappers, own = name_wrappers(settings.get("wrappers", ()))
         config = cls._config(train.name, settings | brought | {"wrappers": wrappers})
-        return config, Given(train.maker, judge.maker, own)
+        return config, UserEnvironments(train.maker, judge.maker, own)
 
     @classmethod
     def _config(cls, env_id: str | None, settings: dict[str, Any]) -> TrainConfig:
@@ -213,7 +213,7 @@ class ManagedAlgorithm(Generic[Seeds]):
                 self._steps + steps, callbacks, progress_bar, dataset=dataset, loggers=loggers
             )
         watching, config = as_callbacks(callbacks), self.config.replace(total_timesteps=steps)
-        launch = Launch(quiet=not progress_bar, loggers=as_loggers(loggers))
+        launch = RunOptions(quiet=not progress_bar, loggers=as_loggers(loggers))
         self.config, self._dataset = self._with_data(config.with_seed(), dataset)
         results = ExperimentManager().train_all(
             self.config,
@@ -397,7 +397,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         model = (_class_of(config.algo) if cls is ManagedAlgorithm else cls)(config)
         assert isinstance(model, cls)
         model.checkpoint_path = checkpoint.path
-        with understood(checkpoint):
+        with checkpoint_errors(checkpoint):
             model._steps = int(checkpoint.records["trainer"]["clock"]["global_step"])
         model._loaded = load_policy(checkpoint)
         model._bring(env, eval_env, wrappers, env_kwargs)
@@ -416,7 +416,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         fields: dict[str, Any] = {} if env_kwargs is None else {"env_kwargs": dict(env_kwargs)}
         for key, value in (("env_id", env), ("eval_env", eval_env)):
             if value is not None:
-                brought = bring(value, key)
+                brought = resolve_env(value, key)
                 fields[key], makers[key] = brought.name, brought.maker
                 given = given - {key} if brought.by_name else given | {key}
                 if key == "env_id" and brought.kwargs:
@@ -426,7 +426,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         if wrappers is not None:
             fields["wrappers"], own = name_wrappers(wrappers)
         self.config = self.config.replace(**fields, given_envs=sorted(given))
-        self._given = Given(makers["env_id"], makers["eval_env"], own)
+        self._given = UserEnvironments(makers["env_id"], makers["eval_env"], own)
         return self._environments()
 
     def _environments(self) -> dict[str, Any]:
@@ -488,7 +488,7 @@ def _class_of(algo: str) -> type[ManagedAlgorithm[Any]]:
     raise ConfigError(f"algo: no class trains {algo!r}; define one, derived from ManagedAlgorithm", key="algo")
 
 
-def _from_mapping(arrays: Mapping[str, Any], config: TrainConfig, brought: Given) -> TransitionDataset:
+def _from_mapping(arrays: Mapping[str, Any], config: TrainConfig, brought: UserEnvironments) -> TransitionDataset:
     """Arrays by the names of `from_arrays`; an environment or the settings tell the action bounds they lack."""
     parameters = inspect.signature(TransitionDataset.from_arrays).parameters
     needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]

@@ -25,11 +25,11 @@ from rl_training.data.transitions import RowLayout
 from rl_training.data.validation import MOST_FAULTS, declared_spaces, resolve_spaces, settled_spaces
 from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError, DatasetError
+from rl_training.experience.collector import collect_dataset, collect_random
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve
-from rl_training.runtime.collector import collect_dataset, collect_random
-from rl_training.runtime.state import config_of, spaces_from
+from rl_training.runs.state import config_of, spaces_from
 from rl_training.runtime.workflows import load_policy, open_checkpoint
 from rl_training.spaces import SpaceSpec
 

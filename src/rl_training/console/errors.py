@@ -21,7 +21,7 @@ import typer.core
 
 from rl_training.console.output import flags, one_line, prepare_streams, warn
 from rl_training.errors import RLTrainingError, escaped
-from rl_training.runtime.signals import TrainingInterrupted
+from rl_training.runs.signals import TrainingInterrupted
 
 _USAGE = 2
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.errors import ConfigError
+from rl_training.observation_spaces import Misfit
 from rl_training.spaces import SpaceSpec
-from rl_training.structured import Misfit
 
 
 def parse_observations(text: str, spaces: SpaceSpec) -> Any:

@@ -17,7 +17,7 @@ from rich.live import Live
 from rl_training.console.bar import Pace, Standing, draw, duration, named, per_second
 from rl_training.console.output import Unbreakable, open_nothing
 from rl_training.errors import escaped
-from rl_training.experiment.vocabulary import tag_of
+from rl_training.experiment.metric_names import tag_of
 
 _NOTEBOOK_WIDTH = 100
 # What takes less than this is not worth a word.

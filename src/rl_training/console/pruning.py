@@ -11,7 +11,7 @@ from typing import Literal
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.manifest import verify_checkpoint
 from rl_training.experiment.retention import discard, latest_valid, list_checkpoints, sweep
-from rl_training.experiment.runs import RECORD, hold, note_pruned, read_run_record
+from rl_training.experiment.runs import RECORD, lock_run, note_pruned, read_run_record
 
 Keep = Literal["best", "last"]
 _DONE = ("finished", "stopped")
@@ -46,7 +46,7 @@ def prune_run(run: Path, keep: Keep, *, force: bool = False) -> Pruned:
     status = read_run_record(run)["status"]
     if status not in _DONE and not force:
         return Pruned(run, 0, f"skipped: it is {status}, and would not go on from here; --force prunes it too")
-    with hold(run):
+    with lock_run(run):
         checkpoints = list_checkpoints(run / "checkpoints")
         kept = _kept(run, keep)
         doomed = [path for path in checkpoints if path not in kept] if kept else []

@@ -12,12 +12,12 @@ from rl_training.console.output import flags, program_name, show_table
 from rl_training.data.scores import NOT_COMPARABLE
 from rl_training.experiment.files import decode_json
 from rl_training.experiment.manifest import read_manifest, read_verified
+from rl_training.experiment.metric_names import words_of
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import read_run_record
-from rl_training.experiment.vocabulary import words_of
 from rl_training.export.writing import Exported
 from rl_training.memory import human_bytes
-from rl_training.runtime.session import TrainResult
+from rl_training.runs.session import TrainResult
 from rl_training.runtime.workflows import Recording
 
 _MOST_TYPED_NUMBERS = 12

@@ -43,7 +43,7 @@ def tune(
 
 def _show(result: TuningResult) -> None:
     """The base beside the best, then every trial."""
-    from rl_training.experiment.vocabulary import words_of
+    from rl_training.experiment.metric_names import words_of
 
     failed = sum(one.value is None for one in result.trials)
     failures = f", {failed} failed" if failed else ""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rl_training.data.columns import Columns
 from rl_training.data.datasets import RawRows, TransitionDataset, mix, require_same_spaces
 from rl_training.data.mapped import Contents, as_tensor
-from rl_training.data.placement import Budgets
+from rl_training.data.placement import MemoryBudget
 from rl_training.data.transitions import RowLayout
 from rl_training.data.validation import settled_spaces
 from rl_training.data.weighted import Part
@@ -83,7 +83,7 @@ class Build:
         return Contents(data.rows, data.episode_ends, about)
 
 
-def unpacked(contents: Contents, name: str, spaces: SpaceSpec | None, budgets: Budgets) -> TransitionDataset:
+def unpacked(contents: Contents, name: str, spaces: SpaceSpec | None, budgets: MemoryBudget) -> TransitionDataset:
     """A data set of what a packed file holds, taken into memory if there is room for it now."""
     rows, ends, about = contents
     if rows.nbytes <= budgets.on_host():

@@ -15,7 +15,7 @@ from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import read_columns
 from rl_training.data.formats.minari import minari_folder
 from rl_training.data.packing import allocate_rows
-from rl_training.data.placement import Budgets, Slot
+from rl_training.data.placement import MemoryBudget, Slot
 from rl_training.data.validation import with_action_space
 from rl_training.errors import ConfigError
 from rl_training.settings import (
@@ -189,7 +189,7 @@ def load_dataset(
     spaces: SpaceSpec | None,
     collect: Collect | None = None,
     next_actions: bool = False,
-    budgets: Budgets | None = None,
+    budgets: MemoryBudget | None = None,
 ) -> TransitionDataset:
     """The data set a configuration describes, checked, mixed and transformed, with next actions if asked for.
 
@@ -224,7 +224,9 @@ def load_dataset(
         return unpacked(slot.make(build.shape, build.contents, room), _name(config), spaces, budgets)
 
 
-def _slot(config: DatasetConfig, spaces: SpaceSpec | None, next_actions: bool, budgets: Budgets) -> Slot | None:
+def _slot(
+    config: DatasetConfig, spaces: SpaceSpec | None, next_actions: bool, budgets: MemoryBudget
+) -> Slot | None:
     """Where a packed file of just this belongs; None where some of the data are collected."""
     files = [choice.files() for choice in config.choices()]
     if not all(files):

@@ -1,7 +1,7 @@
 """Where the packed rows of a run live: on the GPU, in host memory, or in a packed file beside the data.
 
-The first place that has the room is taken; what is drawn from the rows is the same in all of them. `Budgets` says
-how much room there is, `Slot` where the packed file of some data and settings belongs and what identifies it.
+The first place that has the room is taken; what is drawn from the rows is the same in all of them. `MemoryBudget`
+says how much room there is, `Slot` where the packed file of some data and settings belongs and what identifies it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Budgets:
+class MemoryBudget:
     """Bytes that rows may take on the device that trains and in host memory; None: what is free, less a margin.
 
     `spare` is a folder for packed files that cannot stand beside their data.
@@ -50,7 +50,7 @@ class Budgets:
         free: int = torch.cuda.mem_get_info(self.device)[0]
         return room_on_gpu(self.device) if self.device_memory is None else min(self.device_memory, free)
 
-    def after(self, rows: Tensor) -> Budgets:
+    def after(self, rows: Tensor) -> MemoryBudget:
         """What is left of the budget of the device once `rows` are where they are."""
         if self.device_memory is None or rows.device.type == "cpu":
             return self

@@ -13,7 +13,7 @@ from torch import Tensor
 from rl_training.data.transitions import RowLayout
 
 
-class Arrivals:
+class PinnedStaging:
     """The newest rows of a ring on a GPU, in host memory that the GPU reads when the next update begins.
 
     Writing them into the ring is a part of that update, of a captured one too: then a step needs no call of its own
@@ -79,12 +79,12 @@ class ReplayBuffer:
         self._rows = torch.empty((capacity, layout.width), device=generator.device, pin_memory=pin)
         self.added = 0
         self._size = torch.zeros((), dtype=torch.int64, device=generator.device)
-        self.arrivals: tuple[Arrivals, ...] = ()
+        self.arrivals: tuple[PinnedStaging, ...] = ()
         self._arrays: tuple[NDArray[np.float32], NDArray[np.int64]] | None = None  # rows and size, in host memory
         if generator.device.type == "cpu":
             self._arrays = self._rows.numpy(), self._size.numpy()
         elif together <= capacity:
-            self.arrivals = (Arrivals(self._rows, self._size, together),)
+            self.arrivals = (PinnedStaging(self._rows, self._size, together),)
 
     def __len__(self) -> int:
         return min(self.added, self.capacity)

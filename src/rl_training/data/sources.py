@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_training.data.replay_buffer import Arrivals
+from rl_training.data.replay_buffer import PinnedStaging
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import ConfigError
 
@@ -28,7 +28,7 @@ class BatchSource(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def arrivals(self) -> tuple[Arrivals, ...]:
+    def arrivals(self) -> tuple[PinnedStaging, ...]:
         """Rows that an update has to write before it draws; `sample_rows` does, but not inside a graph."""
         ...
 
@@ -97,7 +97,7 @@ class MixedSource:
         return self.prior.device if self.prior.device == self.replay.device else torch.device("cpu")
 
     @property
-    def arrivals(self) -> tuple[Arrivals, ...]:
+    def arrivals(self) -> tuple[PinnedStaging, ...]:
         return (*self.prior.arrivals, *self.replay.arrivals)
 
     def split(self, batch_size: int) -> tuple[int, int]:

@@ -15,10 +15,10 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.utils.env_checker import data_equivalence
 from numpy.typing import NDArray
 
-from rl_training.environments.given import Given
 from rl_training.environments.making import close_env, make_env, read_spaces, time_limit
 from rl_training.environments.playing import UNLIMITED_EPISODE_STEPS
 from rl_training.environments.pool import LocalEnv, Transition, WrongAnswer
+from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import LONGEST_CAUSE, ConfigError, cause_of, one_line
 from rl_training.experiment.config import TrainConfig
 from rl_training.spaces import SpaceSpec
@@ -51,7 +51,7 @@ class _Episode:
     changes_actions: bool = False
 
 
-def check_environment(config: TrainConfig, given: Given | None = None) -> list[Check]:
+def check_environment(config: TrainConfig, given: UserEnvironments | None = None) -> list[Check]:
     """All checks in order; what depends on a broken one is left out."""
     try:
         env = make_env(config, given)
@@ -76,7 +76,7 @@ def _spaces_in_words(spaces: SpaceSpec) -> str:
     return f"observations: {spaces.obs_dim} numbers{kind}; actions: {actions}"
 
 
-def _answers(config: TrainConfig, given: Given | None) -> Iterator[Check]:
+def _answers(config: TrainConfig, given: UserEnvironments | None) -> Iterator[Check]:
     """Play part of an episode, and the same again."""
     env = LocalEnv(config, given)
     try:
@@ -192,7 +192,7 @@ def _first_difference(env: LocalEnv, episode: _Episode) -> int | None:
     return None
 
 
-def _limit(config: TrainConfig, given: Given | None, episode: _Episode) -> Check:
+def _limit(config: TrainConfig, given: UserEnvironments | None, episode: _Episode) -> Check:
     limit = time_limit(config, given)
     if limit is not None:
         return Check("ok", "time limit", f"{limit:,} steps")
@@ -208,7 +208,7 @@ def _limit(config: TrainConfig, given: Given | None, episode: _Episode) -> Check
     )
 
 
-def _gymnasium(config: TrainConfig, given: Given | None) -> Iterator[Check]:
+def _gymnasium(config: TrainConfig, given: UserEnvironments | None) -> Iterator[Check]:
     """Gymnasium's checker, on the environment without its wrappers."""
     env = make_env(config, given)
     try:

@@ -16,8 +16,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.environments.given import Given
 from rl_training.environments.making import close_env, make_env
+from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import (
     LONGEST_CAUSE,
     ConfigError,
@@ -109,7 +109,7 @@ def without_render_mode(config: TrainConfig) -> TrainConfig:
     return config.replace(env_kwargs=kwargs)
 
 
-def filmed(config: TrainConfig, given: Given, sink: Sink) -> tuple[TrainConfig, Given]:
+def filmed(config: TrainConfig, given: UserEnvironments, sink: Sink) -> tuple[TrainConfig, UserEnvironments]:
     """Settings and makers of the same environments with a camera around them, outside every wrapper."""
     maker = None if given.env is None else given.env.drawing(MODE)
     kwargs = config.env_kwargs if maker is not None else {**config.env_kwargs, "render_mode": MODE}
@@ -118,7 +118,7 @@ def filmed(config: TrainConfig, given: Given, sink: Sink) -> tuple[TrainConfig, 
     return config, replace(given, env=maker, wrappers=wrappers)
 
 
-def frame_rate(config: TrainConfig, given: Given) -> float:
+def frame_rate(config: TrainConfig, given: UserEnvironments) -> float:
     """Frames per second by the environment's own word; what cannot be filmed is refused in one line."""
     env = make_env(config, given)
     try:

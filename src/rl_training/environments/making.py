@@ -14,16 +14,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training.environments.given import Given, not_made
 from rl_training.environments.importing import current_folder, not_importable
 from rl_training.environments.recipe import EnvSettings
+from rl_training.environments.user_environments import UserEnvironments, not_made
 from rl_training.environments.wrapping import time_limit_of, wrap
 from rl_training.errors import ConfigError, MissingDependencyError, nearest
+from rl_training.observation_spaces import Flattening, Image, Misfit, describe
 from rl_training.spaces import SpaceSpec
-from rl_training.structured import Flattening, Image, Misfit, describe
 
 
-def make_env(config: EnvSettings, given: Given | None = None) -> gym.Env[Any, Any]:
+def make_env(config: EnvSettings, given: UserEnvironments | None = None) -> gym.Env[Any, Any]:
     """`config.env_id` with its keyword arguments, or what the caller gave, wrapped; every failure is one line."""
     env = _bare(config, given)
     try:
@@ -33,7 +33,7 @@ def make_env(config: EnvSettings, given: Given | None = None) -> gym.Env[Any, An
         raise
 
 
-def _bare(config: EnvSettings, given: Given | None) -> gym.Env[Any, Any]:
+def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, Any]:
     env_id = config.env_id
     kwargs = copy.deepcopy(dict(config.env_kwargs))  # an environment may change what it is given
     if given is not None and given.env is not None:
@@ -107,7 +107,7 @@ def _missing(env_id: str, error: Exception) -> MissingDependencyError:
     )
 
 
-def close_env(env: gym.Env[Any, Any], given: Given | None = None) -> None:
+def close_env(env: gym.Env[Any, Any], given: UserEnvironments | None = None) -> None:
     """Close an environment of `make_env`, unless it is the caller's own object."""
     if given is not None and given.env is not None:
         given.env.close(env)
@@ -247,7 +247,9 @@ def _in_yaml(key: str) -> str:
     return key if plain else json.dumps(key)
 
 
-def spaces_of(config: EnvSettings, *, discrete: bool | None = None, given: Given | None = None) -> SpaceSpec:
+def spaces_of(
+    config: EnvSettings, *, discrete: bool | None = None, given: UserEnvironments | None = None
+) -> SpaceSpec:
     """The spaces of the configured environment."""
     env = make_env(config, given)
     try:
@@ -256,7 +258,7 @@ def spaces_of(config: EnvSettings, *, discrete: bool | None = None, given: Given
         close_env(env, given)
 
 
-def time_limit(config: EnvSettings, given: Given | None = None) -> int | None:
+def time_limit(config: EnvSettings, given: UserEnvironments | None = None) -> int | None:
     """The steps after which the configured environment ends an episode by itself; None where none is declared."""
     if (limit := time_limit_of(config.wrappers)) is not None:
         return limit

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from rl_training.data.scores import normalized_score
-from rl_training.environments.given import Given
 from rl_training.environments.making import time_limit
 from rl_training.environments.pool import EnvPool
+from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import DivergedError
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.policies import Policy
@@ -58,13 +58,13 @@ class Evaluator:
         self,
         config: TrainConfig,
         spaces: SpaceSpec,
-        given: Given | None = None,
+        given: UserEnvironments | None = None,
         *,
         seed: int = EVALUATION_SEED,
         one_by_one: bool = False,
     ) -> None:
         """Another `seed` plays other episodes than every evaluation does; `one_by_one` uses one environment."""
-        self.config, self.given = (given or Given()).evaluation(config)
+        self.config, self.given = (given or UserEnvironments()).evaluation(config)
         self.spaces = spaces
         self.seed = seed
         self.one_by_one = one_by_one
@@ -95,7 +95,7 @@ class Evaluator:
 
     def open(self, episodes: int) -> EnvPool:
         """Make the environments for `episodes` episodes, if there are not as many yet."""
-        alone = self.one_by_one or (self.given.env is not None and self.given.env.alone)
+        alone = self.one_by_one or (self.given.env is not None and self.given.env.single_instance)
         count = 1 if alone else min(episodes, _SIDE_BY_SIDE)
         if self._pool is None or len(self._pool.envs) < count:
             self.close()

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.environments.given import Given
 from rl_training.environments.making import close_env, flattening_of, make_env
 from rl_training.environments.recipe import EnvSettings
+from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import LONGEST_CAUSE, EnvironmentFailure, RLTrainingError, cause_of, one_line
+from rl_training.observation_spaces import Misfit
 from rl_training.seeding import TRAINING, episode_seed
-from rl_training.structured import Misfit
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -82,7 +82,7 @@ class SteppedEnv(Protocol):
 class LocalEnv:
     """An environment in this process."""
 
-    def __init__(self, config: EnvSettings, given: Given | None = None) -> None:
+    def __init__(self, config: EnvSettings, given: UserEnvironments | None = None) -> None:
         self.env = make_env(config, given)
         self._given = given
         self._shape = self.env.observation_space.shape
@@ -184,7 +184,7 @@ def require_place(config: TrainConfig) -> None:
         require_ray("environments: ray")
 
 
-def _kind(config: TrainConfig) -> Callable[[TrainConfig, Given | None], SteppedEnv]:
+def _kind(config: TrainConfig) -> Callable[[TrainConfig, UserEnvironments | None], SteppedEnv]:
     """What makes environments where `environments` says they live."""
     if config.environments == "local":
         return LocalEnv
@@ -197,7 +197,7 @@ def _kind(config: TrainConfig) -> Callable[[TrainConfig, Given | None], SteppedE
     return ProcessEnv
 
 
-def _made(config: TrainConfig, given: Given | None) -> list[SteppedEnv]:
+def _made(config: TrainConfig, given: UserEnvironments | None) -> list[SteppedEnv]:
     make = _kind(config)
     envs: list[SteppedEnv] = []
     try:
@@ -221,7 +221,9 @@ def _close_all(envs: Sequence[SteppedEnv]) -> None:
 class EnvPool:
     """`num_envs` environments stepped together, each with its running episode."""
 
-    def __init__(self, config: TrainConfig, *, purpose: int = TRAINING, given: Given | None = None) -> None:
+    def __init__(
+        self, config: TrainConfig, *, purpose: int = TRAINING, given: UserEnvironments | None = None
+    ) -> None:
         assert config.seed is not None
         self.seed = config.seed
         self.purpose = purpose

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from rl_training.environments import frames
 from rl_training.environments.channel import Channel
 from rl_training.environments.child import MARK, is_env_process
-from rl_training.environments.given import Given
 from rl_training.environments.pool import CLOSING_SECONDS, Transition
 from rl_training.environments.recipe import EnvOrder
+from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import LONGEST_CAUSE, escaped, one_line
 from rl_training.platforms import STOPPING, duplicate, require_posix
 
@@ -144,7 +144,7 @@ def _end(owner: int, process: Process, connection: Connection[Any, Any]) -> None
 class ProcessEnv:
     """`LocalEnv` across a pipe; a child that does not answer within `env_timeout` is killed."""
 
-    def __init__(self, config: TrainConfig, given: Given | None = None) -> None:
+    def __init__(self, config: TrainConfig, given: UserEnvironments | None = None) -> None:
         if is_env_process():
             raise RuntimeError(guard("processes"))
         order, self._imports_main = EnvOrder.of(config, given).packed()

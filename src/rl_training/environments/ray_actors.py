@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.environments.child import Served, be_env_process, is_env_process
-from rl_training.environments.given import Given
 from rl_training.environments.pool import CLOSING_SECONDS, EnvLost, Transition
 from rl_training.environments.processes import (
     START_SECONDS,
@@ -38,6 +37,7 @@ from rl_training.environments.processes import (
     value_of,
 )
 from rl_training.environments.recipe import EnvOrder
+from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import ConfigError, MissingDependencyError
 from rl_training.platforms import restore_handlers
 
@@ -171,7 +171,7 @@ def _nothing() -> None:
 class RayEnv:
     """`LocalEnv` in a Ray actor. An actor is scheduled where a CPU is free, and holds none while it lives."""
 
-    def __init__(self, config: TrainConfig, given: Given | None = None) -> None:
+    def __init__(self, config: TrainConfig, given: UserEnvironments | None = None) -> None:
         if is_env_process():
             raise RuntimeError(guard("ray"))
         self._ray = _cluster()

@@ -20,7 +20,7 @@ from gymnasium.envs.registration import EnvSpec, parse_env_id
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rl_training.environments.given import Given
+    from rl_training.environments.user_environments import UserEnvironments
 
 
 class EnvSettings(Protocol):
@@ -58,12 +58,12 @@ class EnvOrder:
     """An environment to be made in another process, as it would be made in this one."""
 
     recipe: EnvRecipe
-    given: Given | None = None
+    given: UserEnvironments | None = None
     specs: tuple[EnvSpec, ...] = ()  # how the environment is registered here, whoever did that
     modules: tuple[str, ...] = ()  # imported here, in which wrappers are looked up by name
 
     @classmethod
-    def of(cls, config: EnvSettings, given: Given | None) -> EnvOrder:
+    def of(cls, config: EnvSettings, given: UserEnvironments | None) -> EnvOrder:
         brought = given is not None and given.env is not None
         specs = () if brought else _registered(config.env_id or "")
         return cls(EnvRecipe.of(config), given, specs, _modules_of(config, given))
@@ -110,7 +110,7 @@ def _registered(env_id: str) -> tuple[EnvSpec, ...]:
     return tuple(spec for spec in gym.registry.values() if (spec.namespace, spec.name) == (namespace, name))
 
 
-def _modules_of(config: EnvSettings, given: Given | None) -> tuple[str, ...]:
+def _modules_of(config: EnvSettings, given: UserEnvironments | None) -> tuple[str, ...]:
     brought = {} if given is None else given.wrappers
     names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in config.wrappers]
     named = dict.fromkeys(name.partition(":")[0] for name in names if ":" in name and name not in brought)

@@ -350,7 +350,7 @@ class MetricsLog:
         ]
 
     def add(self, logger: Logger, facts: RunFacts, backlog: Iterable[Row] = ()) -> None:
-        """Feed a logger too; `backlog` are the rows that the checkpoint of a resumed run covers."""
+        """Prefetcher a logger too; `backlog` are the rows that the checkpoint of a resumed run covers."""
         self._workers.append(_LoggerWorker(logger, facts, backlog, self._warn, self._queue_size))
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.data.datasets import TransitionDataset
-from rl_training.environments.given import Given
+from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import (
@@ -18,10 +18,10 @@ from rl_training.experiment.registry import (
     resolve,
     setting_names,
 )
-from rl_training.population.members import members_of, resume, train_population
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.run import Launch
-from rl_training.runtime.session import TrainResult
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import TrainResult
+from rl_training.runs.training import RunOptions
+from rl_training.runtime.populations import members_of, resume, train_population
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 
 
@@ -39,8 +39,8 @@ class ExperimentManager:
         run_suffix: str | None = None,
         callbacks: Sequence[Callback] | None = None,
         dataset: TransitionDataset | None = None,
-        given: Given | None = None,
-        launch: Launch | None = None,
+        given: UserEnvironments | None = None,
+        launch: RunOptions | None = None,
     ) -> TrainResult:
         """Train from a config, the path of a YAML file, or the name of a packaged one (`redq/pendulum`).
 

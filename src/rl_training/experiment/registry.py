@@ -12,7 +12,7 @@ from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig, normalise_algo
 
 if TYPE_CHECKING:
-    from rl_training.runtime.sections import Resolved
+    from rl_training.runs.sections import Resolved
     from rl_training.runtime.trainers import AlgorithmSpec
 else:
 

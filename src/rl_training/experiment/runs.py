@@ -293,7 +293,7 @@ def parse_run_record(data: bytes, place: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def hold(path: Path) -> Iterator[None]:
+def lock_run(path: Path) -> Iterator[None]:
     """Keep other processes out of a run folder for a while, without continuing the run."""
     handle = _acquire(path)
     try:

@@ -94,7 +94,7 @@ def _array_map(normalizer: Normalizer) -> Callable[[Array], Array]:
     return lambda obs: np.minimum(np.maximum((obs - shift) * scale, -limit), limit)
 
 
-def settled_in(policy: Policy, flat: Tensor) -> Policy:
+def bind_parameters(policy: Policy, flat: Tensor) -> Policy:
     """`policy`, its parameters and buffers now slices of `flat` `[N]`, one after the other."""
     offset = 0
     for tensor in (*policy.parameters(), *policy.buffers()):

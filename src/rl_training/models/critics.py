@@ -55,9 +55,9 @@ class Critics(nn.Module):
             outputs.append(out.view(self.num_critics, *rows.shape[:2]))
         return torch.cat(outputs, dim=1)
 
-    def with_slopes(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    def with_action_gradients(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Values `[N, B]` and their action gradients dQ/da, `[N, B, A]`; plain ReLU critics only."""
-        q, slopes = self.net.with_slopes(torch.cat([obs, actions], dim=-1), self.action_dim)
+        q, slopes = self.net.with_action_gradients(torch.cat([obs, actions], dim=-1), self.action_dim)
         return q.squeeze(-1), slopes
 
 

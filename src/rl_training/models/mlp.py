@@ -201,7 +201,7 @@ class EnsembleMLP(nn.Module):
         out: Tensor = self.head(x, select)
         return out
 
-    def with_slopes(self, x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    def with_action_gradients(self, x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
         """Outputs `[N, B, 1]` and their slopes (gradients) in the last `columns` inputs, `[N, B, columns]`.
 
         The slope of a ReLU network is a chain of products with the masks of its forward pass, so it is written

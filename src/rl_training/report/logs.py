@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.experiment.vocabulary import tag_of
+from rl_training.experiment.metric_names import tag_of
 
 Floats = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl_training.experiment.vocabulary import METRICS, tag_of
+from rl_training.experiment.metric_names import METRICS, tag_of
 from rl_training.report.facts import facts_of
 from rl_training.report.statistics import Estimate
 from rl_training.report.summary import Pair, Result, Summary

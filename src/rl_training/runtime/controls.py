@@ -7,8 +7,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from rl_training.experiment.history import REMOVED_FROM_EARLY_STOPPING
-from rl_training.runtime.callbacks import (
+from rl_training.experiment.compat import REMOVED_FROM_EARLY_STOPPING
+from rl_training.runs.callbacks import (
     Callback,
     EarlyStoppingCallback,
     EvaluationCallback,

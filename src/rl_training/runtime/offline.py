@@ -14,25 +14,25 @@ from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import hold_out
 from rl_training.data.loading import DatasetConfig, load_dataset
-from rl_training.data.placement import Budgets
-from rl_training.environments.given import Given
+from rl_training.data.placement import MemoryBudget
 from rl_training.environments.making import spaces_of
+from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import ConfigError
+from rl_training.experience.collector import collect_random
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.building import build_learner, choose_device
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.clock import Clock
-from rl_training.runtime.collector import collect_random
+from rl_training.runs.building import build_learner, choose_device
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.clock import Clock
+from rl_training.runs.init_from import initialise_from
+from rl_training.runs.regime import Advanced, Event, Regime, RunSpec, Updates
+from rl_training.runs.session import Session
+from rl_training.runs.state import clips_observations, has_normalizer
 from rl_training.runtime.controls import ControlConfig
-from rl_training.runtime.init_from import initialise_from
-from rl_training.runtime.regime import Advanced, Event, Job, Regime, Updates
-from rl_training.runtime.schedules import OptimizationConfig
-from rl_training.runtime.session import Session
-from rl_training.runtime.state import clips_observations, has_normalizer
 from rl_training.runtime.validation import Validation, ValidationCallback, ValidationConfig
 from rl_training.settings import PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
+from rl_training.updates.schedules import OptimizationConfig
+from rl_training.updates.updater import Updater
 
 # A loop looks whether a signal has arrived at every multiple of so many updates.
 _BLOCK = 250
@@ -65,7 +65,7 @@ def updates_per_epoch(dataset_size: int, batch_size: int) -> int:
 
 
 def _infer_env_spaces(
-    config: TrainConfig, *, discrete: bool | None = False, given: Given | None = None
+    config: TrainConfig, *, discrete: bool | None = False, given: UserEnvironments | None = None
 ) -> SpaceSpec | None:
     """The environment's spaces, or None where the run has no environment and the data must tell."""
     return None if config.env_id is None else spaces_of(config, discrete=discrete, given=given)
@@ -76,10 +76,10 @@ def _build_offline_dataset(
     section: DatasetConfig,
     spaces: SpaceSpec | None,
     given: TransitionDataset | None = None,
-    envs: Given | None = None,
+    envs: UserEnvironments | None = None,
     *,
     next_actions: bool = False,
-    budgets: Budgets | None = None,
+    budgets: MemoryBudget | None = None,
 ) -> TransitionDataset:
     """The configured data set, or the one the caller has in memory, checked against the environment."""
     if given is not None:
@@ -111,13 +111,13 @@ def fit_offline(session: Session, updater: Updater, *, updates: int) -> Iterator
         yield Advanced()
 
 
-def _budgets(config: TrainConfig) -> Budgets:
+def _budgets(config: TrainConfig) -> MemoryBudget:
     """What the rows of a run may take; what cannot be packed beside the data goes to its output folder."""
     spare = Path(config.output_dir) / ".rows"
-    return Budgets(choose_device(config.device), config.device_memory, config.host_memory, spare)
+    return MemoryBudget(choose_device(config.device), config.device_memory, config.host_memory, spare)
 
 
-def _settled(data: TransitionDataset, budgets: Budgets) -> Tensor:
+def _place_rows(data: TransitionDataset, budgets: MemoryBudget) -> Tensor:
     """The rows where they stay: on the device, if it has room for them."""
     return data.rows_on(budgets.device, budgets.on_device() if budgets.device.type == "cuda" else None)
 
@@ -130,7 +130,7 @@ class Prepared:
 
     held_out: TransitionDataset | None = None
 
-    def __init__(self, job: Job, *, updates_per_step: int = 1, validation_fraction: float = 0.0) -> None:
+    def __init__(self, job: RunSpec, *, updates_per_step: int = 1, validation_fraction: float = 0.0) -> None:
         section = job.resolved[DatasetConfig]
         env_spaces = _infer_env_spaces(job.config, discrete=job.sections.takes_discrete, given=job.given)
         if job.checkpoint is not None:
@@ -168,7 +168,7 @@ class Prepared:
             self.learner.model.normalizer.set_moments(torch.as_tensor(mean), torch.as_tensor(std))
         if job.origin is not None and job.checkpoint is None:
             initialise_from(self.learner, job.origin, data.spaces)
-        rows = job.once("rows", lambda: _settled(data, budgets))
+        rows = job.once("rows", lambda: _place_rows(data, budgets))
         self.source = data.source(self.learner.generator, rows)
         self.remarks = budgets.remarks(data.rows, rows)
         self.budgets = budgets.after(rows)
@@ -200,7 +200,7 @@ class Offline(Regime):
     sections = (OptimizationConfig, DatasetConfig, ValidationConfig, BudgetConfig, ControlConfig)
     first_phase = "offline"
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: RunSpec) -> None:
         fraction = job.resolved[ValidationConfig].validation_fraction
         _require_whole_episodes(job, fraction)
         self.prepared = Prepared(job, validation_fraction=fraction)
@@ -225,10 +225,10 @@ class Offline(Regime):
         held_out = self.prepared.held_out
         if held_out is None:
             return None
-        rows = self.job.once("held-out rows", lambda: _settled(held_out, self.prepared.budgets))
+        rows = self.job.once("held-out rows", lambda: _place_rows(held_out, self.prepared.budgets))
         return Validation(held_out, rows, self.learner)
 
-    def watchers(self, job: Job) -> list[Callback]:
+    def watchers(self, job: RunSpec) -> list[Callback]:
         interval = job.resolved[ControlConfig].eval_interval
         if self.validation is None or interval is None:
             return []
@@ -240,7 +240,7 @@ class Offline(Regime):
         return {"epoch": epoch, "dataset_size": float(self.size), **held_out}
 
 
-def _require_whole_episodes(job: Job, fraction: float) -> None:
+def _require_whole_episodes(job: RunSpec, fraction: float) -> None:
     """Refuse to hold out a share of the best episodes: whoever judges by the file would hold out others."""
     if fraction and job.resolved[DatasetConfig].top_fraction < 1:
         raise ConfigError(

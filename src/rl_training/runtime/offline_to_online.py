@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from rl_training.data.loading import DatasetConfig
 from rl_training.data.sources import MixedSource
 from rl_training.errors import ConfigError
-from rl_training.runtime.clock import Clock
-from rl_training.runtime.collector import Collector
+from rl_training.experience.collector import Collector
+from rl_training.runs.clock import Clock
+from rl_training.runs.regime import Event, Regime, RunSpec
+from rl_training.runs.session import Session
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.offline import BudgetConfig, Prepared, fit_offline
 from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, make_collector, require_updates
-from rl_training.runtime.regime import Event, Job, Regime
-from rl_training.runtime.schedules import OptimizationConfig
-from rl_training.runtime.session import Session
 from rl_training.settings import Fraction, NonNegativeInt, Settings
+from rl_training.updates.schedules import OptimizationConfig
 
 
 class PriorDataConfig(Settings):
@@ -34,7 +34,7 @@ class OfflineToOnline(Regime):
     sections = (OptimizationConfig, DatasetConfig, PriorDataConfig, BudgetConfig, OnlineConfig, ControlConfig)
     collector: Collector
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: RunSpec) -> None:
         if job.config.env_id is None:
             raise ConfigError(
                 f"env_id: {job.config.algo} learns online and needs an environment; set env_id", key="env_id"
@@ -75,14 +75,14 @@ class OfflineToOnline(Regime):
         self.mixed_updates = self.updater(self.job, self.mixed, together=together, acting=self.collector.acting)
 
     def fit(self, session: Session) -> Iterator[Event]:
-        if session.clock.ticks == 0 and self.learner.variety:
-            session.say(self.learner.variety)
+        if session.clock.ticks == 0 and self.learner.summary:
+            session.say(self.learner.summary)
         if session.clock.phase == "pretrain":
             with session.doing("pretraining", "updates"):
                 yield from fit_offline(session, self.prior_updates, updates=self.pretraining)
         if session.running:
             session.enter_phase("online")
-            self.learner.rhythm_start = session.clock.pretrain_updates  # each environment step is a whole period
+            self.learner.period_offset = session.clock.pretrain_updates  # each environment step is a whole period
             most = self.budget.max_updates
             yield from fit_online(session, self.mixed_updates, self.collector, self.online, max_updates=most)
 

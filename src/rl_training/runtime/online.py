@@ -13,20 +13,20 @@ from rl_training.data.transitions import RowLayout
 from rl_training.environments.making import spaces_of
 from rl_training.environments.pool import EnvPool
 from rl_training.errors import ConfigError, MemoryLimitError
+from rl_training.experience.collector import Collector
+from rl_training.experience.moments import ObservationConfig, RunningMoments
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, room_on_gpu
-from rl_training.runtime.acceleration import Updater
-from rl_training.runtime.building import build_learner, require_room_for_environments
-from rl_training.runtime.collector import Collector
+from rl_training.runs.building import build_learner, require_room_for_environments
+from rl_training.runs.init_from import initialise_from
+from rl_training.runs.regime import Acted, Advanced, Event, Regime, RunSpec, Updates
+from rl_training.runs.session import Session
+from rl_training.runs.state import checkpoint_errors, clips_observations, has_normalizer, moments_of
 from rl_training.runtime.controls import ControlConfig
-from rl_training.runtime.init_from import initialise_from
-from rl_training.runtime.normalization import ObservationConfig, RunningMoments
-from rl_training.runtime.regime import Acted, Advanced, Event, Job, Regime, Updates
-from rl_training.runtime.schedules import OptimizationConfig
-from rl_training.runtime.session import Session
-from rl_training.runtime.state import clips_observations, has_normalizer, moments_of, understood
 from rl_training.settings import NonNegativeInt, PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
+from rl_training.updates.schedules import OptimizationConfig
+from rl_training.updates.updater import Updater
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class OnlineConfig(Settings):
             return self.random_steps
         return self.learning_starts if config.init_from is None else 0
 
-    def remarks(self, job: Job, before: int = 0) -> tuple[str, ...]:
+    def remarks(self, job: RunSpec, before: int = 0) -> tuple[str, ...]:
         """One line: how many steps come without updates or at random, unless they are over; none where none do.
 
         `before`: updates that come before the first step.
@@ -82,7 +82,7 @@ class OnlineConfig(Settings):
         return (", ".join(told),) if told else ()
 
 
-def require_updates(job: Job, updates: int) -> None:
+def require_updates(job: RunSpec, updates: int) -> None:
     """Refuse a new run that would end before it learns anything."""
     if updates == 0 and job.checkpoint is None:
         total, online = job.config.total_timesteps, job.resolved[OnlineConfig]
@@ -113,7 +113,7 @@ def fit_online(
         if beside:
             yield updates
         yield Acted()
-        collector.take_in()
+        collector.receive()
         if not beside:
             yield updates
         collector.acting.send_ahead()
@@ -143,7 +143,7 @@ def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, num_envs: in
 
 
 def make_collector(
-    job: Job,
+    job: RunSpec,
     spaces: SpaceSpec,
     learner: Learner,
     buffer: ReplayBuffer,
@@ -165,14 +165,14 @@ def make_collector(
     )
 
 
-def running_moments(job: Job, spaces: SpaceSpec) -> RunningMoments | None:
+def running_moments(job: RunSpec, spaces: SpaceSpec) -> RunningMoments | None:
     """Statistics to go on counting with; None where observations are not normalised, or by a map that is fixed."""
     if not job.resolved[ObservationConfig].normalize_observations:
         return None
     moments = RunningMoments(spaces.obs_dim)
     if job.origin is None:
         return moments
-    with understood(job.origin):
+    with checkpoint_errors(job.origin):
         found = moments_of(job.origin)
         if found is not None and job.checkpoint is None:
             moments.load(found)
@@ -189,7 +189,7 @@ class Online(Regime):
     first_phase = "online"
     collector: Collector
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: RunSpec) -> None:
         if job.dataset is not None:
             raise ConfigError(
                 f"dataset: {job.config.algo} learns from an environment alone; use rlpd to mix in data"

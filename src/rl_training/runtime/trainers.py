@@ -8,14 +8,14 @@ from typing import Any
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
-from rl_training.environments.given import Given
+from rl_training.environments.user_environments import UserEnvironments
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.regime import Job, Regime
-from rl_training.runtime.run import Launch, run
-from rl_training.runtime.sections import Sections
-from rl_training.runtime.session import TrainResult
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.regime import Regime, RunSpec
+from rl_training.runs.sections import Sections
+from rl_training.runs.session import TrainResult
+from rl_training.runs.training import RunOptions, run
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ def algorithm(
         checkpoint_state: Checkpoint | None = None,
         callbacks: Sequence[Callback] | None = None,
         dataset: TransitionDataset | None = None,
-        given: Given | None = None,
-        launch: Launch | None = None,
+        given: UserEnvironments | None = None,
+        launch: RunOptions | None = None,
     ) -> TrainResult:
-        job = Job.of(sections, config, checkpoint_state, dataset, given)
+        job = RunSpec.of(sections, config, checkpoint_state, dataset, given)
         return run(regime, job, callbacks=callbacks, launch=launch, suffix=run_suffix)
 
     train.__name__ = train.__qualname__ = f"train_{learner.name}"

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
-from rl_training.experiment.vocabulary import log_row
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.clock import Cadence
-from rl_training.runtime.session import Session
-from rl_training.runtime.valuing import action_distance, acts
+from rl_training.experience.fqe_data import action_distance, acts
+from rl_training.experiment.metric_names import log_row
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.clock import Cadence
+from rl_training.runs.session import Session
 from rl_training.settings import Settings
 
 # Rows whose actions are compared.

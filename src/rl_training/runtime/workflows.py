@@ -16,15 +16,15 @@ from numpy.typing import ArrayLike, NDArray
 from rl_training.algorithms.base import LearnerConfig
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.filming import filmed, frame_rate, prepare_drawing, told, without_render_mode
-from rl_training.environments.given import Given
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator, Played
+from rl_training.environments.user_environments import UserEnvironments
 from rl_training.environments.video import checked_fps, new_video, video_target
 from rl_training.errors import CheckpointError, ConfigError, DatasetError
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, list_checkpoints
+from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.history import with_defaults_of
 from rl_training.experiment.loggers import Logger
 from rl_training.experiment.logging import set_log_aside
 from rl_training.experiment.registry import get_algorithm_spec, resolve, setting_names
@@ -33,20 +33,20 @@ from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.models.actor_critic import Model
 from rl_training.models.mlp import NetworkShape
 from rl_training.models.policies import Policy
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.changes import Changes, differences
-from rl_training.runtime.offline import require_data
-from rl_training.runtime.run import Launch
-from rl_training.runtime.session import TrainResult
-from rl_training.runtime.state import (
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.changes import Changes, differences
+from rl_training.runs.session import TrainResult
+from rl_training.runs.state import (
+    checkpoint_errors,
     clips_observations,
     config_of,
     has_normalizer,
     is_policy_alone,
     read_run_checkpoint,
     spaces_from,
-    understood,
 )
+from rl_training.runs.training import RunOptions
+from rl_training.runtime.offline import require_data
 from rl_training.seeding import EVALUATION_SEED
 from rl_training.settings import at_home
 from rl_training.spaces import SpaceSpec
@@ -155,9 +155,9 @@ def _build_model(checkpoint: Checkpoint) -> tuple[Model, SpaceSpec, TrainConfig]
     """The networks of a checkpoint's learner as they were before it learned, and what they were made for."""
     config, spaces = config_of(checkpoint), spaces_from(checkpoint)
     kinds = get_algorithm_spec(config.algo).sections
-    with understood(checkpoint):
+    with checkpoint_errors(checkpoint):
         sections, resolved = kinds.resolve_for(spaces, str(checkpoint.path), config.algo_kwargs)
-    with torch.random.fork_rng(devices=[]), understood(checkpoint, "networks"):
+    with torch.random.fork_rng(devices=[]), checkpoint_errors(checkpoint, "networks"):
         model = sections.learner.build_model(
             spaces,
             resolved[NetworkShape],
@@ -172,7 +172,7 @@ def _build_model(checkpoint: Checkpoint) -> tuple[Model, SpaceSpec, TrainConfig]
 def _load_networks(part: Model | Policy, checkpoint: Checkpoint) -> None:
     """Every network of a model, or of a policy alone: none may be missing, none be left over."""
     names = checkpoint.tensors["networks"]
-    with understood(checkpoint, "networks"):
+    with checkpoint_errors(checkpoint, "networks"):
         part.load_state_dict({k.removeprefix("model."): v for k, v in names.items() if k.startswith("model.")})
 
 
@@ -188,7 +188,7 @@ def evaluate_checkpoint(
     deterministic: bool = True,
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
-    given: Given | None = None,
+    given: UserEnvironments | None = None,
 ) -> dict[str, float]:
     """Mean return and its companions over fixed evaluation seeds; see `play_checkpoint`."""
     metrics, _ = play_checkpoint(
@@ -204,7 +204,7 @@ def play_checkpoint(
     deterministic: bool = True,
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
-    given: Given | None = None,
+    given: UserEnvironments | None = None,
 ) -> tuple[dict[str, float], Played]:
     """The metrics of an evaluation, and the episodes they sum up.
 
@@ -264,7 +264,7 @@ def record_checkpoint(
     deterministic: bool = True,
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
-    given: Given | None = None,
+    given: UserEnvironments | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Recording:
     """Film the first episodes of an evaluation, or those of another `seed`, into a new `.mp4` or `.gif` file.
@@ -313,7 +313,7 @@ def take_up(
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     dataset: TransitionDataset | None = None,
-    given: Given | None = None,
+    given: UserEnvironments | None = None,
     start_again: bool = False,
     warn: Callable[[str], None] = warnings.warn,
 ) -> Resumption:
@@ -359,7 +359,7 @@ def resume_training(
     overrides: Sequence[str] = (),
     callbacks: Sequence[Callback] | None = None,
     dataset: TransitionDataset | None = None,
-    given: Given | None = None,
+    given: UserEnvironments | None = None,
     loggers: Sequence[Logger] = (),
     quiet: bool = False,
     fence: files.Fence = files.unfenced,
@@ -378,7 +378,7 @@ def resume_training(
         callbacks=callbacks,
         dataset=dataset,
         given=given,
-        launch=Launch(quiet=quiet, home=found.home, loggers=tuple(loggers), fence=fence),
+        launch=RunOptions(quiet=quiet, home=found.home, loggers=tuple(loggers), fence=fence),
     )
 
 
@@ -446,7 +446,7 @@ def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
         )
     new, old = (resolve(config) for config in (now, before))
     shapes = new[NetworkShape].model_dump(mode="json")
-    of_networks = [*shapes, *get_algorithm_spec(now.algo).learner.of_model, "normalize_observations"]
+    of_networks = [*shapes, *get_algorithm_spec(now.algo).learner.fixed_by_model, "normalize_observations"]
     for name, value in new.to_dict().items():
         was = old.to_dict()[name]
         if name in of_networks and value != was:

@@ -23,7 +23,7 @@ from typing import Any
 
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.platforms import STOPPING, require_posix, restore_handlers
-from rl_training.runtime.signals import TrainingInterrupted
+from rl_training.runs.signals import TrainingInterrupted
 from rl_training.study.plan import Plan
 
 LOGS = "logs"

@@ -35,9 +35,9 @@ from rl_training.experiment.config import (
 )
 from rl_training.experiment.registry import get_algorithm_spec, setting_names
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
-from rl_training.runtime.init_from import find_origin
+from rl_training.runs.init_from import find_origin
+from rl_training.runs.regime import RunSpec
 from rl_training.runtime.online import OnlineConfig, require_updates
-from rl_training.runtime.regime import Job
 from rl_training.settings import PathText, PositiveInt, Settings, at_home, describe, list_as_tuple, seed_list
 from rl_training.study.plan import LONGEST_TIMEOUT, MOST_THREADS, described
 
@@ -369,7 +369,7 @@ def checked(values: Mapping[str, Any], label: str, seed: int) -> TrainConfig:
         config = TrainConfig(**values)
         spec = get_algorithm_spec(config.algo)
         one = config if config.init_from is None else config.replace(seed=seed, seeds=None)
-        job = Job.of(spec.sections, one, None, None)
+        job = RunSpec.of(spec.sections, one, None, None)
         if spec.regime == "online":
             require_updates(job, job.resolved[OnlineConfig].earned(config.total_timesteps))
     except ConfigError as error:

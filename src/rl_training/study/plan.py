@@ -28,8 +28,8 @@ from typing import Any
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
+from rl_training.experiment.compat import REMOVED_FROM_EARLY_STOPPING, without_fqe_stopping
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.history import REMOVED_FROM_EARLY_STOPPING, without_fqe_stopping
 from rl_training.experiment.runs import task_name
 
 PLAN = "plan.json"

@@ -16,10 +16,10 @@ from rl_training.errors import ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve
-from rl_training.experiment.runs import hold
+from rl_training.experiment.runs import lock_run
 from rl_training.memory import available_cores
-from rl_training.population.members import signature
-from rl_training.runtime.building import MOST_THREADS
+from rl_training.runs.building import MOST_THREADS
+from rl_training.runtime.populations import signature
 from rl_training.study.claims import CLAIMS, DiskClock, read_claim
 from rl_training.study.description import Description, Wanted, announced
 from rl_training.study.plan import MOST_THREADS as MOST_STUDY_THREADS
@@ -86,7 +86,7 @@ def prepare(description: Description, folder: Path, workers: int) -> Plan:
     try:
         require_own(folder)
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
-        with hold(folder):
+        with lock_run(folder):
             old = read_plan(folder) if (folder / PLAN).exists() else None
             begun = old is not None and has_begun(folder, old)
             try:

@@ -17,7 +17,7 @@ from rl_training.study.status import StudyStatus, TrialStatus, as_record, read_s
 from rl_training.study.trials import FULL_DISK, NEVER_RETRIED, home_of
 
 if TYPE_CHECKING:
-    from rl_training.judging.selecting import Selection
+    from rl_training.off_policy_evaluation.selecting import Selection
 
 By = Literal["iqm", "mean", "median", "min"]
 Say = Callable[[str], None]
@@ -224,7 +224,7 @@ class Study:
         interquartile mean, as `best` does, and of its seeds the one with the highest return. A study of several
         tasks needs one of them named.
         """
-        from rl_training.judging.selecting import RETURN, Trial, by_fqe, by_return
+        from rl_training.off_policy_evaluation.selecting import RETURN, Trial, by_fqe, by_return
 
         if by not in ("fqe", "return"):
             raise ConfigError(f"by must be fqe or return, got {by!r}")

@@ -27,9 +27,9 @@ from pydantic import BeforeValidator, Field
 
 from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig, explain, load_config
+from rl_training.experiment.metric_names import METRICS
 from rl_training.experiment.registry import setting_names
 from rl_training.experiment.strict_yaml import parse_yaml
-from rl_training.experiment.vocabulary import METRICS
 from rl_training.settings import NonNegativeInt, PathText, PositiveInt, Settings, seed_list
 from rl_training.study.description import (
     MOST_TRIALS,

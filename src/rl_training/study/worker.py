@@ -30,9 +30,9 @@ from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.retention import list_checkpoints
 from rl_training.experiment.runs import RECORD, read_run_record
 from rl_training.platforms import STOPPING, require_posix, restore_handlers
-from rl_training.population.members import train_in_folders
-from rl_training.runtime.run import Launch
-from rl_training.runtime.signals import TrainingInterrupted
+from rl_training.runs.signals import TrainingInterrupted
+from rl_training.runs.training import RunOptions
+from rl_training.runtime.populations import train_in_folders
 from rl_training.runtime.workflows import resume_training
 from rl_training.study.claims import (
     WATCH_INTERVAL,
@@ -76,10 +76,10 @@ class TrainGroup(Protocol):
     Members that are done are not among them. `launch` has the fence that every write must ask.
     """
 
-    def __call__(self, members: Sequence[Member], launch: Launch) -> dict[str, Exception]: ...
+    def __call__(self, members: Sequence[Member], launch: RunOptions) -> dict[str, Exception]: ...
 
 
-def one_after_another(members: Sequence[Member], launch: Launch) -> dict[str, Exception]:
+def one_after_another(members: Sequence[Member], launch: RunOptions) -> dict[str, Exception]:
     """Each member as an ordinary run; one that fails does not keep the next from running."""
     failed: dict[str, Exception] = {}
     for member in members:
@@ -94,7 +94,7 @@ def one_after_another(members: Sequence[Member], launch: Launch) -> dict[str, Ex
     return failed
 
 
-def together(members: Sequence[Member], launch: Launch) -> dict[str, Exception]:
+def together(members: Sequence[Member], launch: RunOptions) -> dict[str, Exception]:
     """The members of a group as one population, each from its newest checkpoint."""
     if len(members) == 1:
         return one_after_another(members, launch)
@@ -106,7 +106,7 @@ def together(members: Sequence[Member], launch: Launch) -> dict[str, Exception]:
     return {member.home.name: error for member, error in zip(members, errors) if error is not None}
 
 
-def train_member(member: Member, launch: Launch) -> None:
+def train_member(member: Member, launch: RunOptions) -> None:
     """Train a trial from its start, or from its newest checkpoint."""
     if _has_begun(member.home):
         changes = {"allow_import": True} if member.config.allow_import else None
@@ -114,7 +114,7 @@ def train_member(member: Member, launch: Launch) -> None:
         return
     launch.fence()
     _clear(member.home)
-    begun = Launch(quiet=launch.quiet, folder=member.home, fence=launch.fence)
+    begun = RunOptions(quiet=launch.quiet, folder=member.home, fence=launch.fence)
     ExperimentManager().train(member.config, launch=begun)
 
 
@@ -267,7 +267,7 @@ class _Worker:
             _take_over(
                 home_of(self.folder, trial), previous_owner(self.folder, group.name, claim.record.generation)
             )
-        launch = Launch(quiet=self._quiet, fence=claim.check)
+        launch = RunOptions(quiet=self._quiet, fence=claim.check)
         runs = self.folder / RUNS
         members = [
             Member(plan.config_of(trial, runs, allow_import=self._allow_import), home_of(self.folder, trial))

@@ -1,0 +1,48 @@
+"""What an update will do, found by going through it once without doing it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Learner, Terms
+from rl_training.algorithms.execution import Execution, Kind
+
+
+class Draw(NamedTuple):
+    """One random tensor that an update asks for."""
+
+    kind: Kind
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Variant:
+    """What one variant of `gradient_step` does."""
+
+    draws: list[Draw] = field(default_factory=list)
+    stepped: tuple[str, ...] = ()  # optimisers
+    tau: float | None = None  # how far the targets move; the first member's, where they differ
+
+
+def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) -> Variant:
+    """What `variant` draws and steps; `rows [B, width]` may mean nothing, and the learner stays as it is."""
+    found = Variant()
+
+    def draw(kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        found.draws.append(Draw(kind, tuple(shape)))
+        return torch.zeros(shape, device=rows.device)
+
+    def on_losses(inputs: tuple[Any, ...], objectives: Mapping[str, Any], tau: Any) -> Terms:
+        found.stepped, found.tau = tuple(objectives), tau
+        return {}
+
+    template = copy.copy(learner)
+    template.execution = Execution(draw=draw, on_losses=on_losses)
+    template.gradient_step(template.normalized(layout.unpack(rows)), variant)
+    return found

@@ -1,0 +1,245 @@
+"""`rl-training ope` and `select`: which policy the data speak for, and which trial of a study to take."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rl_training.console.bar import duration
+from rl_training.console.output import flags, note, show_json, show_table, warn
+from rl_training.off_policy_evaluation import defaults
+
+if TYPE_CHECKING:
+    from rl_training.off_policy_evaluation.evaluation import OPEResult, PolicyEstimate
+    from rl_training.off_policy_evaluation.selecting import Selection
+
+# What a bar of the progress counts.
+_PARTS = 1_000
+# Seconds between two lines of the progress.
+_LINE_SECONDS = 10.0
+
+
+def _fraction(text: str) -> Any:
+    return typer.Option("--validation-fraction", min=0.0, max=0.99, help=text)
+
+
+# The options that both commands have; `judging.defaults` says what they are where they are not given.
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Bootstraps = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help=f"Resamples of the episodes, {defaults.BOOTSTRAPS:,} unless given; 1: the data as they are.",
+        show_default=False,
+    ),
+]
+Updates = Annotated[
+    int,
+    typer.Option(
+        min=10, metavar="N", help=f"Updates of FQE, {defaults.UPDATES:,} unless given.", show_default=False
+    ),
+]
+Fraction = Annotated[float, _fraction("Judge only by the episodes that training with this fraction held out.")]
+OwnFraction = Annotated[
+    float | None, _fraction("Judge by the episodes held out in training; by default the trials' own fraction.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of networks, minibatches and resamples.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of FQE: gamma, tau, learning_rate, weight_decay."),
+]
+Stochastic = Annotated[bool, typer.Option("--stochastic", help="Judge the policies as they act when sampled.")]
+
+
+def ope(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders or checkpoints.")],
+    dataset: Annotated[str, typer.Option(metavar="FILE", help="Logged data: .npz, .hdf5 or a Minari id.")],
+    method: Annotated[
+        Literal["fqe", "wis", "dr"],
+        typer.Option(help="fqe; for discrete actions with logged probabilities also wis (importance) or dr."),
+    ] = "fqe",
+    bootstraps: Bootstraps = defaults.BOOTSTRAPS,
+    updates: Updates = defaults.UPDATES,
+    validation_fraction: Fraction = defaults.VALIDATION_FRACTION,
+    stochastic: Stochastic = False,
+    seed: Seed = defaults.SEED,
+    device: Device = defaults.DEVICE,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank policies by logged data, without an environment: values, intervals, and how sure the ranks are."""
+    from rl_training.off_policy_evaluation.evaluation import ope as judge
+
+    with _progress() as watch:
+        found = judge(
+            runs,
+            dataset,
+            method=method,
+            bootstraps=bootstraps,
+            updates=updates,
+            validation_fraction=validation_fraction,
+            stochastic=stochastic,
+            seed=seed,
+            device=device,
+            watch=watch,
+            warn=warn,
+            **_settings(settings),
+        )
+    if as_json:
+        show_json(found.to_dict())
+    else:
+        show_judgement(found)
+
+
+def select(
+    study: Annotated[Path, typer.Argument(metavar="STUDY", help="A study's folder, studies/NAME.")],
+    by: Annotated[
+        Literal["fqe", "return"],
+        typer.Option(help="What decides: fqe on logged data, or the return of evaluations."),
+    ],
+    dataset: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Logged data; by default what the trials learned from.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Of a study of several tasks, one as its file names it.")] = None,
+    bootstraps: Bootstraps = defaults.BOOTSTRAPS,
+    updates: Updates = defaults.UPDATES,
+    validation_fraction: OwnFraction = None,
+    stochastic: Stochastic = False,
+    seed: Seed = defaults.SEED,
+    device: Device = defaults.DEVICE,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which trial of a study to take, and how the others compare."""
+    from rl_training.study.study import Study
+
+    options: dict[str, Any] = {}
+    with _progress() as watch:
+        if by == "fqe":
+            options = {
+                "dataset": dataset,
+                "bootstraps": bootstraps,
+                "updates": updates,
+                "validation_fraction": validation_fraction,
+                "stochastic": stochastic,
+                "seed": seed,
+                "device": device,
+                "watch": watch,
+                "warn": warn,
+                **_settings(settings),
+            }
+        elif dataset is not None:
+            raise typer.BadParameter("--dataset is for --by fqe")
+        found = Study(study).select(by, task=task, **options)
+    if as_json:
+        show_json(found.to_dict())
+    else:
+        _show_selection(found)
+
+
+def _settings(texts: list[str] | None) -> dict[str, Any]:
+    """`KEY=VALUE` with numbers as YAML reads them."""
+    from rl_training.experiment.strict_yaml import parse_yaml
+
+    found = {}
+    for text in texts or ():
+        key, sign, value = text.partition("=")
+        if not sign or not value.strip():
+            raise typer.BadParameter(f"--set {text!r}: expected KEY=VALUE")
+        found[key.strip()] = parse_yaml(value, f"--set {key}").value
+    return found
+
+
+class _Lines:
+    """The share that is done and an estimate of the time left as plain lines: the first after a few updates."""
+
+    def __init__(self) -> None:
+        self._began = self._next = time.monotonic()
+
+    def __call__(self, share: float) -> None:
+        now = time.monotonic()
+        if share <= 0.0:
+            self._began = self._next = now
+        elif share < 1.0 and now >= self._next:
+            left = (now - self._began) * (1.0 - share) / share
+            note(f"FQE: {share:.1%} done, about {duration(left)} left")
+            self._next = now + _LINE_SECONDS
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal, plain lines elsewhere, nothing if quiet."""
+    from rl_training.console.progress import Progress
+
+    if flags.quiet:
+        yield lambda share: None
+        return
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    progress = Progress(_PARTS, unit="‰ of FQE")
+    try:
+        yield lambda share: progress.advance(round(_PARTS * share))
+    finally:
+        progress.close()
+
+
+def show_judgement(found: OPEResult) -> None:
+    """The table, what is to be said of it, and what it does not promise."""
+    from rl_training.off_policy_evaluation.evaluation import CAVEAT
+
+    columns = ["rank", "value", "95 % interval", "same rank", "distance"]
+    columns += ["clipped"] if found.updates is not None else []
+    columns += ["effective episodes"] if found.method != "fqe" else []
+    show_table([_row(one, columns) for one in found.policies], (*columns, "policy"))
+    fitted = "" if found.updates is None else f", {found.updates:,} updates"
+    which = f"{found.episodes:,} held-out" if found.held_out else f"all {found.episodes:,}"
+    print(
+        f"\n{found.method} on {found.rows:,} rows, {which} episodes of {found.dataset}: discount "
+        f"{found.gamma:g}, bootstraps {found.bootstraps}{fitted}, seed {found.seed}"
+    )
+    print(f"distance of similar states' logged actions from each other: {found.data_distance:.3f}")
+    if tied := [str(one.rank) for one in found.policies if one.tied]:
+        print(f"not to be told from rank 1 by these data: rank {', '.join(tied)}")
+    for text in found.notes:
+        note(f"note: {text}")
+    print(CAVEAT)
+
+
+def _row(one: PolicyEstimate, columns: list[str]) -> list[str]:
+    cells = {
+        "rank": str(one.rank),
+        "value": _number(one.value),
+        "95 % interval": "–" if one.low is None else f"{_number(one.low)} to {_number(one.high)}",
+        "same rank": "–" if one.agreement is None else f"{one.agreement:.0%}",
+        "distance": f"{one.distance:.3f}",
+        "clipped": "–" if one.clipped is None else f"{one.clipped:.1%}",
+        "effective episodes": "–" if one.effective_episodes is None else f"{one.effective_episodes:.1f}",
+    }
+    return [*(cells[column] for column in columns), one.name]
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}" if abs(value) < 1_000 else f"{value:.0f}"
+
+
+def _show_selection(found: Selection) -> None:
+    if found.judgement is not None:
+        show_judgement(found.judgement)
+    else:
+        rows = [
+            [str(rank), f"{found.scores[name]:.2f}", f"{value:.2f}", name]
+            for rank, (name, value) in enumerate(found.ranking, start=1)
+        ]
+        show_table(rows, ("rank", "configuration", "return", "trial"))
+        print("\nthe best seed of the configuration with the highest interquartile mean of returns")
+    for name in found.left_out:
+        note(f"note: {name} is left out: it is not done, or has nothing to compare")
+    print(f"take {found.trial}: {found.checkpoint}")

@@ -1,0 +1,240 @@
+"""Environments that a caller brings in place of a Gymnasium id: an object, a class or a callable.
+
+The configuration stays plain data and keeps a name of them; what makes them travels with it, as `UserEnvironments`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+
+from rl_training.environments.importing import is_importable
+from rl_training.environments.wrapping import Wrapping
+from rl_training.errors import ConfigError, cause_of
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
+
+Env = gym.Env[Any, Any]
+
+
+class EnvMaker:
+    """Makes environments from what the caller brought; one that is `alone` can only give back the same object."""
+
+    def __init__(self, name: str, make: Callable[..., Any], *, alone: bool = False, certain: bool = False) -> None:
+        """`certain`: each call makes a new environment, without having to look."""
+        self.name = name
+        self.single_instance = alone
+        self.time_limit: int | None = None  # of the environment made last
+        self._make = make
+        self._certain = certain or alone
+        self._stock: list[Env] = []
+
+    def __call__(self, kwargs: Mapping[str, Any]) -> Env:
+        try:
+            env: Any = self._stock.pop() if self._stock else self._make(**kwargs)
+        except Exception as error:
+            clash = kwargs and isinstance(error, TypeError) and "keyword argument" in str(error)
+            remedy = "; give others, as in rl_training.load(path, env=…, env_kwargs={…})" if clash else ""
+            raise not_made(self.name, kwargs, error, remedy) from error
+        if not isinstance(env, gym.Env):
+            raise not_made(self.name, kwargs, TypeError(f"it made a {type(env).__name__}, not a gymnasium.Env"))
+        self.time_limit = _limit_of(env)
+        return env
+
+    def probe(self, kwargs: Mapping[str, Any]) -> None:
+        """Find out whether a callable makes a new environment each time, from two that are kept for use."""
+        if not self._certain:
+            first, second = self(kwargs), self(kwargs)
+            self._certain, self.single_instance = True, first is second
+            self._stock = [] if self.single_instance else [second, first]
+
+    @property
+    def importable(self) -> bool:
+        """Whether another process can make such environments too."""
+        if isinstance(self._make, _Registered):
+            entry = self._make.spec.entry_point
+            return _is_plain(self._make.spec.kwargs) and (isinstance(entry, str) or is_importable(entry))
+        return not self.single_instance and is_importable(self._make)
+
+    def drawing(self, mode: str) -> EnvMaker:
+        """A maker of the same environments in a render mode; this one where they do not take it."""
+        if self.single_instance or not _takes(self._make, "render_mode"):
+            return self
+        return EnvMaker(self.name, functools.partial(self._make, render_mode=mode), certain=True)
+
+    def close(self, env: Env) -> None:
+        """Close an environment made here; the caller's own object is left to its owner."""
+        if not self.single_instance:
+            env.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stock": []}
+
+
+def not_made(name: str | None, kwargs: Mapping[str, Any], error: Exception, remedy: str = "") -> ConfigError:
+    """One line for an environment that could not be made."""
+    return ConfigError(
+        f"env_id: {name} could not be made with env_kwargs {dict(kwargs)}: {cause_of(error)}{remedy}",
+        key="env_id",
+    )
+
+
+@dataclass(frozen=True)
+class UserEnvironments:
+    """What a run's caller brought beside its configuration."""
+
+    env: EnvMaker | None = None
+    eval_env: EnvMaker | None = None
+    wrappers: Mapping[str, Wrapping] = field(
+        default_factory=dict
+    )  # those of the configuration's that it cannot hold
+
+    def evaluation(self, config: TrainConfig) -> tuple[TrainConfig, UserEnvironments]:
+        """Configuration and makers as evaluation sees them: `eval_env` in the place of `env_id`."""
+        if config.eval_env is None:
+            return config, self
+        names = ("env_id",) if "eval_env" in config.given_envs else ()
+        own = config.replace(env_id=config.eval_env, env_kwargs={}, eval_env=None, given_envs=names)
+        return own, UserEnvironments(self.eval_env, wrappers=self.wrappers)
+
+    def check(self, config: TrainConfig, *, evaluated: bool) -> None:
+        """Refuse what cannot be made as often, or where, the configuration asks for it."""
+        for maker in (self.env, self.eval_env):
+            if maker is not None and config.environments != "local":
+                _require_importable(maker.name, maker.importable)
+        for name, wrapper in self.wrappers.items():
+            if config.environments != "local":
+                _require_importable(name, is_importable(wrapper))
+        if self.env is not None and (config.num_envs > 1 or (evaluated and config.eval_env is None)):
+            self.env.probe(config.env_kwargs)
+        if self.eval_env is not None and evaluated:
+            self.eval_env.probe({})
+        if self.env is not None and self.env.single_instance and config.num_envs > 1:
+            raise ConfigError(
+                f"num_envs: {self.env.name} cannot be made again; set num_envs to 1, or give its class or a "
+                "callable that makes a new one",
+                key="num_envs",
+            )
+
+
+@dataclass(frozen=True)
+class _Registered:
+    """Makes an environment again from its spec; picklable if its entry point is importable."""
+
+    spec: EnvSpec
+
+    def __call__(self, **kwargs: Any) -> Env:
+        return gym.make(self.spec, disable_env_checker=True, **kwargs)
+
+
+@dataclass(frozen=True)
+class EnvSource:
+    """A caller's environment: what makes it, and the fields by which a configuration remembers it."""
+
+    name: str | None
+    maker: EnvMaker | None = None
+    by_name: bool = True  # whether the name alone makes it
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def resolve_env(env: Any, key: str = "env_id") -> EnvSource:
+    """Understand an environment in any of the forms people have it: id, object, class or callable."""
+    if env is None or isinstance(env, str):
+        return EnvSource(env)
+    if isinstance(env, gym.Env):
+        return _from_object(env, key)
+    if isinstance(env, type) and issubclass(env, gym.Env):
+        place = _place_of(env)
+        maker = EnvMaker(env.__name__, env, certain=True)
+        return EnvSource(place or env.__name__, maker, by_name=place is not None)
+    if callable(env) and not isinstance(env, type):
+        name = _name_of(env)
+        return EnvSource(name, EnvMaker(name, env), by_name=False)
+    hint = "; give one environment, and num_envs" if isinstance(env, gym.vector.VectorEnv) else ""
+    kind = env.__name__ if isinstance(env, type) else type(env).__name__
+    raise ConfigError(
+        f"{key} must be a Gymnasium id, a gymnasium.Env, its class or a callable that makes one, got {kind}{hint}",
+        key=key,
+    )
+
+
+def _place_of(env: type[Env]) -> str | None:
+    """`module:Class`, if importing that module in another process gives this class; else None.
+
+    Gymnasium takes the name for an id of its own if one is registered, of any version.
+    """
+    name = env.__qualname__
+    if env.__module__ in ("__main__", "__mp_main__") or not is_importable(env):
+        return None
+    return None if any(spec.name == name for spec in gym.registry.values()) else f"{env.__module__}:{name}"
+
+
+def _from_object(env: Env, key: str) -> EnvSource:
+    spec = env.spec
+    if spec is None or any(wrapper.kwargs is None for wrapper in spec.additional_wrappers):
+        name = type(env.unwrapped).__name__
+        return EnvSource(name, EnvMaker(name, lambda **_: env, alone=True), by_name=False)
+    maker = EnvMaker(spec.id, _Registered(spec), certain=True)
+    registered = gym.registry.get(spec.id)
+    if registered is None or spec.additional_wrappers:
+        return EnvSource(spec.id, maker, by_name=False)
+    kwargs = {
+        name: value
+        for name, value in spec.kwargs.items()
+        if not _is_plain(value) or name not in registered.kwargs or registered.kwargs[name] != value
+    }
+    if spec.max_episode_steps != registered.max_episode_steps:
+        kwargs["max_episode_steps"] = -1 if spec.max_episode_steps is None else spec.max_episode_steps
+    if not _is_plain(kwargs) or (kwargs and key == "eval_env"):  # `env_kwargs` are not passed to `eval_env`
+        return EnvSource(spec.id, maker, by_name=False)
+    return EnvSource(spec.id, maker, kwargs=kwargs)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _takes(make: Callable[..., Any], name: str) -> bool:
+    """Whether a keyword of that name may be passed."""
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        return False
+    return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+def _name_of(make: Any) -> str:
+    while isinstance(make, functools.partial):
+        make = make.func
+    name: str = getattr(make, "__name__", type(make).__name__)
+    return name.strip("<>")
+
+
+def _limit_of(env: Env) -> int | None:
+    """The time limit of an environment that is there to look at."""
+    inner: Any = env
+    while isinstance(inner, gym.Wrapper):
+        if isinstance(inner, gym.wrappers.TimeLimit):
+            return int(inner._max_episode_steps)
+        inner = inner.env
+    return None
+
+
+def _require_importable(name: str, importable: bool) -> None:
+    if not importable:
+        raise ConfigError(
+            f"environments: {name} cannot be made in another process; give a class or function of a module, "
+            "or set environments to local",
+            key="environments",
+        )

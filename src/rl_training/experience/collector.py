@@ -1,0 +1,280 @@
+"""Collecting experience: act, step every environment, store what happened, reset what ended.
+
+What is stored is what happened: the final observation of an episode, never the first of the next; `done` only where
+the episode terminated, so that a time limit bootstraps; and no row for a reset.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rl_training import seeding
+from rl_training.algorithms.base import Learner
+from rl_training.algorithms.finite import check_finite
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.transitions import RowLayout
+from rl_training.environments.pool import EnvPool, Episode, Transition
+from rl_training.environments.user_environments import UserEnvironments
+from rl_training.errors import DivergedError, EnvironmentFailure, MemoryLimitError
+from rl_training.experience.acting import ActingPolicy
+from rl_training.experience.moments import RunningMoments
+from rl_training.experiment.config import TrainConfig
+from rl_training.memory import available_memory, human_bytes
+from rl_training.spaces import SpaceSpec
+
+_WINDOW = 100
+_LARGEST = float(np.finfo(np.float32).max)  # a larger reward is infinite where it is stored
+
+
+def random_actions(rng: np.random.Generator, spaces: SpaceSpec, count: int) -> NDArray[Any]:
+    """Uniform internal actions, `[n, A]` in [-1, 1] or `[n]` from 0."""
+    if spaces.discrete:
+        return rng.integers(spaces.num_actions, size=count)
+    return rng.uniform(-1.0, 1.0, (count, spaces.action_dim)).astype(np.float32)
+
+
+class Collector:
+    """Steps an `EnvPool` with a learner's exploring policy and fills a replay buffer."""
+
+    def __init__(
+        self,
+        envs: EnvPool,
+        spaces: SpaceSpec,
+        learner: Learner,
+        buffer: ReplayBuffer,
+        *,
+        random_steps: int,
+        total_steps: int,
+        reward_map: tuple[float, float] = (1.0, 0.0),
+        moments: RunningMoments | None = None,
+    ) -> None:
+        """`reward_map`: the (scale, shift) of the prior data's rewards; reported returns stay the environment's.
+
+        `moments` count every observation that is acted on, the learner sees by them; without, its map is fixed.
+        """
+        self.envs = envs
+        self.width = len(envs.envs)  # steps that are one step of all
+        self.spaces = spaces
+        self.learner = learner
+        self.buffer = buffer
+        self.layout = RowLayout.of(spaces)
+        self.random_steps = random_steps
+        self.total_steps = total_steps
+        self.reward_map = reward_map
+        self.moments = moments
+        self.acting = ActingPolicy(learner)
+        self.rng = seeding.exploration(envs.seed)
+        self.steps = 0
+        self.returns: deque[float] = deque(maxlen=_WINDOW)
+        self.lengths: deque[int] = deque(maxlen=_WINDOW)
+        self.obs: NDArray[np.float32] = np.empty((0, spaces.obs_dim), dtype=np.float32)
+        self._chosen: NDArray[Any] = np.empty(0)  # internal actions that the environments were sent
+
+    def start(self) -> None:
+        """Reset every environment."""
+        self._set_obs(np.stack([self._reset(i) for i in range(self.width)]))
+
+    def step(self) -> None:
+        """One step of every environment."""
+        self.act()
+        self.receive()
+
+    def act(self) -> None:
+        """The first half of a step: choose actions and send them to the environments."""
+        self._chosen = self._actions()
+        try:
+            self.envs.send(self.spaces.to_env(self._chosen))
+        except EnvironmentFailure:
+            self.envs.forget_step()
+            raise
+
+    def receive(self) -> None:
+        """The second half: store what the environments answer, and reset those whose episode ended."""
+        try:
+            transitions = self.envs.receive()
+        except EnvironmentFailure:
+            self.envs.forget_step()
+            raise
+        next_obs = np.array([t.obs for t in transitions])
+        dones = np.array([t.terminated for t in transitions], dtype=np.float32)
+        scale, shift = self.reward_map
+        with np.errstate(over="ignore", invalid="ignore"):  # the rows are looked at below
+            rewards = scale * np.array([t.reward for t in transitions], dtype=np.float32) + shift
+        rows = self.layout.pack(self.obs, self._chosen, rewards, next_obs, dones)
+        self._check_rows(rows, next_obs, transitions, rewards)
+        self.buffer.add(rows)
+        self.steps += len(transitions)
+        for i, transition in enumerate(transitions):
+            if transition.terminated or transition.truncated:
+                episode = self.envs.episodes[i]
+                self.returns.append(episode.total)
+                self.lengths.append(episode.steps)
+                next_obs[i] = self._reset(i)
+        self._set_obs(next_obs)
+
+    def _set_obs(self, obs: NDArray[np.float32]) -> None:
+        """Take up the observations to act on next; the last of an episode is not among them and does not count."""
+        self.obs = obs
+        self._count(obs)
+
+    def _count(self, obs: NDArray[np.float32]) -> None:
+        if self.moments is not None:
+            self.moments.add(obs)
+            mean, std = (torch.from_numpy(m.astype(np.float32)) for m in (self.moments.mean, self.moments.std))
+            self.learner.normalize_by(mean, std)
+
+    def _actions(self) -> NDArray[Any]:
+        """Internal actions: uniform for `random_steps`, the learner's exploration after."""
+        n = len(self.obs)
+        if self.steps < self.random_steps:
+            return random_actions(self.rng, self.spaces, n)
+        progress = min(self.steps / self.total_steps, 1.0)
+        with torch.inference_mode():
+            obs = torch.from_numpy(self.obs)
+            actions: NDArray[Any] = self.learner.explore(self.acting.current(), obs, self.rng, progress).numpy()
+        if not np.isfinite(actions).all():
+            # The networks are to blame, not the environment that would be stepped with this.
+            check_finite(self.learner, f"by step {self.steps}")
+            raise DivergedError(
+                f"the policy's action is not finite at step {self.steps}; lower learning_rate", first_bad="action"
+            )
+        return actions
+
+    def _check_rows(
+        self,
+        rows: NDArray[np.float32],
+        obs: NDArray[Any],
+        answers: Sequence[Transition],
+        rewards: NDArray[np.float32],
+    ) -> None:
+        """One look at all that will be stored; who is to blame is asked only if something is wrong.
+
+        `rewards` are those of `answers` after `reward_map`.
+        """
+        if np.isfinite(rows).all():
+            return
+        self._require_finite(obs, [answer.reward for answer in answers])
+        index = int(np.argmin(np.isfinite(rewards)))
+        scale, shift = self.reward_map
+        raise DivergedError(
+            f"environment {index} returned the reward {answers[index].reward:g} at step {self.steps}, which the "
+            f"scaling of the data's rewards (scale {scale:g}, shift {shift:g}) makes infinite; lower reward_scale",
+            first_bad=f"scaled reward of environment {index}",
+        )
+
+    def _require_finite(self, obs: NDArray[Any], rewards: Sequence[float], first: int = 0) -> None:
+        """Say which of the environments from number `first` on is to blame for a number that is none."""
+
+        def blame(index: int, what: str, said: str) -> DivergedError:
+            return DivergedError(
+                f"environment {first + index} returned {said} at step {self.steps}; fix the environment",
+                first_bad=f"{what} of environment {first + index}",
+            )
+
+        for index, values in enumerate(obs):
+            if not np.isfinite(values).all():
+                raise blame(index, "observation", "a non-finite observation")
+        for index, reward in enumerate(rewards):
+            if not abs(reward) <= _LARGEST:
+                raise blame(index, "reward", f"the reward {reward}")
+
+    def _reset(self, index: int) -> NDArray[np.float32]:
+        obs = self.envs.reset(index)
+        self._require_finite(obs[None], (), index)
+        return obs
+
+    def statistics(self) -> dict[str, float]:
+        """Means over the last episodes."""
+        if not self.returns:
+            return {}
+        return {
+            "rollout_return_mean": float(np.mean(self.returns)),
+            "rollout_length_mean": float(np.mean(self.lengths)),
+        }
+
+    def unreplayable(self) -> list[str]:
+        """A phrase for each environment whose running episode a resumed run cannot replay."""
+        return [f"environment {i} {e.too_long}" for i, e in enumerate(self.envs.episodes) if e.actions is None]
+
+    def take_up(self, obs: NDArray[np.float32], episodes: Sequence[Episode]) -> list[str]:
+        """Go on in the middle of `episodes`, which had led to `obs`; returns what could not be replayed exactly."""
+        if len(episodes) != self.width or len(obs) != self.width:
+            raise ValueError(f"{len(episodes)} running episodes for {self.width} environments")
+        self.obs = obs
+        problems = []
+        for i, episode in enumerate(episodes):
+            reached = self.envs.replay(i, episode)
+            if reached is None or not np.array_equal(reached, obs[i]):
+                cause = episode.too_long if reached is None else "did not replay its episode exactly"
+                problems.append(f"environment {i} {cause} and was reset")
+                obs[i] = self._reset(i)
+                self._count(obs[i : i + 1])
+        return problems
+
+
+# Collected rows live in lists of small arrays until they are packed.
+_BYTES_PER_NUMBER = 32
+
+
+def collect_random(
+    config: TrainConfig, spaces: SpaceSpec, size: int, seed: int, given: UserEnvironments | None = None
+) -> TransitionDataset:
+    """`size` transitions of uniformly random actions, the same ones for the same seed."""
+    rng = seeding.random_data(seed)
+
+    def act(obs: NDArray[Any]) -> NDArray[Any]:
+        return random_actions(rng, spaces, len(obs))
+
+    return collect_dataset(config, spaces, size, seed, act, name=f"random actions in {config.env_id}", given=given)
+
+
+def collect_dataset(
+    config: TrainConfig,
+    spaces: SpaceSpec,
+    size: int,
+    seed: int,
+    act: Any,
+    *,
+    name: str,
+    given: UserEnvironments | None = None,
+) -> TransitionDataset:
+    """`size` transitions of one environment under `act(obs [1, O]) -> internal actions`."""
+    needed, free = size * _BYTES_PER_NUMBER * (2 * spaces.obs_dim + spaces.action_dim + 3), available_memory()
+    if needed > free:
+        raise MemoryLimitError(
+            f"algo_kwargs.dataset_size {size} needs {human_bytes(needed)} and {human_bytes(free)} are available; "
+            f"the largest that fits is {size * free // needed}",
+            key="algo_kwargs.dataset_size",
+        )
+    pool = EnvPool(config.replace(num_envs=1, seed=seed), purpose=seeding.COLLECTION, given=given)
+    columns: dict[str, list[Any]] = {
+        key: [] for key in ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
+    }
+    try:
+        obs = pool.reset(0)
+        for _ in range(size):
+            (action,) = actions = spaces.to_env(act(obs[None]))
+            (transition,) = pool.step(actions)
+            if not (abs(transition.reward) <= _LARGEST and np.all(np.isfinite(transition.obs))):
+                raise DivergedError(
+                    f"{config.env_id} returned a non-finite observation or reward (seed {pool.episodes[0].seed}, "
+                    f"step {pool.episodes[0].steps}) while data were collected; fix the environment",
+                    first_bad="observation or reward of environment 0",
+                )
+            row = (obs, action, transition.reward, transition.obs, transition.terminated, transition.truncated)
+            for values, value in zip(columns.values(), row):
+                values.append(value)
+            ended = transition.terminated or transition.truncated
+            obs = pool.reset(0) if ended else transition.obs
+    finally:
+        pool.close()
+    columns["timeouts"][-1] = not columns["terminals"][-1]
+    arrays: dict[str, Any] = {key: np.asarray(values) for key, values in columns.items()}
+    return TransitionDataset.from_arrays(**arrays, spaces=spaces, name=name)

@@ -1,0 +1,378 @@
+"""`ope`: policies ranked by what data say of them, with how sure that is."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from rl_training.algorithms.fqe import FQEConfig
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.episodes import Episodes, Resample, hold_out, resamples
+from rl_training.data.probabilities import checked_probabilities, read_probabilities, require_discrete
+from rl_training.errors import ConfigError, nearest
+from rl_training.experience.fqe_data import action_distance, acts
+from rl_training.models.mlp import NetworkConfig
+from rl_training.models.policies import Policy
+from rl_training.off_policy_evaluation import defaults
+from rl_training.off_policy_evaluation.fitting import BATCH_SIZE, Fit, Plan, Watch, fit
+from rl_training.off_policy_evaluation.importance import (
+    Logs,
+    doubly_robust_of,
+    effective_episodes,
+    log_weights,
+    weighted_mean,
+)
+from rl_training.off_policy_evaluation.policies import Candidate, Data, Place, candidates, load_data
+from rl_training.runs.building import choose_device, prepare_process
+from rl_training.seeding import resampling
+from rl_training.updates.updater import Acceleration
+
+Floats = NDArray[np.float64]
+Method = Literal["fqe", "wis", "dr"]
+CONFIDENCE = 0.95
+CAVEAT = (
+    "a ranking by what the data say, with how far resampled data agree; the values are no forecast of returns, and "
+    "their intervals do not hold the errors that all of them share"
+)
+# Rows whose actions are compared with the logged ones, and those among which their neighbours are looked for.
+_COMPARED, _NEIGHBOURS = 2_000, 10_000
+# From which multiple of the data's own distance, and of how much at least, a policy is said to act unlike the data.
+_FAR, _FAR_AT_LEAST = 2.0, 0.05
+# Time constants of FQE, 1 / (tau (1 - gamma)) updates each, below which it says that it has not settled.
+_ENOUGH = 3.0
+
+
+@dataclass(frozen=True)
+class PolicyEstimate:
+    """What was found of one policy; `None` where a number does not exist.
+
+    `rank` counts from 1. `agreement` is the share of bootstraps that give it this very rank, `first` the share in
+    which none is better. `tied`: its distance to the first one is inside the interval of that difference.
+    `distance` is how far its actions lie from the logged ones, in units of the action range (discrete: how often
+    they differ). `clipped` is the share of FQE's targets outside the bounds of any value, `drift` by how much the
+    value still moved in the last fifth of the updates, `effective_episodes` the number of episodes that weigh in
+    importance sampling.
+    """
+
+    name: str
+    checkpoint: Path
+    rank: int
+    value: float | None
+    low: float | None
+    high: float | None
+    agreement: float | None
+    first: float | None
+    tied: bool
+    distance: float
+    clipped: float | None
+    drift: float | None
+    effective_episodes: float | None
+    values: tuple[float, ...]  # by bootstrap
+
+
+@dataclass(frozen=True)
+class OPEResult:
+    """Policies by rank, and what they were judged by.
+
+    `data_distance` is what `distance` is for the data themselves: how far the logged action of the nearest other
+    state lies from that of a state.
+    """
+
+    policies: tuple[PolicyEstimate, ...]
+    method: Method
+    dataset: str
+    rows: int
+    episodes: int
+    held_out: bool
+    gamma: float
+    bootstraps: int
+    updates: int | None
+    seed: int
+    data_distance: float
+    notes: tuple[str, ...]
+
+    @property
+    def best(self) -> PolicyEstimate:
+        return self.policies[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole as plain data."""
+        whole = asdict(self)
+        for one in whole["policies"]:
+            one["checkpoint"] = str(one["checkpoint"])
+        return whole | {"caveat": CAVEAT}
+
+
+def ope(
+    runs: Place | Iterable[Place],
+    dataset: Data,
+    *,
+    method: Method = "fqe",
+    bootstraps: int = defaults.BOOTSTRAPS,
+    updates: int = defaults.UPDATES,
+    batch_size: int = BATCH_SIZE,
+    validation_fraction: float = defaults.VALIDATION_FRACTION,
+    stochastic: bool = False,
+    action_probs: ArrayLike | None = None,
+    seed: int = defaults.SEED,
+    device: str = defaults.DEVICE,
+    acceleration: Acceleration = "auto",
+    network: NetworkConfig | None = None,
+    watch: Watch = lambda done: None,
+    warn: Callable[[str], None] = warnings.warn,
+    **hyperparameters: Any,
+) -> OPEResult:
+    """Rank policies by logged data alone: off-policy evaluation.
+
+    `runs` are run folders (their newest checkpoints are judged) or checkpoints, `dataset` a file, a Minari id or a
+    `TransitionDataset`. `method` is `fqe`, or for discrete actions with logged probabilities `wis` (weighted
+    importance sampling) or `dr` (doubly robust); data in memory need `action_probs`, one number per row.
+
+    Intervals and agreement come from `bootstraps` over whole episodes; with 1 there are none. With
+    `validation_fraction` only the episodes are used that training with the same fraction held out. Policies act as
+    in evaluation: by their mode, or with `stochastic` by samples. `hyperparameters` are those of FQE: `gamma tau
+    learning_rate weight_decay`. The same call gives the same numbers on the same machine.
+    """
+    plan = _plan(updates, batch_size, seed, stochastic, acceleration, network, hyperparameters)
+    _require(method, bootstraps, validation_fraction)
+    home = choose_device(device)
+    prepare_process(home)
+    found = candidates(runs, warn)
+    whole = load_data(dataset, found)
+    probs = None if method == "fqe" else _probabilities(dataset, whole, action_probs)
+    data = hold_out(whole, validation_fraction).held_out if validation_fraction else whole
+    return _judged(found, data, plan, method, bootstraps, probs, home, watch, held_out=data is not whole)
+
+
+def _plan(
+    updates: int,
+    batch_size: int,
+    seed: int,
+    stochastic: bool,
+    acceleration: Acceleration,
+    network: NetworkConfig | None,
+    hyperparameters: dict[str, Any],
+) -> Plan:
+    if updates < 10:
+        raise ConfigError(f"updates must be >= 10, got {updates}")
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be >= 1, got {batch_size}")
+    if seed < 0:
+        raise ConfigError(f"seed must be >= 0, got {seed}")
+    for name in hyperparameters:
+        if name not in FQEConfig.model_fields:
+            raise ConfigError(f"ope: unknown setting {name!r}{nearest(name, FQEConfig.model_fields)}")
+    config = FQEConfig.parse(hyperparameters)
+    return Plan(updates, batch_size, seed, stochastic, acceleration, config, network or NetworkConfig())
+
+
+def _require(method: str, bootstraps: int, fraction: float) -> None:
+    known = get_args(Method)
+    if method not in known:
+        raise ConfigError(f"method must be one of {', '.join(known)}, got {method!r}{nearest(method, known)}")
+    if bootstraps < 1:
+        raise ConfigError(f"bootstraps must be >= 1, got {bootstraps}")
+    if fraction and method != "fqe":
+        raise ConfigError(f"validation_fraction is for method fqe; {method} takes all episodes")
+
+
+def _probabilities(dataset: Data, loaded: TransitionDataset, given: ArrayLike | None) -> Floats:
+    """The probabilities of the logged actions, one per row of `loaded`."""
+    require_discrete(loaded.name, loaded.spaces)
+    if given is not None:
+        return checked_probabilities(loaded.name, given, len(loaded))
+    if isinstance(dataset, TransitionDataset):
+        raise ConfigError(f"action_probs: {loaded.name} are in memory; give the probabilities of their actions")
+    return read_probabilities(dataset, loaded.spaces)
+
+
+def _judged(
+    found: Sequence[Candidate],
+    data: TransitionDataset,
+    plan: Plan,
+    method: Method,
+    bootstraps: int,
+    probs: Floats | None,
+    home: torch.device,
+    watch: Watch,
+    *,
+    held_out: bool,
+) -> OPEResult:
+    episodes = Episodes.of(data, "judging policies")
+    parts = resamples(episodes, bootstraps, resampling(plan.seed), home)
+    policies = [one.policy for one in found]
+    fitted: Fit | None = None
+    if method != "wis":
+        fitted = fit(data, episodes, policies, parts, plan, home, keep=method == "dr", watch=watch)
+    policies = [policy.cpu() for policy in policies]
+    if probs is None:
+        assert fitted is not None
+        values, effective = fitted.values, None
+    else:
+        logs = Logs(data, episodes, probs, plan.config.gamma)
+        values, effective = _by_importance(logs, policies, parts, fitted, plan.sampled)
+    distances, own = _distances(data, policies, plan.seed)
+    estimates = _ranked(found, values, fitted, effective, distances)
+    return OPEResult(
+        policies=tuple(sorted(estimates, key=lambda one: one.rank)),
+        method=method,
+        dataset=data.name,
+        rows=len(data),
+        episodes=len(episodes.starts),
+        held_out=held_out,
+        gamma=plan.config.gamma,
+        bootstraps=bootstraps,
+        updates=None if fitted is None else plan.updates,
+        seed=plan.seed,
+        data_distance=own,
+        notes=(*_notes(plan, data, episodes, values, fitted), *_far_from(estimates, own)),
+    )
+
+
+def _by_importance(
+    logs: Logs, policies: Sequence[Policy], parts: Sequence[Resample], fitted: Fit | None, sampled: bool
+) -> tuple[Floats, list[float]]:
+    """Values `[K, B]` by importance sampling, corrected by FQE where it was fitted, and the episodes that count."""
+    values, effective = [], []
+    returns = logs.dataset.episode_returns(logs.gamma)
+    for k, policy in enumerate(policies):
+        ratios = logs.ratios(policy, sampled=sampled)
+        weights = log_weights(ratios, logs.episodes)
+        effective.append(effective_episodes(weights))
+        if fitted is None:
+            values.append(weighted_mean(weights, returns, parts))
+        else:
+            values.append(doubly_robust_of(logs, policy, ratios, fitted.learners[k], parts, sampled=sampled))
+    return np.stack(values), effective
+
+
+def interval(values: Floats) -> tuple[float | None, float | None]:
+    """Where the mean over bootstraps lies by their deviation and Student's distribution; none of one or of NaN."""
+    count = len(values)
+    if count < 2 or not np.all(np.isfinite(values)):
+        return None, None
+    half = students_quantile(count - 1) * float(values.std(ddof=1))
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
+def students_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
+    """The two-sided quantile of Student's distribution, by its expansion around the normal one.
+
+    Exact for one and two degrees of freedom; to 1 % from three on.
+    """
+    tail = (1.0 + confidence) / 2.0
+    if freedom == 1:
+        return math.tan(math.pi * (tail - 0.5))
+    if freedom == 2:
+        share = 4.0 * tail * (1.0 - tail)
+        return 2.0 * (tail - 0.5) * math.sqrt(2.0 / share)
+    z = NormalDist().inv_cdf(tail)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return float(z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms)))
+
+
+def ranks(values: Floats) -> NDArray[np.int64]:
+    """1 for the greatest along the first axis; equal ones share a rank, and NaN comes last."""
+    known = np.where(np.isnan(values), -np.inf, values)
+    found: NDArray[np.int64] = 1 + (known[None] > known[:, None]).sum(1)
+    return found
+
+
+def _ranked(
+    found: Sequence[Candidate],
+    values: Floats,
+    fitted: Fit | None,
+    effective: Sequence[float] | None,
+    distances: Sequence[float],
+) -> list[PolicyEstimate]:
+    means, several = values.mean(1), values.shape[1] > 1
+    overall, each = ranks(means), ranks(values)  # [K], [K, B]
+    first = int(np.argmin(overall))
+    estimates = []
+    for k, candidate in enumerate(found):
+        low, high = interval(values[k])
+        behind = interval(values[first] - values[k])[0]
+        estimates.append(
+            PolicyEstimate(
+                name=candidate.name,
+                checkpoint=candidate.checkpoint,
+                rank=int(overall[k]),
+                value=None if math.isnan(means[k]) else float(means[k]),
+                low=low,
+                high=high,
+                agreement=float((each[k] == overall[k]).mean()) if several else None,
+                first=float((each[k] == 1).mean()) if several else None,
+                tied=k != first and behind is not None and behind <= 0,
+                distance=distances[k],
+                clipped=None if fitted is None else float(fitted.clipped[k].mean()),
+                drift=None if fitted is None else float(fitted.drift[k].mean()),
+                effective_episodes=None if effective is None else effective[k],
+                values=tuple(float(value) for value in values[k]),
+            )
+        )
+    return estimates
+
+
+def _notes(
+    plan: Plan, data: TransitionDataset, episodes: Episodes, values: Floats, fitted: Fit | None
+) -> tuple[str, ...]:
+    """What a reader should know before trusting the ranks."""
+    notes = list(data.notes)
+    if fitted is not None and (constant := plan.config.tau * (1.0 - plan.config.gamma)) > 0:
+        if plan.updates * constant < _ENOUGH:
+            share = 1.0 - math.exp(-plan.updates * constant)
+            needed = math.ceil(_ENOUGH / constant / 1000) * 1000
+            notes.append(
+                f"{plan.updates:,} updates bring values about {share:.0%} of their way; use {needed:,}, or a "
+                "larger tau"
+            )
+        if float(fitted.clipped.mean()) > 0.05:
+            notes.append("many targets had to be clipped: FQE overshoots what these rewards allow")
+    if np.isnan(values).any():
+        notes.append("a value is missing where no logged episode could have been the policy's")
+    if len(episodes.starts) < 20:
+        notes.append(f"{len(episodes.starts)} episodes are few for a bootstrap over episodes")
+    return tuple(notes)
+
+
+def _far_from(estimates: Sequence[PolicyEstimate], own: float) -> list[str]:
+    """Policies that do what the data hardly show."""
+    return [
+        f"{one.name} acts unlike the data (distance {one.distance:.2f}, of similar states {own:.2f}): its value is "
+        "extrapolated"
+        for one in estimates
+        if one.distance > _FAR * max(own, _FAR_AT_LEAST)
+    ]
+
+
+def _distances(data: TransitionDataset, policies: Sequence[Policy], seed: int) -> tuple[list[float], float]:
+    """How far each policy's actions lie from the logged ones, and these from those of similar states."""
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.choice(len(data), min(_COMPARED, len(data)), replace=False))
+    others = np.sort(rng.choice(len(data), min(_NEIGHBOURS, len(data)), replace=False))
+    here, there = (_states_and_actions(data, index) for index in (chosen, others))
+    discrete = data.spaces.discrete
+    found = [action_distance(acts(policy, here[0]), here[1], discrete) for policy in policies]
+    scale = torch.from_numpy(data.observation_moments()[1]) + 1e-6
+    apart = torch.cdist(here[0] / scale, there[0] / scale)
+    apart[torch.from_numpy(chosen[:, None] == others[None])] = torch.inf
+    own = action_distance(there[1][apart.argmin(1)], here[1], discrete) if len(data) > 1 else 0.0
+    return found, own
+
+
+def _states_and_actions(data: TransitionDataset, index: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+    batch = data.layout.unpack(torch.from_numpy(np.array(data.rows[index])))
+    return batch.obs, batch.actions.view(len(index), -1).float()

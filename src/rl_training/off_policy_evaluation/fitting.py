@@ -1,0 +1,235 @@
+"""FQE of K policies on B bootstraps as one population: a member's weights, minibatches and policy are its own.
+
+Members of one bootstrap start from the same networks and draw the same minibatches, whatever policy they judge:
+what separates two policies is then not chance, and two that act alike get the same value.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl_training.algorithms.fqe import FQE, FQEConfig
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.episodes import Episodes, Resample
+from rl_training.errors import DivergedError
+from rl_training.experience.fqe_data import (
+    EpisodeSampler,
+    FirstStates,
+    PolicyActions,
+    Units,
+    build_judge,
+    sample_together,
+)
+from rl_training.memory import available_memory, human_bytes, room_on_gpu
+from rl_training.models.mlp import NetworkConfig
+from rl_training.models.policies import Policy
+from rl_training.off_policy_evaluation import defaults
+from rl_training.runs.capacity import COPIES
+from rl_training.seeding import judge_seeds
+from rl_training.updates.stack import Stack
+from rl_training.updates.stacked import StackedUpdater
+from rl_training.updates.updater import Acceleration, Updater, accelerate
+
+BATCH_SIZE = 256
+# Updates between two looks at the terms, and from which part of them on they are averaged.
+_BLOCK, _SETTLED = 250, 0.8
+# Updates before `watch` is called first: enough to estimate how long the others take.
+_FIRST = 20
+# Activations that an update of one member holds at a time, in layers of its widest network.
+_LAYERS = 12
+
+_log = logging.getLogger(__name__)
+Watch = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How FQE is run; the defaults are those of every command."""
+
+    updates: int = defaults.UPDATES
+    batch_size: int = BATCH_SIZE
+    seed: int = defaults.SEED
+    sampled: bool = False
+    acceleration: Acceleration = "auto"
+    config: FQEConfig = field(default_factory=FQEConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What K policies are worth by B bootstraps, `[K, B]` each, and the learners that say so."""
+
+    values: NDArray[np.float64]
+    drift: NDArray[np.float64]  # by how much values still moved in the last fifth of the updates
+    clipped: NDArray[np.float64]  # the share of targets outside their bounds in that time
+    loss: NDArray[np.float64]
+    learners: tuple[tuple[FQE, ...], ...] = field(repr=False, default=())
+
+
+class PanelUpdater(StackedUpdater):
+    """A population whose members draw whole episodes with the actions of their policies, all in one gather."""
+
+    def __init__(self, stack: Stack, updaters: Sequence[Updater], parts: Sequence[Resample]) -> None:
+        super().__init__(stack, updaters)
+        self._parts = list(parts)
+
+    def _sample(self) -> Tensor:
+        sources = [one.source for one in self.members if isinstance(one.source, EpisodeSampler)]
+        return sample_together(sources, self._parts, self.batch_size)
+
+
+def fit(
+    dataset: TransitionDataset,
+    episodes: Episodes,
+    policies: Sequence[Policy],
+    parts: Sequence[Resample],
+    plan: Plan,
+    device: torch.device,
+    *,
+    keep: bool = False,
+    watch: Watch = lambda done: None,
+) -> Fit:
+    """Fit every policy on every resample, as many policies at a time as memory allows.
+
+    `keep` returns the learners, too; `watch` is called with the share of the work that is done: 0 when the fitting
+    begins, then after a few updates, then again and again.
+    """
+    rows = dataset.rows_on(device)
+    parts = [part.to(rows.device) for part in parts]  # positions are looked up where the rows are
+    units, moments = Units.of(dataset, episodes, plan.config.gamma), dataset.observation_moments()
+
+    def judge(bootstrap: int) -> FQE:
+        seeds = judge_seeds(plan.seed, bootstrap)
+        return build_judge(dataset, units, moments, plan.config, plan.network, seeds, device)
+
+    room = _room_for(dataset, judge(0), len(policies), len(parts), plan, rows.device)
+    found: list[Fit] = []
+    for first in range(0, len(policies), room.policies):
+        some = [policy.to(rows.device) for policy in policies[first : first + room.policies]]
+        panel = PolicyActions(dataset, rows, some, sampled=plan.sampled, tabulate=room.tables)
+        learners = [[judge(b) for b in range(len(parts))] for _ in some]
+        told = partial(_tell, watch, first / len(policies), len(some) / len(policies))
+        one = _fit(panel, episodes, parts, learners, plan, told)
+        found.append(one if keep else replace(one, learners=()))
+    return Fit(
+        values=np.concatenate([one.values for one in found]),
+        drift=np.concatenate([one.drift for one in found]),
+        clipped=np.concatenate([one.clipped for one in found]),
+        loss=np.concatenate([one.loss for one in found]),
+        learners=tuple(chain.from_iterable(one.learners for one in found)),
+    )
+
+
+def _tell(watch: Watch, before: float, part: float, share: float) -> None:
+    watch(before + part * share)
+
+
+class Room(NamedTuple):
+    """How many policies are fitted at a time, and whether their actions are computed beforehand."""
+
+    policies: int
+    tables: bool
+
+
+def _room_for(
+    dataset: TransitionDataset, example: FQE, policies: int, parts: int, plan: Plan, home: torch.device
+) -> Room:
+    """What memory has room for, said in one line where it is less than all; rows and tables lie in `home`."""
+    model = example.model
+    networks = sum(tensor.nbytes for tensor in chain(model.parameters(), model.buffers()))
+    widest = max((model.obs_dim + model.action_dim, *plan.network.hidden_sizes))
+    each = parts * (COPIES * networks + 4 * _LAYERS * plan.batch_size * widest)
+    table, beside = PolicyActions.table_bytes(dataset), _free(home)
+    tables = not plan.sampled and table <= beside // 2
+    if tables:
+        beside //= 2
+        each += table if home == example.device else 0
+    most = min(policies, _free(example.device) // each, beside // table if tables else policies)
+    if most < policies:
+        _log.warning(
+            "memory for %d of %d policies at a time (%s each): the others follow",
+            max(1, most),
+            policies,
+            human_bytes(each),
+        )
+    return Room(max(1, most), tables)
+
+
+def _free(device: torch.device) -> int:
+    return room_on_gpu(device) if device.type == "cuda" else int(0.5 * available_memory())
+
+
+def _fit(
+    panel: PolicyActions,
+    episodes: Episodes,
+    parts: Sequence[Resample],
+    learners: Sequence[Sequence[FQE]],
+    plan: Plan,
+    watch: Watch,
+) -> Fit:
+    updater = _updater(panel, parts, learners, plan)
+    first = FirstStates(panel, episodes, plan.seed)
+    terms: list[NDArray[np.float64]] = []
+    settled = int(_SETTLED * plan.updates)
+    before, done = np.full((len(learners), len(parts)), np.nan), 0
+    watch(0.0)
+    while done < plan.updates:
+        bound = settled if done < settled else plan.updates
+        count = min(_BLOCK if done else _FIRST, bound - done)
+        updater.run(count)
+        done += count
+        watch(done / plan.updates)
+        if done == settled:
+            before = _values(first, learners, parts)
+        if done > settled:
+            terms.append(_terms(learners))
+    values = _values(first, learners, parts)
+    if not np.all(np.isfinite(values)):
+        raise DivergedError("FQE diverged: its values are not finite; use a smaller learning_rate")
+    clipped, loss = np.mean(terms, axis=0)
+    return Fit(values, values - before, clipped, loss, tuple(tuple(some) for some in learners))
+
+
+def _updater(
+    panel: PolicyActions, parts: Sequence[Resample], learners: Sequence[Sequence[FQE]], plan: Plan
+) -> Updater:
+    """What makes the updates of all members; one alone needs no stack."""
+    updaters = []
+    for place, some in enumerate(learners):
+        for part, learner in zip(parts, some, strict=True):
+            accelerate(learner, plan.acceleration)
+            source = EpisodeSampler(panel, place, part, learner.generator)
+            updaters.append(Updater(learner, source, plan.batch_size))
+    if len(updaters) == 1:
+        return updaters[0]
+    return PanelUpdater(Stack([updater.learner for updater in updaters]), updaters, parts)
+
+
+def _terms(learners: Sequence[Sequence[FQE]]) -> NDArray[np.float64]:
+    """Share of clipped targets and loss of the last update, `[2, K, B]`."""
+    names = ("clipped_share", "critic_loss")
+    return np.array([[[float(one.terms[name]) for one in some] for some in learners] for name in names])
+
+
+def _values(
+    first: FirstStates, learners: Sequence[Sequence[FQE]], parts: Sequence[Resample]
+) -> NDArray[np.float64]:
+    """The mean value over the first states of each resample, `[K, B]`."""
+    found = [
+        [
+            float((first.values(learner, place) * part.counts.cpu()).sum() / part.counts.sum())
+            for learner, part in zip(some, parts, strict=True)
+        ]
+        for place, some in enumerate(learners)
+    ]
+    return np.array(found)

@@ -1,0 +1,126 @@
+"""Importance sampling over whole episodes, for discrete logs that tell how likely their actions were.
+
+Weighted importance sampling (Precup et al. 2000) divides by the sum of the weights; the doubly robust estimate
+(Jiang & Li 2016) corrects FQE's values with the rewards that were logged. Episodes that were cut count as they are
+for the first, and go on with FQE's value of their last state for the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rl_training.algorithms.fqe import FQE
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.episodes import Episodes, Resample
+from rl_training.models.policies import Policy
+from rl_training.off_policy_evaluation.policies import probabilities
+
+Floats = NDArray[np.float64]
+_CHUNK = 1 << 14
+
+
+@dataclass(frozen=True)
+class Logs:
+    """A discrete data set with the probabilities of its actions."""
+
+    dataset: TransitionDataset
+    episodes: Episodes
+    action_probs: Floats  # [n]
+    gamma: float
+
+    def chosen(self, policy: Policy, *, sampled: bool) -> Floats:
+        """pi(a|s) of the logged actions, `[n]`."""
+        found = []
+        for first in range(0, len(self.dataset), _CHUNK):
+            batch = self.dataset.layout.unpack(torch.tensor(self.dataset.rows[first : first + _CHUNK]))
+            every = probabilities(policy, batch.obs, self.dataset.spaces.num_actions, sampled=sampled)
+            found.append(every.gather(1, batch.actions[:, None])[:, 0].numpy())
+        return np.concatenate(found)
+
+    def ratios(self, policy: Policy, *, sampled: bool) -> Floats:
+        """pi(a|s) over the logged probability, `[n]`."""
+        return self.chosen(policy, sampled=sampled) / self.action_probs
+
+
+def log_weights(ratios: Floats, episodes: Episodes) -> Floats:
+    """The logarithm of each episode's weight, the product of its ratios, `[E]`; -inf where one is 0."""
+    with np.errstate(divide="ignore"):
+        found: Floats = np.add.reduceat(np.log(ratios), episodes.starts)
+    return found
+
+
+def weighted_mean(weights: Floats, returns: Floats, parts: Sequence[Resample]) -> Floats:
+    """Weighted importance sampling on each resample, `[B]`, from log weights; NaN where every weight is 0."""
+    counts = np.stack([part.counts.cpu().numpy() for part in parts])  # [B, E]
+    highest = weights.max()
+    if not np.isfinite(highest):
+        return np.full(len(parts), np.nan)
+    shares = np.exp(weights - highest)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found: Floats = (counts * shares * returns).sum(1) / (counts * shares).sum(1)
+    return found
+
+
+def effective_episodes(weights: Floats) -> float:
+    """How many episodes of equal weight would say as much: (sum w)^2 / sum w^2."""
+    highest = weights.max()
+    if not np.isfinite(highest):
+        return 0.0
+    shares = np.exp(weights - highest)
+    return float(shares.sum() ** 2 / (shares**2).sum())
+
+
+def doubly_robust(
+    ratios: Floats,
+    rewards: Floats,
+    q: Floats,
+    values: Floats,
+    last_values: Floats,
+    episodes: Episodes,
+    gamma: float,
+) -> Floats:
+    """The estimate of each episode, `[E]`: V(s) + ratio (r + gamma next - Q(s, a)), from its last row back.
+
+    `q [n]` and `values [n]` are the model's, Q of the logged action and V of the state; `last_values [E]` is what
+    follows an episode's last row: V of its next state where it was cut, 0 where it ended.
+    """
+    found = last_values.copy()
+    for back in range(int(episodes.lengths.max())):
+        some = np.flatnonzero(episodes.lengths > back)
+        row = episodes.ends[some] - back
+        found[some] = values[row] + ratios[row] * (rewards[row] + gamma * found[some] - q[row])
+    return found
+
+
+@torch.no_grad()
+def doubly_robust_of(
+    logs: Logs, policy: Policy, ratios: Floats, learners: Sequence[FQE], parts: Sequence[Resample], *, sampled: bool
+) -> Floats:
+    """The doubly robust estimate on each resample with the values of its own learner, `[B]`."""
+    dataset, episodes = logs.dataset, logs.episodes
+    rewards, found = dataset.rewards.astype(np.float64), []
+    last = torch.from_numpy(episodes.ends)
+    for learner, part in zip(learners, parts, strict=True):
+        q, values, after = np.empty(len(dataset)), np.empty(len(dataset)), np.empty(len(dataset))
+        for first in range(0, len(dataset), _CHUNK):
+            chunk = slice(first, first + _CHUNK)
+            batch = dataset.layout.unpack(torch.tensor(dataset.rows[chunk]))
+            q[chunk] = learner.model.q_values(batch.obs.to(learner.device), batch.actions.to(learner.device)).cpu()
+            values[chunk] = _value(learner, policy, batch.obs, sampled)
+            after[chunk] = _value(learner, policy, batch.next_obs, sampled) * (1.0 - batch.dones.double())
+        each = doubly_robust(ratios, rewards, q, values, after[last.numpy()], episodes, logs.gamma)
+        counts = part.counts.cpu().numpy()
+        found.append(float((counts * each).sum() / counts.sum()))
+    return np.array(found)
+
+
+def _value(learner: FQE, policy: Policy, obs: torch.Tensor, sampled: bool) -> torch.Tensor:
+    """sum_a pi(a|s) Q(s, a), `[n]`."""
+    every = probabilities(policy, obs, learner.model.num_actions, sampled=sampled)
+    q: torch.Tensor = learner.model.all_q_values(obs.to(learner.device)).double().cpu()
+    return (every * q).sum(1)

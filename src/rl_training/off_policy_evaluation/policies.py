@@ -1,0 +1,96 @@
+"""The policies that are judged: found, loaded, and checked against the data."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rl_training.data.columns import Columns
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.formats import read_columns
+from rl_training.data.validation import declared_spaces
+from rl_training.errors import ConfigError
+from rl_training.experience.fqe_data import acts
+from rl_training.models.policies import Policy
+from rl_training.runtime.workflows import load_policy, open_checkpoint
+from rl_training.settings import at_home
+from rl_training.spaces import SpaceSpec
+
+Place = str | os.PathLike[str]
+Data = TransitionDataset | Place
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy that may be taken: as it was named, where it lies, and what it needs."""
+
+    name: str
+    checkpoint: Path
+    policy: Policy
+    spaces: SpaceSpec
+
+    @classmethod
+    def load(cls, place: Place, warn: Callable[[str], None] = warnings.warn) -> Candidate:
+        """The policy of a run folder (its newest checkpoint) or checkpoint."""
+        checkpoint = open_checkpoint(Path(at_home(str(place))), warn)
+        loaded = load_policy(checkpoint)
+        return cls(str(place), checkpoint.path, loaded.policy, loaded.spaces)
+
+
+def candidates(places: Place | Iterable[Place], warn: Callable[[str], None] = warnings.warn) -> list[Candidate]:
+    """Every policy, loaded; each place once."""
+    given = [places] if isinstance(places, str | os.PathLike) else list(places)
+    names = [str(place) for place in given]
+    if not names:
+        raise ConfigError("give at least one run folder or checkpoint to judge")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"{twice[0]}: is given twice; each policy is judged once")
+    return [Candidate.load(place, warn) for place in given]
+
+
+def load_data(place: Data, found: Sequence[Candidate]) -> TransitionDataset:
+    """The data to judge by; a file that does not tell its action space is read with that of the policies."""
+    if isinstance(place, TransitionDataset):
+        dataset = place
+    else:
+        with read_columns(at_home(os.fspath(place))) as columns:
+            dataset = TransitionDataset.from_columns(columns, spaces=_spaces_for(columns, found[0]))
+    for candidate in found:
+        _require_fit(candidate, dataset.name, dataset.spaces)
+    return dataset
+
+
+def _spaces_for(columns: Columns, first: Candidate) -> SpaceSpec | None:
+    if declared_spaces(columns) is not None:
+        return None
+    _require_fit(first, columns.name, replace(first.spaces, obs_dim=columns.obs_dim, observation=None))
+    return first.spaces
+
+
+def _require_fit(candidate: Candidate, name: str, data: SpaceSpec) -> None:
+    """Refuse data of other spaces; bounds that differ by rounding, as files have them, are the same."""
+    policy = candidate.spaces
+    bounds = (policy.low, policy.high), (data.low, data.high)
+    if len(policy.low) == len(data.low):
+        own, other = (torch.tensor(bound, dtype=torch.float64) for bound in bounds)
+        if torch.allclose(own, other, rtol=1e-5, atol=1e-8):
+            data = SpaceSpec(**data.record() | {"low": policy.low, "high": policy.high})
+    if difference := data.difference(policy, "the data have"):
+        raise ConfigError(f"{candidate.name}: its policy does not fit {name} ({difference})")
+
+
+@torch.no_grad()
+def probabilities(policy: Policy, obs: Tensor, num_actions: int, *, sampled: bool) -> Tensor:
+    """pi(a|s) of every discrete action, `[n, K]`, in float64: 0 and 1 where the policy acts by its mode."""
+    if not (sampled and policy.stochastic):
+        chosen = acts(policy, obs)[:, 0].long()
+        return torch.nn.functional.one_hot(chosen, num_actions).double()
+    seen, actor = policy.normalizer(obs), policy.actor
+    every = [torch.full((len(obs),), action, device=obs.device) for action in range(num_actions)]
+    return torch.stack([actor.log_prob(seen, one) for one in every], dim=-1).double().exp()  # type: ignore[operator]

@@ -1,0 +1,135 @@
+"""Which trial of a study to take: by FQE on logged data, or by the return of its evaluations."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.loading import DatasetConfig
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import resolve
+from rl_training.experiment.retention import find_checkpoint
+from rl_training.off_policy_evaluation.evaluation import OPEResult, ope
+from rl_training.off_policy_evaluation.policies import Data
+from rl_training.runtime.offline import _build_offline_dataset, _infer_env_spaces
+
+By = Literal["fqe", "return"]
+RETURN = "eval_return_mean"
+# What training does to rewards and rows, and judging does not.
+_UNTOUCHED = DatasetConfig.affecting("rows")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The trial to take and its checkpoint, all trials compared by (name, value), best first, and how.
+
+    `judgement` is there if FQE decided. If returns did, `scores` has the interquartile mean of the returns of each
+    trial's configuration, by which the ranking goes first. `left_out` are trials that are not done, or have nothing
+    to compare, or whose configuration has such trials.
+    """
+
+    trial: str
+    checkpoint: Path
+    ranking: tuple[tuple[str, float], ...]
+    by: By
+    judgement: OPEResult | None
+    left_out: tuple[str, ...]
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole as plain data."""
+        judgement = None if self.judgement is None else self.judgement.to_dict()
+        return asdict(replace(self, judgement=None)) | {"checkpoint": str(self.checkpoint), "judgement": judgement}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is known of a trial that is done."""
+
+    name: str
+    folder: Path
+    settings: Mapping[str, Any]  # its configuration
+    metrics: Mapping[str, float]
+
+
+def by_return(trials: Sequence[Trial], left_out: Sequence[str], scores: Mapping[str, float]) -> Selection:
+    """Of the configuration with the highest score the trial with the highest return of its last evaluation.
+
+    The configuration comes first, so that one lucky seed of many does not decide; among its seeds the policy that
+    was measured best is the one to use. `scores` are those of the trials' configurations, by the name of the trial.
+    """
+    scored = [trial for trial in trials if trial.name in scores]
+    if not any(RETURN in trial.metrics for trial in trials):
+        raise ConfigError("select: no trial that is done has been evaluated; use --by fqe")
+    if not scored:
+        raise ConfigError("select: no configuration has all its trials done; wait for them, or use --by fqe")
+    ordered = sorted(scored, key=lambda trial: (-scores[trial.name], -trial.metrics[RETURN]))
+    ranking = tuple((trial.name, float(trial.metrics[RETURN])) for trial in ordered)
+    missing = [trial.name for trial in trials if trial not in scored]
+    checkpoint = find_checkpoint(ordered[0].folder)
+    return Selection(ordered[0].name, checkpoint, ranking, "return", None, (*left_out, *missing), dict(scores))
+
+
+def by_fqe(
+    trials: Sequence[Trial],
+    left_out: Sequence[str],
+    *,
+    dataset: Data | None = None,
+    validation_fraction: float | None = None,
+    warn: Callable[[str], None] = warnings.warn,
+    **options: Any,
+) -> Selection:
+    """The trial that FQE ranks first on `dataset`, or on what the trials learned from; `options` as in `ope`."""
+    if not trials:
+        raise ConfigError("select: no trial is done")
+    configs = [TrainConfig.parse({**trial.settings, "allow_import": False}) for trial in trials]
+    data = dataset if dataset is not None else _own_data(configs)
+    fraction = _own_fraction(configs) if validation_fraction is None else validation_fraction
+    folders = {str(trial.folder): trial.name for trial in trials}
+    found = ope([*folders], data, validation_fraction=fraction, warn=warn, **options)
+    named = tuple(replace(one, name=folders[one.name]) for one in found.policies)
+    found = replace(found, policies=named)
+    ranking = tuple((one.name, float("nan") if one.value is None else one.value) for one in named)
+    return Selection(named[0].name, named[0].checkpoint, ranking, "fqe", found, tuple(left_out))
+
+
+def _sections(configs: Sequence[TrainConfig]) -> list[DatasetConfig]:
+    found = []
+    for config in configs:
+        try:
+            found.append(resolve(config)[DatasetConfig])
+        except KeyError:
+            raise ConfigError(
+                f"select: {config.algo} learned from no data set; name one with --dataset FILE"
+            ) from None
+    return found
+
+
+def _own_data(configs: Sequence[TrainConfig]) -> TransitionDataset:
+    """What the trials learned from, rewards and episodes as they were logged; it must be the same for all."""
+    usual = DatasetConfig()
+    plain = [
+        section.model_copy(update={name: getattr(usual, name) for name in _UNTOUCHED})
+        for section in _sections(configs)
+    ]
+    if any(section != plain[0] for section in plain[1:]):
+        raise ConfigError("select: the trials learned from different data; name one with --dataset FILE")
+    if plain[0].dataset_kind is None and not plain[0].datasets:
+        raise ConfigError("select: the trials learned from arrays in memory; name data with --dataset FILE")
+    return _build_offline_dataset(configs[0], plain[0], _infer_env_spaces(configs[0], discrete=None))
+
+
+def _own_fraction(configs: Sequence[TrainConfig]) -> float:
+    """The fraction that every trial held out; it must be the same for all."""
+    fractions = sorted({float(config.algo_kwargs.get("validation_fraction", 0.0)) for config in configs})
+    if len(fractions) > 1:
+        raise ConfigError(
+            f"select: the trials held out different fractions ({', '.join(f'{one:g}' for one in fractions)}), so "
+            "some learned from episodes that others held out; choose with --validation-fraction, 0 for all episodes"
+        )
+    return fractions[0]

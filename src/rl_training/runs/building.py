@@ -1,0 +1,129 @@
+"""From checked settings to a learner on its device, with the memory it needs known before it is taken."""
+
+from __future__ import annotations
+
+import logging
+import os
+from itertools import chain
+from typing import Any
+
+import torch
+
+from rl_training.algorithms.base import Learner, LearnerConfig
+from rl_training.errors import ConfigError, MemoryLimitError
+from rl_training.experiment.config import TrainConfig
+from rl_training.memory import available_cores, available_memory, human_bytes, keep_freed_memory
+from rl_training.models.actor_critic import Model
+from rl_training.models.mlp import NetworkShape
+from rl_training.platforms import resource
+from rl_training.updates.updater import require_device, set_precision
+from rl_training.runs.sections import Resolved, Sections
+from rl_training.seeding import learner_seeds
+from rl_training.spaces import SpaceSpec
+
+# Networks of this package gain nothing from more threads than this; a user's OMP_NUM_THREADS wins.
+MOST_THREADS = 4
+# A parameter that is trained has a gradient and two moments beside it.
+_COPIES = 4
+# The least an environment takes: one of the smallest in this process, or an interpreter with its libraries.
+_ENV_BYTES, _PROCESS_BYTES = 4 << 10, 40 << 20
+_MANY_ENVS = 10_000
+
+_log = logging.getLogger(__name__)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda"):
+        count = torch.cuda.device_count()
+        index = int(name.partition(":")[2] or 0)
+        if index >= count:
+            raise ConfigError(
+                f"device: {name!r} is not there ({count} CUDA devices found); use 'auto' or 'cpu'", key="device"
+            )
+    return torch.device(name)
+
+
+def require_room_for_environments(config: TrainConfig) -> None:
+    """Refuse more environments than memory or the limit on processes can hold, before the first is made."""
+    if config.environments == "ray":  # not on this machine alone
+        return
+    processes = config.environments == "processes"
+    each = _PROCESS_BYTES if processes else _ENV_BYTES
+    free = available_memory()
+    most = free // each
+    reason = f"they need at least {human_bytes(config.num_envs * each)} and {human_bytes(free)} are available"
+    limit = _most_processes() if processes else -1
+    if 0 <= limit < most:
+        most, reason = limit, f"this user may have {limit} processes"
+    if config.num_envs > most:
+        raise MemoryLimitError(f"num_envs {config.num_envs} is too many: {reason}; at most {most}", key="num_envs")
+    if config.num_envs > _MANY_ENVS:
+        _log.warning("num_envs: %s environments are made one after the other first", f"{config.num_envs:,}")
+
+
+def _most_processes() -> int:
+    """How many processes this user may have; -1: any number."""
+    return -1 if resource is None else int(resource.getrlimit(resource.RLIMIT_NPROC)[0])
+
+
+def prepare_process(device: torch.device) -> None:
+    """Set this process's threads and allocator for training on `device`."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        # Beside a GPU only the acting policy runs here, one row at a time: threads would just wait for each other.
+        most = MOST_THREADS if device.type == "cpu" else 1
+        torch.set_num_threads(min(torch.get_num_threads(), most, available_cores()))
+    if device.type == "cpu":
+        keep_freed_memory()
+
+
+def build_learner(
+    sections: Sections,
+    resolved: Resolved,
+    config: TrainConfig,
+    spaces: SpaceSpec,
+    *,
+    normalize_observations: bool = False,
+    clip_observations: bool = False,
+    updates_per_step: int = 1,
+) -> Learner:
+    """Model and learner, initialised from the run's seed without touching torch's global generator."""
+    device = choose_device(config.device)
+    require_device(config.acceleration, device)
+    prepare_process(device)
+    set_precision(config.tf32)
+    settings: Any = sections.learner.configure(resolved[LearnerConfig], updates_per_step)
+
+    def build() -> Model:
+        model = sections.learner.build_model(
+            spaces, resolved[NetworkShape], settings, normalize_observations=normalize_observations
+        )
+        if clip_observations:
+            model.normalizer.clip()
+        return model
+
+    initial, updates = learner_seeds(config.seed or 0)
+    with torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):
+            _require_memory(build(), device)
+        torch.manual_seed(initial)
+        learner = sections.learner(model=build().to(device), **settings.model_dump())
+    learner.seed(updates)
+    return learner
+
+
+def _require_memory(outline: Model, device: torch.device) -> None:
+    """Refuse networks that do not fit, known by their shapes alone."""
+    needed = sum(
+        tensor.numel() * tensor.element_size() * (_COPIES if tensor.requires_grad else 1)
+        for tensor in chain(outline.parameters(), outline.buffers())
+    )
+    room = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+    if needed > room:
+        raise MemoryLimitError(
+            f"algo_kwargs.hidden_sizes: the networks and their optimisers need {human_bytes(needed)} and "
+            f"{human_bytes(room)} are available on {device}; use smaller ones",
+            key="algo_kwargs.hidden_sizes",
+        )

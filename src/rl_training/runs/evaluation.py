@@ -1,0 +1,90 @@
+"""`Evaluations`: evaluates a run's policy in turn with training, and keeps the best one in `best/`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rl_training.environments.playing import Evaluator
+from rl_training.errors import CheckpointError
+from rl_training.experiment.checkpointing import write_checkpoint
+from rl_training.experiment.retention import discard, list_checkpoints, set_aside
+from rl_training.experiment.metric_names import log_row
+from rl_training.runs import state
+from rl_training.experience.acting import ActingPolicy
+from rl_training.runs.changes import scored_elsewhere
+from rl_training.algorithms.finite import check_finite
+
+if TYPE_CHECKING:
+    from rl_training.runs.session import Session
+
+
+class Evaluations:
+    """The evaluations of one session; there are none if `evaluator` is None or `eval_episodes` is 0."""
+
+    def __init__(self, session: Session, evaluator: Evaluator | None) -> None:
+        self._session = session
+        self._evaluator = evaluator if session.config.eval_episodes > 0 else None
+        self._acting = ActingPolicy(session.learner)
+
+    def start(self) -> None:
+        """Start the environments that are processes, which takes seconds, if there is a policy to evaluate."""
+        if self._evaluator is not None and self._session.running and self._is_new():
+            self._evaluator.start()
+
+    def now(self) -> dict[str, float]:
+        """Evaluate the present policy, once per tick, and return the result."""
+        if self._evaluator is None:
+            return {}
+        if self._is_new():
+            check_finite(self._session.learner, f"by step {self._session.clock.ticks}")
+            self._record(self._played(self._evaluator))
+        return self._session.last_evaluation
+
+    def _is_new(self) -> bool:
+        """Whether the present policy was not evaluated yet."""
+        return self._session.evaluated_at != self._session.clock.ticks
+
+    def _played(self, evaluator: Evaluator) -> dict[str, float]:
+        """Play the episodes; report the first time that episodes were cut."""
+        session, cut_before = self._session, evaluator.notice
+        with session.doing("evaluating"):
+            metrics = evaluator.run(self._acting.current(), session.config.eval_episodes, session.interrupted)
+        if evaluator.notice and not cut_before:
+            session.say(f"warning: {evaluator.notice}")
+        return metrics
+
+    def _record(self, metrics: dict[str, float]) -> None:
+        """Log a result, keep the best policy, call the callbacks."""
+        session = self._session
+        session.run.fence()
+        session.last_evaluation, session.evaluated_at = metrics, session.clock.ticks
+        session.metrics_log.log(session.clock.ticks, log_row(metrics))
+        if session.best_return is None or metrics["eval_return_mean"] > session.best_return:
+            session.best_return = metrics["eval_return_mean"]
+            self._save_best()
+        for callback in session.callbacks:
+            callback.on_evaluation(session, metrics)
+
+    def _save_best(self) -> None:
+        session = self._session
+        saved = state.save_networks(session)
+        try:
+            info = write_checkpoint(
+                session.run.best,
+                session.clock.ticks,
+                tensors=saved.tensors,
+                records=saved.records,
+                fence=session.run.fence,
+            )
+        except CheckpointError as error:
+            session.say(f"warning: {error}; the best policy was not saved")
+            return
+        with session.deleting(session.run.best):
+            # Whatever its step: a killed run may have left one of a later step than this.
+            for path in list_checkpoints(session.run.best):
+                if path == info.path:
+                    continue
+                if scored_elsewhere(path, session.config):
+                    set_aside(path, session.run.earlier_best)
+                else:
+                    discard(path)

@@ -1,0 +1,83 @@
+"""How a run ends (finished, stopped, interrupted, failed, diverged): its folder says so, and how long it ran."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from rl_training.errors import ClaimLost, DivergedError, EnvironmentFailure
+from rl_training.experiment import files
+from rl_training.runs.session import Session
+from rl_training.runs.signals import TrainingInterrupted
+
+
+@contextmanager
+def duration(session: Session) -> Iterator[None]:
+    """Keep in run.json where the run worked and for how long, all its resumptions together."""
+    started, before = time.monotonic(), session.run.record.get("seconds")
+    so_far = float(before) if isinstance(before, int | float) else 0.0
+    session.note_in_run(device=str(session.learner.device), host=platform.node())
+    try:
+        yield
+    finally:
+        session.note_in_run(seconds=round(so_far + time.monotonic() - started, 3))
+
+
+@contextmanager
+def status(session: Session) -> Iterator[None]:
+    """However the run ends: write its status to run.json, after saving what it learned if it failed."""
+    try:
+        yield
+    except ClaimLost:
+        raise
+    except TrainingInterrupted:
+        session.note_in_run(status="interrupted")
+        raise
+    except DivergedError as error:
+        raise _diverged(session, error) from error
+    except (Exception, SystemExit) as error:
+        what = (
+            "the environment failed"
+            if isinstance(error, EnvironmentFailure)
+            else f"{type(error).__name__} was raised"
+        )
+        _rescue(session, what, error)
+        # A run that failed before it could go on keeps the status it had.
+        status = "failed" if session.begun else session.run.status_before or "failed"
+        session.note_in_run(status=status, cause=f"{type(error).__name__}: {error}", ended_at=session.clock.ticks)
+        raise
+    except BaseException:
+        session.note_in_run(status="interrupted" if session.begun else session.run.status_before or "interrupted")
+        raise
+    ended = "stopped" if session.should_stop else "finished"
+    session.note_in_run(status=ended, stop_reason=session.stop_reason, ended_at=session.clock.ticks)
+
+
+def _rescue(session: Session, what: str, cause: BaseException) -> None:
+    """Save before the error is raised; failing to save is a warning, so that it does not hide the error."""
+    try:
+        session.rescue(what)
+    except DivergedError as error:
+        raise _diverged(session, error) from cause
+    except Exception as error:
+        session.say(f"warning: not saved: {type(error).__name__}: {error}")
+
+
+def _diverged(session: Session, error: DivergedError) -> DivergedError:
+    """Leave a small file that names the first bad tensor; the error to raise names the last finite checkpoint."""
+    last = session.checkpoint_path
+    report = {
+        "message": str(error),
+        "first_bad": error.first_bad,
+        "step": session.clock.ticks,
+        "last_checkpoint": str(last) if last else None,
+    }
+    with suppress(OSError):  # the error itself says the same
+        place = session.run.path / "divergence.json"
+        files.replace_atomically(place, files.encode_json(report), session.run.fence)
+    cause = f"{type(error).__name__}: {error}"
+    session.note_in_run(status="diverged", cause=cause, ended_at=session.clock.ticks)
+    advice = f"the last finite checkpoint is {last}" if last is not None else "no checkpoint was written before"
+    return DivergedError(f"{error}; {advice}", first_bad=error.first_bad)

@@ -1,0 +1,392 @@
+"""What a run saves and restores: every record is written and read here, the two side by side.
+
+    networks, optimizers, random   tensors of the learner       trainer     where the run stands
+    collector, replay_random       running episodes             config      every setting, defaults spelt out
+    replay/                        the replay buffer's rows     spaces, dataset
+
+`save` asks the objects, `restore` puts it back into them; nobody else writes restored state into an object (but for
+`init_from`, which takes networks alone). What a record lacks because it was written by an older version is filled
+in where it is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Learner
+from rl_training.environments.pool import Episode
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, read_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.files import SCHEMA
+from rl_training.experiment.compat import with_defaults_of
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.clock import Clock
+from rl_training.experience.collector import Collector
+from rl_training.spaces import SpaceSpec
+
+if TYPE_CHECKING:
+    from rl_training.runs.session import Session
+
+_LONGEST_REASON = 300
+# Records without which a checkpoint is no run's.
+_OF_EVERY_RUN = ("trainer", "config", "spaces", "dataset")
+
+
+@dataclass
+class Saved:
+    """The contents of a checkpoint: groups of tensors, plain records, replay rows."""
+
+    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    records: dict[str, Any] = field(default_factory=dict)
+    rows: RowsToSave | None = None
+
+
+def save(session: Session) -> Saved:
+    """Everything that a resumed run needs."""
+    collected = Saved() if session.collector is None else save_collector(session.collector)
+    return Saved(
+        tensors=_learner_tensors(session.learner) | collected.tensors,
+        records=_records(session),
+        rows=collected.rows,
+    )
+
+
+def save_networks(session: Session) -> Saved:
+    """What `best/` keeps: networks and records, without optimisers, random numbers and replay rows."""
+    return Saved(tensors={"networks": session.learner.state_dict()["networks"]}, records=_records(session))
+
+
+def _records(session: Session) -> dict[str, Any]:
+    """The plain records of a run."""
+    return {
+        "trainer": _trainer_record(session),
+        "config": session.settings,
+        "spaces": session.spaces.record(),
+        "dataset": session.dataset,
+        **({} if session.collector is None else {"collector": _collector_record(session.collector)}),
+    }
+
+
+def restore(session: Session, checkpoint: Checkpoint) -> list[str]:
+    """Put back what `save` saved; returns what could not be restored exactly, one phrase each."""
+    with checkpoint_errors(checkpoint, "networks"):
+        problems = _restore_learner(session.learner, checkpoint)
+    with checkpoint_errors(checkpoint):
+        _restore_trainer(session, checkpoint.records["trainer"])
+        problems += _dropped_evaluation(checkpoint)
+    if session.collector is not None:
+        problems += restore_collector(session.collector, checkpoint)
+    return problems
+
+
+# The learner: networks, optimisers, counters, terms, random numbers.
+
+
+def _learner_tensors(learner: Learner) -> dict[str, dict[str, Tensor]]:
+    state = learner.state_dict()
+    return {
+        "networks": state["networks"],
+        "optimizers": state["optimizers"],
+        "random": {"updates": learner.generator.get_state()},
+    }
+
+
+def _restore_learner(learner: Learner, checkpoint: Checkpoint) -> list[str]:
+    trainer, tensors = checkpoint.records["trainer"], checkpoint.tensors
+    learner.load_state_dict(
+        {
+            "networks": tensors["networks"],
+            "optimizers": tensors["optimizers"],
+            "counters": trainer["counters"],
+        }
+    )
+    learner.terms.update({k: torch.tensor(v, device=learner.device) for k, v in trainer["terms"].items()})
+    state = tensors["random"]["updates"]
+    if state.numel() != learner.generator.get_state().numel():
+        return ["the checkpoint was written on another kind of device; its random numbers start anew"]
+    learner.generator.set_state(state)
+    return []
+
+
+# trainer.json: where the run stands.
+
+
+def _trainer_record(session: Session) -> dict[str, Any]:
+    learner = session.learner
+    return {
+        "schema": SCHEMA,
+        "clock": asdict(session.clock),
+        "counters": learner.state_dict()["counters"],
+        "terms": {name: float(term) for name, term in learner.terms.items()},
+        "should_stop": session.should_stop,
+        "stop_reason": session.stop_reason,
+        "stop_final": session.stop_final,
+        "best_return": session.best_return,
+        "last_evaluation": session.last_evaluation,
+        "evaluated_at": session.evaluated_at,
+        "broken_off": session.broken_off,
+        "log_rows": session.metrics_log.rows,
+        "log_columns": session.metrics_log.columns(session.clock.ticks),
+        "logged": session.logged,
+        "cadence": {"log": session.log_cadence.last, "save": session.save_cadence.last},
+        "callbacks": {name: callback.state_dict() for name, callback in named(session.callbacks)},
+    }
+
+
+def _restore_trainer(session: Session, trainer: Mapping[str, Any]) -> None:
+    clock, best = trainer["clock"], trainer["best_return"]
+    session.clock = Clock(str(clock["phase"]), int(clock["global_step"]), int(clock["pretrain_updates"]))
+    session.should_stop, session.stop_reason = trainer["should_stop"], trainer["stop_reason"]
+    session.stop_final = trainer.get("stop_final")  # 0.1 did not tell; such a run stays stopped
+    session.best_return = None if best is None else float(best)
+    session.last_evaluation = trainer["last_evaluation"]
+    session.evaluated_at = trainer["evaluated_at"]
+    session.broken_off = _callback_number(trainer.get("broken_off"))
+    session.logged = {str(name): float(value) for name, value in trainer.get("logged", {}).items()}
+    session.log_cadence.last = int(trainer["cadence"]["log"])
+    session.save_cadence.last = int(trainer["cadence"]["save"])
+    for name, callback in named(session.callbacks):
+        if name in trainer["callbacks"]:
+            callback.load_state_dict(trainer["callbacks"][name])
+    session.mark = (time.monotonic(), session.clock.ticks)
+
+
+def _callback_number(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError(f"broken_off is {value!r}")
+    return value
+
+
+def covered_log(checkpoint: Checkpoint) -> tuple[int, list[str] | None]:
+    """How many rows of metrics.csv a checkpoint covers, and which metrics of the row of its own step.
+
+    None for the metrics: the version that wrote it did not record them, or the row is not yet written.
+    """
+    with checkpoint_errors(checkpoint):
+        rows = checkpoint.records["trainer"]["log_rows"]
+        columns = checkpoint.records["trainer"].get("log_columns")
+        if type(rows) is not int or rows < 0:
+            raise ValueError(f"log_rows is {rows!r}")
+        if columns is not None and not (isinstance(columns, list) and all(isinstance(c, str) for c in columns)):
+            raise ValueError(f"log_columns is {columns!r}")
+    return rows, None if "judged" in checkpoint.records else columns
+
+
+# Version 0.2 could evaluate in a process while training continued (`evaluate_beside`). A checkpoint written during
+# such an evaluation has the record `judged`: the step of the policy, and the log's rows that waited for its result.
+
+
+def _dropped_evaluation(checkpoint: Checkpoint) -> list[str]:
+    """A phrase if the checkpoint was written during such an evaluation, which is dropped."""
+    record = checkpoint.records.get("judged")
+    if record is None:
+        return []
+    return [f"the evaluation of step {int(record['tick'])} was not finished when the run was saved; it is dropped"]
+
+
+def logged_until(checkpoint: Checkpoint) -> int:
+    """The last step whose row was in the log when the checkpoint was written."""
+    with checkpoint_errors(checkpoint):
+        record = checkpoint.records.get("judged")
+        return checkpoint.step if record is None else int(record["tick"]) - 1
+
+
+def unwritten_rows(checkpoint: Checkpoint) -> list[tuple[int, dict[str, float]]]:
+    """Step and metrics of each row that the checkpoint has in place of the log."""
+    with checkpoint_errors(checkpoint):
+        rows = checkpoint.records.get("judged", {"held": []})["held"]
+        found = [(int(row["step"]), {name: float(value) for name, value in row["values"].items()}) for row in rows]
+        return [(step, values) for step, values in found if values]
+
+
+def named(callbacks: list[Callback]) -> Iterator[tuple[str, Callback]]:
+    """Callbacks by the names their state is kept under; the second of one name is `name#2`."""
+    seen: Counter[str] = Counter()
+    for callback in callbacks:
+        seen[callback.name] += 1
+        count = seen[callback.name]
+        yield callback.name if count == 1 else f"{callback.name}#{count}", callback
+
+
+# The collector: replay rows, exploration's random numbers, running episodes.
+
+
+def save_collector(collector: Collector) -> Saved:
+    """The replay buffer and the collecting state, the running episodes included."""
+    buffer, episodes = collector.buffer, collector.envs.episodes
+    tensors = {"obs": torch.from_numpy(collector.obs)}
+    tensors |= {f"actions.{i}": torch.from_numpy(np.stack(e.actions)) for i, e in enumerate(episodes) if e.actions}
+    random = {} if buffer.generator is collector.learner.generator else {"host": buffer.generator.get_state()}
+    return Saved(
+        tensors={"collector": tensors} | ({"replay_random": random} if random else {}),
+        records={"collector": _collector_record(collector)},
+        rows=RowsToSave(buffer.rows, len(buffer), buffer.added, buffer.capacity),
+    )
+
+
+def _collector_record(collector: Collector) -> dict[str, Any]:
+    record = {
+        "steps": collector.steps,
+        "rng": collector.rng.bit_generator.state,
+        "returns": list(collector.returns),
+        "lengths": list(collector.lengths),
+        "episodes": [
+            {"number": e.number, "seed": e.seed, "total": e.total, "steps": e.steps}
+            | ({"replayable": False} if e.actions is None else {})
+            for e in collector.envs.episodes
+        ],
+    }
+    if collector.moments is not None:
+        record["moments"] = collector.moments.record()
+    return record
+
+
+def restore_collector(collector: Collector, checkpoint: Checkpoint) -> list[str]:
+    """The reverse, replaying unfinished episodes; returns what could not be restored exactly."""
+    buffer, info = collector.buffer, checkpoint.rows
+    if info is None:
+        raise ConfigError(
+            f"{checkpoint.path} holds a policy without its replay buffer; resume the run folder instead"
+        )
+    if info.capacity != buffer.capacity:
+        raise ConfigError(
+            f"algo_kwargs.buffer_capacity: {buffer.capacity} differs from the checkpoint's {info.capacity}",
+            key="algo_kwargs.buffer_capacity",
+        )
+    checkpoint.read_rows(buffer.rows)  # in place: a second copy might not fit into memory
+    buffer.load(buffer.rows[: info.filled], added=info.added)
+    with checkpoint_errors(checkpoint):
+        if "replay_random" in checkpoint.tensors and buffer.generator is not collector.learner.generator:
+            buffer.generator.set_state(checkpoint.tensors["replay_random"]["host"])
+        record, tensors = checkpoint.records["collector"], checkpoint.tensors["collector"]
+        collector.steps = int(record["steps"])
+        collector.rng.bit_generator.state = record["rng"]
+        collector.returns.extend(record["returns"])
+        collector.lengths.extend(record["lengths"])
+        if collector.moments is not None:
+            collector.moments.load(record["moments"])
+        return collector.take_up(
+            tensors["obs"].numpy().copy(),
+            [_restored_episode(saved, tensors.get(f"actions.{i}")) for i, saved in enumerate(record["episodes"])],
+        )
+
+
+def _restored_episode(saved: Mapping[str, Any], actions: Tensor | None) -> Episode:
+    steps = int(saved["steps"])
+    replayed: list[Any] | None = None
+    if saved.get("replayable", True):
+        replayed = [] if actions is None else list(actions.numpy())
+        if len(replayed) != steps:
+            raise ValueError(f"an episode of {steps} steps has {len(replayed)} actions")
+    return Episode(int(saved["number"]), int(saved["seed"]), replayed, float(saved["total"]), steps)
+
+
+# The policy alone: what `load_policy` needs of the networks, and all that a published checkpoint has of them.
+
+
+def acts(name: str) -> bool:
+    """Whether a tensor of the networks belongs to the policy, by its name."""
+    return name.startswith(("model.actor.", "model.normalizer."))
+
+
+def is_policy_alone(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint holds no network but those that act."""
+    return all(acts(name) for name in checkpoint.tensors["networks"])
+
+
+def policy_alone(checkpoint: Checkpoint) -> Saved:
+    """What is left of a checkpoint without critics, targets, optimisers, random numbers and replay rows."""
+    networks = {name: tensor for name, tensor in checkpoint.tensors["networks"].items() if acts(name)}
+    records = {name: checkpoint.records[name] for name in _OF_EVERY_RUN}
+    return Saved(tensors={"networks": networks}, records=records)
+
+
+# config.json, spaces.json, dataset.json: what the run is.
+
+
+def config_of(checkpoint: Checkpoint) -> TrainConfig:
+    """The configuration a checkpoint was trained with, but for `allow_import`, which no file can switch on."""
+    try:
+        written = TrainConfig(**checkpoint.records["config"]).replace(allow_import=False)
+    except (KeyError, TypeError, ConfigError) as error:
+        raise CheckpointError(f"{checkpoint.path}: config.json is not understood: {error}") from None
+    return with_defaults_of(checkpoint.records["trainer"].get("schema"), written)
+
+
+def spaces_from(checkpoint: Checkpoint) -> SpaceSpec:
+    """The spaces a checkpoint was trained for."""
+    record = checkpoint.records["spaces"]
+    try:
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+        spaces = SpaceSpec(**values)
+        for name in ("obs_dim", "num_actions", "start"):
+            if type(getattr(spaces, name)) is not int:
+                raise ValueError(f"{name} must be a whole number, got {getattr(spaces, name)!r}")
+        np.dtype(spaces.action_dtype)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint.path}: spaces.json is not understood: {error}") from None
+    return spaces
+
+
+def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A phrase if a run goes on with other data than it began with."""
+    if "fingerprint" not in before or before["fingerprint"] == now.get("fingerprint"):
+        return []
+    return [f"the data have changed: {before.get('rows')} rows of {before.get('name')} -> {now.get('rows')} rows"]
+
+
+def has_normalizer(checkpoint: Checkpoint | None) -> bool:
+    """Whether there is a checkpoint whose networks look at normalised observations."""
+    return checkpoint is not None and "model.normalizer.shift" in checkpoint.tensors["networks"]
+
+
+def clips_observations(checkpoint: Checkpoint | None) -> bool:
+    """Whether there is a checkpoint whose normalised observations are clipped."""
+    if checkpoint is None or not has_normalizer(checkpoint):
+        return False
+    return "model.normalizer.limit" in checkpoint.tensors["networks"]
+
+
+def moments_of(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
+    """The running statistics behind the checkpoint's normaliser; None where it has none, or a fixed one."""
+    found: Mapping[str, Any] | None = checkpoint.records.get("collector", {}).get("moments")
+    return found
+
+
+# Checkpoints as a whole.
+
+
+def read_run_checkpoint(path: Path) -> Checkpoint:
+    """A verified checkpoint that holds what every run of this package saves."""
+    checkpoint = read_checkpoint(path)
+    for name in _OF_EVERY_RUN:
+        if not isinstance(checkpoint.records.get(name), dict):
+            raise CheckpointError(f"{path}: not the checkpoint of a run: {name}.json is missing or no mapping")
+    if "networks" not in checkpoint.tensors:
+        raise CheckpointError(f"{path}: not the checkpoint of a run: networks.safetensors is missing")
+    return checkpoint
+
+
+@contextmanager
+def checkpoint_errors(checkpoint: Checkpoint, part: str = "contents") -> Iterator[None]:
+    """Files that are intact may still hold what this run cannot use: that is one `CheckpointError`."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = " ".join(str(error).split())[:_LONGEST_REASON]
+        raise CheckpointError(
+            f"{checkpoint.path}: its {part} do not fit this configuration: {type(error).__name__}: {reason}"
+        ) from error

@@ -1,0 +1,1 @@
+"""Gradient updates: eager, compiled or captured, of one learner or of a stack of learners."""

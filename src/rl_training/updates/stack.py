@@ -1,0 +1,220 @@
+"""`Stack`: the tensors of S learners on one axis, and their update as one function.
+
+Every parameter, buffer and optimiser moment of the members becomes a slice of one tensor `[S, …]`; the learners
+keep their own objects, which now look into it. So whoever holds a member (its session, its policy that acts, its
+checkpoints) sees an ordinary learner, and the update sees all of them.
+
+No learner's mathematics is written again: `gradient_step` runs under `vmap`, with one member's slices in the place
+of the networks' parameters, and hands over its losses instead of stepping. Each loss reaches only parameters of its
+own optimiser, so the gradient of their sum is the gradient of each, and one backward pass serves all. What is
+random is drawn before, from each member's own generator, in the order in which the member alone would draw it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+
+from rl_training.algorithms.base import Learner, Terms
+from rl_training.algorithms.execution import Execution, Kind
+from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Group, Polyak
+from rl_training.algorithms.trace import Variant, trace_draws
+from rl_training.data.transitions import RowLayout
+from rl_training.errors import ConfigError
+
+Tensors = dict[str, Tensor]
+
+
+class _Settings:
+    """A learner's configuration in which numbers may be replaced by tensors, one per member under `vmap`."""
+
+    def __init__(self, config: Any) -> None:
+        self.__dict__.update(dict(config))
+
+    def replace(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+class _Trace:
+    """What a traced update is given and what it hands over. Emptied after each: a compiler keeps nothing of it."""
+
+    def __init__(self) -> None:
+        self.draws: list[Tensor] = []
+        self.taken = 0
+        self.loss: Any = None
+        self.tau: Any = None
+
+    def draw(self, kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        self.taken += 1
+        return self.draws[self.taken - 1]
+
+    def on_losses(self, inputs: tuple[Any, ...], objectives: Mapping[str, Any], tau: Any) -> Terms:
+        terms: Terms = {}
+        loss: Any = 0.0
+        for objective in objectives.values():
+            value, named = objective(*inputs)
+            loss = loss + value
+            terms |= named
+        self.loss, self.tau = loss, tau
+        return {name: term.detach() for name, term in terms.items()}
+
+    def empty(self) -> None:
+        self.draws, self.taken, self.loss, self.tau = [], 0, None, None
+
+
+class _Networks(nn.Module):
+    """A learner's modules as one, so that `functional_call` can put other tensors into all of them."""
+
+    def __init__(self, learner: Learner) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict(learner.modules())
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def tensors(self) -> Tensors:
+        return dict(self.named_parameters()) | dict(self.named_buffers())
+
+
+class _OptimizerStack:
+    """One optimiser of every member: moments `[S, …]`, step counts and learning rates `[S]`."""
+
+    def __init__(self, members: Sequence[Adam], keys: list[str], parameters: list[Tensor]) -> None:
+        self.keys, self.parameters = keys, parameters
+        self.settings = members[0].settings
+        self.step = torch.stack([m.step for m in members])
+        self.learning_rate = torch.stack([m.learning_rate for m in members])
+        count = len(keys)
+        self.exp_avg = [torch.stack([m.exp_avg[j] for m in members]) for j in range(count)]
+        self.exp_avg_sq = [torch.stack([m.exp_avg_sq[j] for m in members]) for j in range(count)]
+        for i, member in enumerate(members):
+            member.step, member.learning_rate = self.step[i], self.learning_rate[i]
+            member.exp_avg = [moment[i] for moment in self.exp_avg]
+            member.exp_avg_sq = [moment[i] for moment in self.exp_avg_sq]
+
+    def group(self, gradients: Sequence[Tensor]) -> Group:
+        state = self.exp_avg, self.exp_avg_sq, self.step, self.learning_rate
+        return Group(self.parameters, gradients, *state, *self.settings)
+
+
+def _require_alike(everyone: Sequence[Tensors]) -> None:
+    """Refuse networks of several kinds, which members of one structure have where `init_from` gave them."""
+    shapes = [{key: tensor.shape for key, tensor in own.items()} for own in everyone]
+    for other in shapes[1:]:
+        for key in {**shapes[0], **other}:
+            if shapes[0].get(key) != other.get(key):
+                name = key.removeprefix("parts.")
+                raise ConfigError(
+                    f"init_from: the members' networks differ (first in {name}) and cannot be trained as one; "
+                    "set population: off",
+                    key="init_from",
+                )
+
+
+class Stack:
+    """S learners of one shape; constructing it moves their tensors into the stack."""
+
+    def __init__(self, learners: Sequence[Learner]) -> None:
+        self.learners = list(learners)
+        self.device = learners[0].device
+        self.networks = _Networks(learners[0])
+        first = self.networks.tensors()
+        everyone = [_Networks(learner).tensors() for learner in learners]
+        _require_alike(everyone)
+        self.tensors: Tensors = {key: torch.stack([own[key].detach() for own in everyone]) for key in first}
+        for i, own in enumerate(everyone):
+            for key, tensor in own.items():
+                tensor.data = self.tensors[key][i]
+        self.dtype = next(self.networks.parameters()).dtype
+        self._key_of = {id(tensor): key for key, tensor in first.items()}
+        self.optimizers = {name: self._stack_optimizer(name) for name in learners[0].optimizers}
+        self.varying = self._varying_settings()
+        # A second learner around the first one's networks: this one is only ever traced.
+        self._trace, self._template = _Trace(), copy.copy(learners[0])
+        self._template.config = _Settings(learners[0].config)
+        self._template.execution = Execution(draw=self._trace.draw, on_losses=self._trace.on_losses)
+
+    def __len__(self) -> int:
+        return len(self.learners)
+
+    def _stack_optimizer(self, name: str) -> _OptimizerStack:
+        members = [learner.optimizers[name] for learner in self.learners]
+        for setting, values in zip(ADAM_SETTINGS, zip(*(member.settings for member in members))):
+            if any(value != values[0] for value in values):
+                raise ConfigError(
+                    f"{setting}: the members' optimisers differ in it ({name}: {values}) and cannot be trained as "
+                    "one; set population: off",
+                    key=setting,
+                )
+        keys = [self._key_of[id(parameter)] for parameter in members[0].parameters]
+        return _OptimizerStack(members, keys, [self.tensors[key] for key in keys])
+
+    def _varying_settings(self) -> Tensors:
+        """The numbers in which the members' hyperparameters differ, `[S]` each."""
+        configs = [dict(learner.config) for learner in self.learners]
+        found = {}
+        for key, value in configs[0].items():
+            values = [config[key] for config in configs]
+            if any(other != value for other in values):
+                found[key] = torch.tensor(values, dtype=self.dtype, device=self.device)
+        return found
+
+    def stacked(self, tensor: Tensor) -> Tensor:
+        """The tensor `[S, …]` that holds the first member's `tensor`."""
+        return self.tensors[self._key_of[id(tensor)]]
+
+    # One update as a function.
+
+    def variant(self, variant: Hashable, layout: RowLayout, batch_size: int) -> Variant:
+        """What `variant` draws and steps, found by going through it once on rows that mean nothing."""
+        rows = torch.zeros((batch_size, layout.width), dtype=self.dtype, device=self.device)
+        return trace_draws(self._template, variant, rows, layout)
+
+    def function(self, variant: Hashable, layout: RowLayout) -> Callable[..., Any]:
+        """`(owned, others, settings, rows, draws) -> gradients, (terms, taus)`, the members' axis in front of all.
+
+        `taus` holds how far the targets move, `[S]`, where the members differ in it; else it is empty.
+        """
+        return torch.vmap(grad(self._member(variant, layout), has_aux=True), randomness="error")
+
+    def _member(self, variant: Hashable, layout: RowLayout) -> Callable[..., Any]:
+        """One member's losses, summed, as a pure function of its tensors; `settings` replace its settings."""
+        template, networks, trace = self._template, self.networks, self._trace
+        usual = {key: getattr(template.config, key) for key in self.varying}
+
+        def losses(
+            owned: Tensors, others: Tensors, settings: Tensors, rows: Tensor, draws: list[Tensor]
+        ) -> tuple[Tensor, tuple[Terms, list[Tensor]]]:
+            def step() -> Terms:
+                return template.gradient_step(template.normalized(layout.unpack(rows)), variant)
+
+            trace.draws = draws
+            template.config.replace(settings)
+            terms: Terms = functional_call(networks, {**owned, **others}, (step,))
+            loss, taus = trace.loss, [trace.tau] if isinstance(trace.tau, Tensor) else []
+            template.config.replace(usual)
+            trace.empty()
+            return loss, (terms, taus)
+
+        return losses
+
+    def parts(self, stepped: Sequence[str]) -> tuple[Tensors, Tensors]:
+        """The stacked tensors that the optimisers of `stepped` own, and all others."""
+        keys = [key for name in stepped for key in self.optimizers[name].keys]
+        owned = {key: self.tensors[key] for key in keys}
+        return owned, {key: tensor for key, tensor in self.tensors.items() if key not in owned}
+
+    def follows(self, tau: float | Tensor) -> list[Polyak]:
+        """Every target `[S, …]` and what it follows."""
+        pairs = [
+            (self.stacked(target), self.stacked(source))
+            for one, other in self.learners[0].targets().items()
+            for target, source in zip(one.parameters(), other.parameters())
+        ]
+        return [([target for target, _ in pairs], [source for _, source in pairs], tau)] if pairs else []

@@ -1,0 +1,137 @@
+"""`StackedUpdater`: the updates of all members at once, eager, compiled or captured as a single run's are.
+
+On a CPU every member then steps with its own optimiser, by the kernel a single run uses; on a GPU the stack steps
+as one, in list operations that broadcast what belongs to a member (its learning rate, its count of steps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Learner, Terms
+from rl_training.algorithms.optim import Group, Polyak, apply_lists, polyak_update
+from rl_training.algorithms.trace import Variant
+from rl_training.data.sources import BatchSource, TensorSource
+from rl_training.updates.stack import Stack
+from rl_training.updates.updater import Updater, compiled
+
+
+class Inputs(NamedTuple):
+    """What the next update of every member needs and nothing before it decides."""
+
+    rows: Tensor  # [S, B, width]
+    draws: list[Tensor]  # [S, …] each
+
+
+def apply_stacked(groups: list[Group], follows: list[Polyak]) -> None:
+    """Step every optimiser of the stack, then move the targets."""
+    for group in groups:
+        apply_lists(group, [])
+    polyak_update(follows)
+
+
+class StackedUpdater(Updater):
+    """`updaters`, one per member of `stack`, run as one; their sources draw from the members' generators."""
+
+    # Each replay of a graph first sets every member's random numbers: many updates should share that.
+    blocks = (50, 10, 1)
+
+    def __init__(self, stack: Stack, updaters: Sequence[Updater]) -> None:
+        first = updaters[0]
+        self.stack, self.members = stack, list(updaters)
+        super().__init__(
+            first.learner,
+            first.source,
+            first.batch_size,
+            schedule=first.schedule,
+            total_updates=first.total_updates,
+            together=first.together,
+            acting=first.acting,  # whose transfer serves all members
+        )
+        if self._staged is not None:
+            self._staged = torch.empty((len(stack), *self._staged.shape), device=stack.device)
+        self._variants: dict[Hashable, Variant] = {}
+        self._functions: dict[Hashable, Callable[..., Any]] = {}
+        compiles = first.learner.execution.acceleration == "compile"
+        self._transform = compiled if compiles else lambda function: function
+        self._apply = self._transform(apply_stacked)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether something was compiled or captured for this stack, which would be lost with it."""
+        return self.learner.execution.acceleration != "eager"
+
+    def _learners(self) -> Sequence[Learner]:
+        return self.stack.learners
+
+    def _sources(self) -> Sequence[BatchSource]:
+        return [member.source for member in self.members]
+
+    def _rates(self, update: int) -> list[float]:
+        return [rate for member in self.members for rate in Updater._rates(member, update)]
+
+    def _set_rates(self, rates: Sequence[float] | Tensor) -> None:
+        if self.schedule is not None:
+            each = len(rates) // len(self.members)
+            for i, member in enumerate(self.members):
+                member.learner.set_learning_rates(rates[i * each : (i + 1) * each])
+
+    def _sample(self) -> Tensor:
+        sources = self._sources()
+        first = sources[0]
+        if isinstance(first, TensorSource) and all(getattr(one, "rows", None) is first.rows for one in sources):
+            # One data set for all: one gather.
+            chosen = torch.cat([one.draw(self.batch_size) for one in sources if isinstance(one, TensorSource)])
+            return first.gather(chosen).view(len(sources), self.batch_size, -1)
+        return torch.stack([one.sample_rows(self.batch_size) for one in sources])
+
+    def _inputs(self, variant: Hashable) -> Inputs:
+        wanted = self._variant(variant).draws
+        rows = self._sample() if self._staged is None else self._staged
+        drawn = [
+            [learner.execution.draw(kind, shape, learner.generator) for kind, shape in wanted]
+            for learner in self.stack.learners
+        ]
+        return Inputs(rows, [torch.stack(draws) for draws in zip(*drawn)])
+
+    def _update(self, inputs: Inputs, variant: Hashable) -> Terms:
+        what = self._variant(variant)
+        if variant not in self._functions:
+            self._functions[variant] = self._transform(self.stack.function(variant, self.source.layout))
+        owned, others = self.stack.parts(what.stepped)
+        gradients, (terms, taus) = self._functions[variant](owned, others, self.stack.varying, *inputs)
+        step = self._step_each if self.stack.device.type == "cpu" else self._step_all
+        try:
+            step(what.stepped, gradients, taus[0] if taus else what.tau)
+        except BaseException:
+            for learner in self.stack.learners:
+                learner.step_interrupted = True
+            raise
+        return dict(terms)
+
+    def _variant(self, variant: Hashable) -> Variant:
+        if variant not in self._variants:
+            self._variants[variant] = self.stack.variant(variant, self.source.layout, self.batch_size)
+        return self._variants[variant]
+
+    def _step_each(self, stepped: Sequence[str], gradients: dict[str, Tensor], tau: Any) -> None:
+        keys = {name: self.stack.optimizers[name].keys for name in stepped}
+        taus = tau.tolist() if isinstance(tau, Tensor) else [tau] * len(self.stack)
+        for i, learner in enumerate(self.stack.learners):
+            learner.take_steps({name: [gradients[key][i] for key in keys[name]] for name in stepped}, taus[i])
+
+    @torch.no_grad()
+    def _step_all(self, stepped: Sequence[str], gradients: dict[str, Tensor], tau: Any) -> None:
+        groups = []
+        for name in stepped:
+            optimizer = self.stack.optimizers[name]
+            groups.append(optimizer.group([gradients[key] for key in optimizer.keys]))
+        self._apply(groups, [] if tau is None else self.stack.follows(tau))
+
+    def _finish(self, terms: Terms, count: int) -> None:
+        for i, learner in enumerate(self.stack.learners):
+            learner.finish_steps({name: term[i] for name, term in terms.items()}, count)
