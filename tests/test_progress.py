@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from rl_training.console import progress as progress_module
-from rl_training.console.bar import Pace, Standing, draw, duration, per_second
-from rl_training.console.progress import Progress
+from rl_training.display import progress as progress_module
+from rl_training.display.bar import Pace, Standing, draw, duration, per_second
+from rl_training.display.progress import Progress
 from rl_training.runs import signals
 from rl_training.runs import training as run_module
 from rl_training.runs.callbacks import Callback

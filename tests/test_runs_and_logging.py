@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rl_training.console.progress import Progress
+from rl_training.display.progress import Progress
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files, logging
 from rl_training.experiment.config import TrainConfig, load_config

@@ -20,10 +20,10 @@ from rl_training.console.environments import check_env
 from rl_training.console.errors import OneLineGroup
 from rl_training.console.listing import runs
 from rl_training.console.ope import ope, select
-from rl_training.console.output import flags, note, show_json, show_table, warn
 from rl_training.console.reports import plot, report
 from rl_training.console.studies import status, studies, sweep, work
 from rl_training.console.tuning import tune
+from rl_training.display.output import flags, note, show_json, show_table, warn
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:

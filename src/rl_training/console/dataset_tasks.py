@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from rl_training import seeding
-from rl_training.console.output import note, one_line, show_json, show_table
 from rl_training.data.columns import Columns
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_columns, write_columns
@@ -23,6 +22,7 @@ from rl_training.data.packing import allocate_rows, faults_of
 from rl_training.data.statistics import DatasetStatistics
 from rl_training.data.transitions import RowLayout
 from rl_training.data.validation import MOST_FAULTS, declared_spaces, resolve_spaces, settled_spaces
+from rl_training.display.output import note, one_line, show_json, show_table
 from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experience.collector import collect_dataset, collect_random

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rl_training.console.output import show_table
+from rl_training.display.output import show_table
 
 
 def check_env(

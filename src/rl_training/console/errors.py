@@ -19,7 +19,7 @@ from typing import Any
 import typer
 import typer.core
 
-from rl_training.console.output import flags, one_line, prepare_streams, warn
+from rl_training.display.output import flags, one_line, prepare_streams, warn
 from rl_training.errors import RLTrainingError, escaped
 from rl_training.runs.signals import TrainingInterrupted
 

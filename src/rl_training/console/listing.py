@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rl_training.console.output import note, one_line, show_json, show_table
+from rl_training.display.output import note, one_line, show_json, show_table
 
 if TYPE_CHECKING:
     from rl_training.report.reading import Run

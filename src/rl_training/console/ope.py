@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rl_training.console.bar import duration
-from rl_training.console.output import flags, note, show_json, show_table, warn
+from rl_training.display.bar import duration
+from rl_training.display.output import flags, note, show_json, show_table, warn
 from rl_training.off_policy_evaluation import defaults
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class _Lines:
 @contextmanager
 def _progress() -> Iterator[Callable[[float], None]]:
     """A bar on a terminal, plain lines elsewhere, nothing if quiet."""
-    from rl_training.console.progress import Progress
+    from rl_training.display.progress import Progress
 
     if flags.quiet:
         yield lambda share: None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rl_training.console.output import note, warn
+from rl_training.display.output import note, warn
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:

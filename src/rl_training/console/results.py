@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from rl_training.console.output import flags, program_name, show_table
 from rl_training.data.scores import NOT_COMPARABLE
+from rl_training.display.output import flags, program_name, show_table
 from rl_training.experiment.files import decode_json
 from rl_training.experiment.manifest import read_manifest, read_verified
 from rl_training.experiment.metric_names import words_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_training.console.options import AllowImport, Data, Device, Gpus, Ray
-from rl_training.console.output import flags, note, one_line, show_json, show_table
+from rl_training.display.output import flags, note, one_line, show_json, show_table
 
 if TYPE_CHECKING:
     from rl_training.study.tuning import Confirmed, TrialResult, TuningResult

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from rl_training.console.progress import Progress
+from rl_training.display.progress import Progress
 
 
 class Display:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.algorithms.base import Learner
-from rl_training.console.output import program_name
-from rl_training.console.progress import Progress
+from rl_training.display.output import program_name
+from rl_training.display.progress import Progress
 from rl_training.environments.playing import Evaluator, PlayInterrupted
 from rl_training.errors import CheckpointError, ConfigError, NotPlainDataError
 from rl_training.experiment import files

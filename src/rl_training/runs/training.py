@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from rl_training.console.progress import Progress
+from rl_training.display.progress import Progress
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.errors import ConfigError, RLTrainingError

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from rl_training.console.output import note
+from rl_training.display.output import note
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import (
     PlainMapping,

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 import rl_training
-from rl_training.console.output import one_line
+from rl_training.display.output import one_line
 from rl_training.environments.ray_actors import connect, go_to, require_ray
 from rl_training.errors import ConfigError
 from rl_training.study.crew import Worker, Workers, start_worker

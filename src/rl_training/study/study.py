@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rl_training.console.output import one_line
+from rl_training.display.output import one_line
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.settings import at_home
 from rl_training.study.plan import Plan, read_plan

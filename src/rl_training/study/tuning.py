@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rl_training.console.output import one_line
+from rl_training.display.output import one_line
 from rl_training.errors import ConfigError, RLTrainingError, RunInUse
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig

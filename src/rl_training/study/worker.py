@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rl_training.console.output import one_line
+from rl_training.display.output import one_line
 from rl_training.errors import ClaimLost, ConfigError, DiskFullError, RLTrainingError, RunInUse
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig

@@ -14,8 +14,8 @@ from typing import Any, Protocol, TextIO, cast
 from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderResult
 from rich.live import Live
 
-from rl_training.console.bar import Pace, Standing, draw, duration, named, per_second
-from rl_training.console.output import Unbreakable, open_nothing
+from rl_training.display.bar import Pace, Standing, draw, duration, named, per_second
+from rl_training.display.output import Unbreakable, open_nothing
 from rl_training.errors import escaped
 from rl_training.experiment.metric_names import tag_of
 
