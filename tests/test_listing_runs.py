@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import rl_training
 from rl_training import cli
-from rl_training.console.listing import Sort, age
+from rl_training.console.listing import Sort
+from rl_training.display.text import age
 from rl_training.errors import ConfigError
 from rl_training.report import listing, runs
 from rl_training.study.packing import pack

@@ -113,6 +113,18 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert python(program).stdout.strip() == "[]"
 
 
+def test_lines_of_progress_do_not_import_rich(bare: Bare) -> None:
+    program = """
+import io, sys
+from rl_training.display.progress import Progress
+progress = Progress(100, stream=io.StringIO(), opening=["first"])
+progress.write(50, 0.0, {"train/loss": 1.0})
+progress.close()
+print([name for name in ("rich", "torch", "numpy") if name in sys.modules])
+"""
+    assert bare.run(program).stdout.strip() == "[]"
+
+
 # What a report imports of what is slow: nothing to be named, numpy to read, its extra to be made; torch never.
 REPORT = ("torch", "gymnasium", "numpy", "scipy", "matplotlib", "jinja2")
 

@@ -13,6 +13,7 @@ from benchmarks.evidence.judging import EPISODES
 from benchmarks.evidence.keeping import OVER, Kept, about_of, load, reading_of
 from benchmarks.evidence.published import SOURCE, STEPS, Published, published
 from benchmarks.report import UNKNOWN, Entry, Results, Sections
+from rl_training.display.text import number
 from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.report import figures
 from rl_training.report.facts import ranges
@@ -20,7 +21,7 @@ from rl_training.report.grouping import Selection, group, is_offline
 from rl_training.report.reading import Run
 from rl_training.report.rendering import rendered
 from rl_training.report.summary import Options, Result, Summary, summarise
-from rl_training.report.tables import number, text_of
+from rl_training.report.tables import text_of
 from rl_training.study.description import StudyFile
 
 STUDIES = report.ROOT / "benchmarks" / "studies"

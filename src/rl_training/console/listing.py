@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rl_training.display.output import note, one_line, show_json, show_table
+from rl_training.display.text import age, decimal
 
 if TYPE_CHECKING:
     from rl_training.report.reading import Run
-
-_AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
-
 
 Sort = Literal["name", "algo", "env", "seed", "status", "step", "return", "best", "age"]
 
@@ -81,8 +79,8 @@ def _row(run: Run, now: float) -> dict[str, str]:
         "seed": "" if run.seed is None else str(run.seed),
         "status": run.status,
         "step": f"{run.step:,}",
-        "return": _number(run.last),
-        "best": _number(run.best),
+        "return": decimal(run.last, ""),
+        "best": decimal(run.best, ""),
         "age": "" if run.updated is None else age(now - run.updated),
         "tags": ", ".join(run.tags),
         "members": str(run.members) if run.members > 1 else "",
@@ -90,14 +88,3 @@ def _row(run: Run, now: float) -> dict[str, str]:
         "folder": run.place,
         "remark": "; ".join([*remarks, *(one_line(text) for text in run.notes)]),
     }
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def age(seconds: float) -> str:
-    """Time since the last sign of life: `40 s`, `5 min`, `3 h`, `12 d`."""
-    seconds = max(seconds, 0.0)
-    unit, name = next((unit, name) for least, unit, name in _AGES if seconds >= least)
-    return f"{seconds / unit:.0f} {name}"

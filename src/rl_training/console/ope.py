@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rl_training.display.bar import duration
 from rl_training.display.output import flags, note, show_json, show_table, warn
+from rl_training.display.text import duration, rounded
 from rl_training.off_policy_evaluation import defaults
 
 if TYPE_CHECKING:
@@ -216,18 +216,14 @@ def show_judgement(found: OPEResult) -> None:
 def _row(one: PolicyEstimate, columns: list[str]) -> list[str]:
     cells = {
         "rank": str(one.rank),
-        "value": _number(one.value),
-        "95 % interval": "–" if one.low is None else f"{_number(one.low)} to {_number(one.high)}",
+        "value": rounded(one.value),
+        "95 % interval": "–" if one.low is None else f"{rounded(one.low)} to {rounded(one.high)}",
         "same rank": "–" if one.agreement is None else f"{one.agreement:.0%}",
         "distance": f"{one.distance:.3f}",
         "clipped": "–" if one.clipped is None else f"{one.clipped:.1%}",
         "effective episodes": "–" if one.effective_episodes is None else f"{one.effective_episodes:.1f}",
     }
     return [*(cells[column] for column in columns), one.name]
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}" if abs(value) < 1_000 else f"{value:.0f}"
 
 
 def _show_selection(found: Selection) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from rl_training.console.options import AllowImport, Data, Device, Gpus, Ray
 from rl_training.display.output import flags, note, one_line, show_json, show_table
+from rl_training.display.text import decimal, duration_in_words
 
 if TYPE_CHECKING:
     from rl_training.study.status import StudyStatus, TrialStatus
@@ -130,7 +131,7 @@ def _show(status: StudyStatus) -> None:
     """Counts and time left, a line per configuration, and who works on what, or failed."""
     counts = ", ".join(f"{count} {state}" for state, count in status.counts.items() if count)
     left = status.seconds_left
-    left_text = "" if left is None or not left else f", about {_duration(left)} left"
+    left_text = "" if left is None or not left else f", about {duration_in_words(left)} left"
     print(f"{status.name}: {counts or 'no trials'}{left_text}")
     show_table(_configuration_rows(status), ("configuration", "done", "return", "best"))
     if running := [one for one in status.trials if one.state == "running"]:
@@ -171,15 +172,9 @@ def _configuration_rows(status: StudyStatus) -> list[tuple[str, str, str, str]]:
 
 def _mean(values: list[float | None]) -> str:
     known = [value for value in values if value is not None]
-    return f"{sum(known) / len(known):.2f}" if known else "-"
+    return decimal(sum(known) / len(known) if known else None)
 
 
 def _running_row(one: TrialStatus) -> tuple[str, str, str, str, str]:
     heartbeat = "-" if one.heartbeat is None else f"{one.heartbeat:.0f} s ago"
     return one.trial.name, one.host or "-", heartbeat, f"{one.step:,}/{one.total:,}", _mean([one.eval_return])
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -9,6 +9,7 @@ import typer
 
 from rl_training.console.options import AllowImport, Data, Device, Gpus, Ray
 from rl_training.display.output import flags, note, one_line, show_json, show_table
+from rl_training.display.text import decimal, significant
 
 if TYPE_CHECKING:
     from rl_training.study.tuning import Confirmed, TrialResult, TuningResult
@@ -58,19 +59,11 @@ def _show(result: TuningResult) -> None:
 
 
 def _row(name: str, one: TrialResult) -> tuple[str, ...]:
-    return name, str(one.number + 1), _settings(one), _number(one.value), _fresh(one.confirmed), _number(one.loss)
+    return name, str(one.number + 1), _settings(one), decimal(one.value), _fresh(one.confirmed), decimal(one.loss)
 
 
 def _settings(one: TrialResult) -> str:
-    return ", ".join(f"{name}={_short(value)}" for name, value in one.settings.items()) or "base"
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return ", ".join(f"{name}={significant(value)}" for name, value in one.settings.items()) or "base"
 
 
 def _fresh(confirmed: Confirmed | None) -> str:
@@ -79,5 +72,5 @@ def _fresh(confirmed: Confirmed | None) -> str:
         return "-"
     if confirmed.mean is None:
         return "failed"
-    spread = "" if confirmed.std is None else f" ± {confirmed.std:.2f}"
-    return f"{confirmed.mean:.2f}{spread} ({len(confirmed.values)} seeds)"
+    spread = "" if confirmed.std is None else f" ± {decimal(confirmed.std)}"
+    return f"{decimal(confirmed.mean)}{spread} ({len(confirmed.values)} seeds)"

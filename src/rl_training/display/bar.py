@@ -1,150 +1,151 @@
-"""One line that shows how far a run has come: what fits into so many columns, the most wanted first."""
+"""The progress bar of a terminal or a notebook, made of rich's columns; imported only if one is shown."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, TextIO, cast
 
-from rich.text import Text
+from rich.console import Console, ConsoleDimensions, RenderableType
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 
-# A bar takes the columns that nothing else needs, between these two.
+from rl_training.display.output import Unbreakable
+
+# The bar takes the columns that the texts leave, between these two.
 _NARROWEST, _WIDEST = 8, 40
+_NOTEBOOK_WIDTH = 100
+
+State = Callable[[], tuple[int, list[str]]]
+"""Returns the step of a run, and texts to show next to it: the time, then the others, the most important first."""
 
 
-@dataclass(frozen=True)
-class Standing:
-    """How far a run has come, and what is known of it."""
+def bar_for(stream: Unbreakable, total: int, state: State, *, given: bool) -> TerminalBar | NotebookBar | None:
+    """Start the bar that `stream` can show; None if lines are better: in a file, a pipe or a job's log."""
+    if stream.isatty():
+        # Text is printed as it is; rich's own display in notebooks needs widgets.
+        console = _Console(
+            file=cast("TextIO", stream),
+            markup=False,
+            highlight=False,
+            emoji=False,
+            soft_wrap=True,
+            force_jupyter=False,
+        )
+        plain = console.no_color or os.environ.get("CI", "").lower() not in ("", "0", "false")
+        return TerminalBar(console, total, state) if console.is_interactive and not plain else None
+    if not given:
+        with contextlib.suppress(Exception):  # an unusual notebook has plain lines
+            show = _notebook_display()
+            return None if show is None else NotebookBar(show, total, state, stream)
+    return None
 
-    done: int
-    total: int
-    unit: str = "steps"
-    seconds: float | None = None  # that are left; once it is over, that it took
-    over: bool = False
-    rate: float | None = None
-    doing: str = ""  # what keeps the run from moving, or which part of it this is
-    returns: Mapping[str, float] = field(default_factory=dict)
-    losses: Mapping[str, float] = field(default_factory=dict)
 
+class _Console(Console):
+    """A console that is as wide as its terminal is now, less the last column: some terminals break a full line.
 
-def draw(standing: Standing, width: int, *, ascii_only: bool = False) -> Text:
-    """Bar, count and time left, shortened where they must be; then what else there is room for.
-
-    What is least missed goes first: losses, then the rate, then returns.
+    COLUMNS, which rich prefers to the terminal's own answer, can only make it narrower.
     """
-    count, clock, least = _count_and_time(standing, width)
-    room = width - least - len(count) - len(clock) - 2
-    extras = []
-    for words in _extras(standing):
-        if len(words) + 2 > room:
-            break
-        extras.append(words)
-        room -= len(words) + 2
-    cells = max(min(least + room, _WIDEST), 0)
-    line = _bar(standing, cells, ascii_only)
-    line.append(" " * bool(cells) + count, "progress.download")
-    line.append(" " + clock, "progress.remaining")
-    for words in extras:
-        line.append("  " + words)
-    line.truncate(max(width, 0))
-    return line
+
+    @property  # type: ignore[misc]  # a terminal's size is read, never set
+    def size(self) -> ConsoleDimensions:
+        usual = super().size
+        columns = usual.width
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            # A terminal that does not know its width answers 0.
+            columns = os.get_terminal_size(self.file.fileno()).columns or columns
+        return ConsoleDimensions(min(columns, self._width or columns) - 1, usual.height)
 
 
-def _count_and_time(standing: Standing, width: int) -> tuple[str, str, int]:
-    """Count and time in the longest form that leaves room for a bar, and the fewest columns that bar has."""
-    total = str(standing.total)
-    count, clock = f"{standing.done:>{len(total)}}/{total}", duration(standing.seconds)
-    for words in (f"{clock} {'in all' if standing.over else 'left'}", clock):
-        if _NARROWEST + len(count) + len(words) + 2 <= width:
-            return count, words, _NARROWEST
-    count, clock = f"{_brief(standing.done)}/{_brief(standing.total)}", _brief_duration(standing.seconds)
-    return count, clock, min(_NARROWEST, width - len(count) - len(clock) - 2)
+class _Line(Progress):
+    """Bar, count, and those texts that fit whole; asks for the state of the run whenever it is drawn."""
+
+    def __init__(self, console: Console, total: int, state: State) -> None:
+        self._state = state
+        self._fixed = len(f" {total}/{total} ") + _NARROWEST
+        super().__init__(
+            BarColumn(None, table_column=Column(max_width=_WIDEST)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True, overflow="crop")),
+            TextColumn("{task.description}"),
+            console=console,
+            refresh_per_second=4,
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
+        )
+        self.add_task("", total=total)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.tasks:  # rich asks once before the task is added
+            task.completed, texts = self._state()
+            while texts and self._fixed + len("  ".join(texts)) > self.console.width:
+                texts.pop()
+            time, *others = texts or [""]
+            task.description = f"[progress.remaining]{time}[/]" + escape("".join(f"  {text}" for text in others))
+        return super().get_renderables()
 
 
-def _extras(standing: Standing) -> list[str]:
-    """What else could be shown, the most wanted first."""
-    rate = [] if standing.rate is None else [per_second(standing.rate, standing.unit)]
-    doing = [standing.doing] if standing.doing else []
-    return [*doing, *named(standing.returns), *rate, *named(standing.losses)]
+class TerminalBar(_Line):
+    """The last line of a terminal; lines that are printed meanwhile go above it."""
+
+    def __init__(self, console: Console, total: int, state: State) -> None:
+        super().__init__(console, total, state)
+        self.start()
+
+    def say(self, text: str) -> None:
+        self.console.print(text)
+
+    def close(self) -> None:
+        self.stop()
 
 
-def _bar(standing: Standing, cells: int, ascii_only: bool) -> Text:
-    full, half, empty = ("#", "", "-") if ascii_only else ("━", "╸", "─")
-    share = min(max(standing.done / max(standing.total, 1), 0.0), 1.0)
-    whole, halves = divmod(int(share * cells * 2), 2)
-    filled = full * whole + half * halves
-    style = "bar.finished" if share == 1 else "bar.complete"
-    return Text(no_wrap=True, end="").append(filled, style).append(empty * (cells - len(filled)), "bar.back")
+def _notebook_display() -> Callable[..., Any] | None:
+    """IPython's `display`, if this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None or not (type(shell).__name__ == "ZMQInteractiveShell" or "colab" in type(shell).__module__):
+        return None
+    from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
+
+    show: Callable[..., Any] = display
+    return show
 
 
-def named(values: Mapping[str, float]) -> list[str]:
-    """Numbers as a person reads them, each with its name."""
-    return [f"{name} {value:.4g}" for name, value in values.items()]
+class NotebookBar:
+    """A line of text below a cell that is replaced in place; it needs no widgets."""
 
+    def __init__(self, display: Callable[..., Any], total: int, state: State, stream: Unbreakable) -> None:
+        self._stream = stream
+        self._console = Console(width=_NOTEBOOK_WIDTH, color_system=None, force_jupyter=False)
+        self._line = _Line(self._console, total, state)
+        self._shown = self._text()
+        self._handle = display({"text/plain": self._shown}, raw=True, display_id=True)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._keep_drawing, name="progress bar", daemon=True)
+        self._thread.start()
 
-def per_second(rate: float, unit: str) -> str:
-    """`812 steps/s`, `0.31 updates/s`."""
-    return f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"
+    def _text(self) -> str:
+        with self._console.capture() as drawn:
+            self._console.print(self._line)
+        return drawn.get().rstrip()
 
+    def _keep_drawing(self) -> None:
+        while not self._closed.wait(0.5):
+            self._draw()
 
-def duration(seconds: float | None) -> str:
-    """`0:12:34`, or in days from a hundred hours on."""
-    if seconds is None or not 0 <= seconds < 1e8:
-        return "-:--:--"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours < 100 else f"{hours // 24}d {hours % 24:02}h"
+    def _draw(self) -> None:
+        text = self._text()
+        if text != self._shown:
+            self._shown = text
+            with contextlib.suppress(Exception):  # a notebook that is gone does not stop the run
+                self._handle.update({"text/plain": text}, raw=True)
 
+    def say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
 
-def _brief_duration(seconds: float | None) -> str:
-    """The two largest units alone: `12m34s`, at most six columns in the first 99 days."""
-    if seconds is None or not 0 <= seconds < 1e8:
-        return "-:--"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 24:
-        return f"{hours // 24}d{hours % 24:02}h"
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
-
-
-def _brief(number: int) -> str:
-    """`9999`, `12k`, `1.5M`: at most four columns, and never more than there is."""
-    if number < 10_000:
-        return str(number)
-    for letter in "kMGT":
-        number, tenths = number // 1_000, number % 1_000 // 100
-        if number < 10 and tenths:
-            return f"{number}.{tenths}{letter}"
-        if number < 1_000:
-            return f"{number}{letter}"
-    return "many"
-
-
-class Pace:
-    """How fast a run moves of late: over 15 seconds, or the last eighth of its time where that is longer."""
-
-    def __init__(self, start: int, now: float | None = None) -> None:
-        self.began = time.monotonic() if now is None else now
-        self._marks = deque([(self.began, start)])
-
-    def note(self, step: int, now: float | None = None) -> None:
-        """Tell where the run stands; may be called often."""
-        now = time.monotonic() if now is None else now
-        span = max(15.0, (now - self.began) / 8)
-        if len(self._marks) > 1 and self._marks[-1][0] - self._marks[-2][0] < span / 200:
-            self._marks.pop()  # so close together that the later one does for both
-        self._marks.append((now, step))
-        while len(self._marks) > 2 and now - self._marks[1][0] >= span:
-            self._marks.popleft()
-
-    @property
-    def rate(self) -> float | None:
-        """Steps per second; None before the first one."""
-        (since, first), (now, last) = self._marks[0], self._marks[-1]
-        return (last - first) / (now - since) if last > first and now > since else None
-
-    def left(self, total: int) -> float | None:
-        """Seconds to `total`; None while nobody knows."""
-        rate, last = self.rate, self._marks[-1][1]
-        return 0.0 if last >= total else None if rate is None else (total - last) / rate
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+        self._draw()

@@ -20,6 +20,7 @@ import jinja2
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from rl_training.display.text import number
 from rl_training.experiment.files import package_version
 from rl_training.report import figures
 from rl_training.report.curves import AXES
@@ -27,7 +28,7 @@ from rl_training.report.facts import bases
 from rl_training.report.rendering import inline, rendered, svg_with_seeds, without_seeds
 from rl_training.report.statistics import CONFIDENCE, EXPANDED, METHOD, POWER
 from rl_training.report.summary import MOST_SHOWN, Summary
-from rl_training.report.tables import Table, number, tables, text_of, words_of
+from rl_training.report.tables import Table, tables, text_of, words_of
 
 _MOST_EFFECTS = 12
 _TYPES = {"csv": "text/csv", "md": "text/markdown", "tex": "application/x-tex"}

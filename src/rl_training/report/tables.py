@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rl_training.display.text import number
 from rl_training.experiment.metric_names import METRICS, tag_of
 from rl_training.report.facts import facts_of
 from rl_training.report.statistics import Estimate
@@ -105,18 +106,6 @@ class Table:
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
         slim = Table(self.name, self.title, tuple(self.columns[i] for i in kept), rows)
         return slim, [(name, text) for name, text in same if text not in ("", "–")]
-
-
-def number(value: Any, like: float = 0.0) -> str:
-    """A number to about three digits, as many decimals as a number of the size `like` has."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    size = max(abs(float(value)), abs(like))
-    if size >= 1000 or (isinstance(value, int) and not isinstance(value, bool)):
-        return f"{value:,.0f}"
-    if size >= 100:
-        return f"{value:.1f}"
-    return f"{value:.2f}" if size >= 0.01 or size == 0 else f"{value:.2g}"
 
 
 def text_of(cell: Cell) -> str:
