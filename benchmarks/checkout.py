@@ -3,8 +3,8 @@
 `--against PATH` of `benchmarks.updates` and `benchmarks.training`. PATH is a checkout of any commit whose learners
 take the settings of the case or config, before or after `accelerate` and `RunOptions` were there. Three processes,
 each with the `src` of its checkout, do the same work in turn, block by block: the present checkout, the other one,
-and the other one again. What the last two differ in is the noise that a ratio of the first two has to be read against.
-The programs themselves and what they measure are the present ones on every side.
+and the other one again. The difference between the last two is the noise in a ratio of the first two. The programs
+themselves and what they measure are the present ones on every side.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from rl_training.memory import available_cores, available_memory, human_bytes, k
 from rl_training.models.actor_critic import Model
 from rl_training.models.mlp import NetworkShape
 from rl_training.platforms import resource
-from rl_training.updates.updater import require_device, set_precision
 from rl_training.runs.sections import Resolved, Sections
 from rl_training.seeding import learner_seeds
 from rl_training.spaces import SpaceSpec
+from rl_training.updates.updater import require_device, set_precision
 
 # Networks of this package gain nothing from more threads than this; a user's OMP_NUM_THREADS wins.
 MOST_THREADS = 4

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rl_training.algorithms.finite import check_finite
 from rl_training.environments.playing import Evaluator
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpointing import write_checkpoint
-from rl_training.experiment.retention import discard, list_checkpoints, set_aside
-from rl_training.experiment.metric_names import log_row
-from rl_training.runs import state
 from rl_training.experience.acting import ActingPolicy
+from rl_training.experiment.checkpointing import write_checkpoint
+from rl_training.experiment.metric_names import log_row
+from rl_training.experiment.retention import discard, list_checkpoints, set_aside
+from rl_training.runs import state
 from rl_training.runs.changes import scored_elsewhere
-from rl_training.algorithms.finite import check_finite
 
 if TYPE_CHECKING:
     from rl_training.runs.session import Session

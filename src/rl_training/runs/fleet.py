@@ -19,14 +19,14 @@ from pathlib import Path
 
 from rl_training.errors import ClaimLost, RLTrainingError, RunInUse
 from rl_training.experiment.runs import amend_record
-from rl_training.updates.transfer import fetch_together
-from rl_training.updates.stack import Stack
-from rl_training.updates.stacked import StackedUpdater
-from rl_training.updates.updater import Updater
 from rl_training.runs.regime import Advanced, Event, Regime, Updates
-from rl_training.runs.training import Built, Training, Opened, note_companions
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.signals import SignalGuard, TrainingInterrupted
+from rl_training.runs.training import Built, Opened, Training, note_companions
+from rl_training.updates.stack import Stack
+from rl_training.updates.stacked import StackedUpdater
+from rl_training.updates.transfer import fetch_together
+from rl_training.updates.updater import Updater
 
 
 @dataclass(eq=False)

@@ -12,26 +12,26 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.sources import BatchSource
-from rl_training.environments.user_environments import UserEnvironments
 from rl_training.environments.pool import require_place
+from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import ConfigError
+from rl_training.experience.acting import ActingPolicy
+from rl_training.experience.collector import Collector
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import require_installed
-from rl_training.updates.updater import Updater
-from rl_training.experience.acting import ActingPolicy
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.changes import Changes, differences, same_environment
 from rl_training.runs.clock import Clock
-from rl_training.experience.collector import Collector
-from rl_training.runtime.controls import ControlConfig
 from rl_training.runs.init_from import starting_point
-from rl_training.updates.schedules import OptimizationConfig
 from rl_training.runs.sections import Resolved, Sections
 from rl_training.runs.session import Session
 from rl_training.runs.state import config_of
+from rl_training.runtime.controls import ControlConfig
 from rl_training.settings import Settings
 from rl_training.spaces import SpaceSpec
+from rl_training.updates.schedules import OptimizationConfig
+from rl_training.updates.updater import Updater
 
 Made = TypeVar("Made")
 
@@ -46,7 +46,7 @@ class RunSpec:
     checkpoint: Checkpoint | None = None  # the run's own, to go on from
     origin: Checkpoint | None = None  # where the networks come from: the same, or `init_from`
     dataset: TransitionDataset | None = None  # data in memory, in place of the configured ones
-    given: UserEnvironments = field(default_factory=UserEnvironments)  # environments the caller brought, in place of ids
+    given: UserEnvironments = field(default_factory=UserEnvironments)  # the caller's environments, in place of ids
     settings: Mapping[str, Any] = field(default_factory=dict)
     shared: dict[str, Any] = field(default_factory=dict)  # what the runs of a population build once, by name
 
@@ -125,7 +125,7 @@ Event = Updates | Acted | Advanced
 
 
 class Regime(ABC):
-    """What online, offline and offline-to-online runs differ in. Constructing one builds all that a `RunSpec` needs."""
+    """What online, offline and offline-to-online runs differ in. The constructor builds all that a `RunSpec` needs."""
 
     name: ClassVar[str]
     sections: ClassVar[tuple[type[Settings], ...]]

@@ -31,15 +31,15 @@ from rl_training.experiment.logging import CsvSink, MetricsLog, Sink, TensorBoar
 from rl_training.experiment.retention import discard_after, sweep
 from rl_training.experiment.runs import RunDirectory, end_of, read_run_record
 from rl_training.runs import state
-from rl_training.updates.updater import accelerate
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.clock import Clock
-from rl_training.runtime.controls import ControlConfig, build_control_callbacks
+from rl_training.runs.regime import Advanced, Event, Regime, RunSpec, Updates
 from rl_training.runs.run_status import duration, status
-from rl_training.runs.regime import Advanced, Event, RunSpec, Regime, Updates
-from rl_training.updates.schedules import OptimizationConfig
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.signals import SignalGuard
+from rl_training.runtime.controls import ControlConfig, build_control_callbacks
+from rl_training.updates.schedules import OptimizationConfig
+from rl_training.updates.updater import accelerate
 
 
 @dataclass(frozen=True)
