@@ -125,7 +125,7 @@ Event = Updates | Acted | Advanced
 
 
 class Regime(ABC):
-    """What online, offline and offline-to-online runs differ in. The constructor builds all that a `RunSpec` needs."""
+    """What online, offline and offline-to-online runs differ in. The constructor builds what a `RunSpec` needs."""
 
     name: ClassVar[str]
     sections: ClassVar[tuple[type[Settings], ...]]
