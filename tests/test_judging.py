@@ -668,7 +668,7 @@ def test_trials_that_held_out_different_episodes_are_refused(home: Path) -> None
     settings = {"algo": "bc", "env_id": None, "total_timesteps": 20}
     data = {"dataset_kind": "npz", "dataset_path": str(home / "logs.npz")}
     trials = [
-        selecting.Trial(
+        selecting.Candidate(
             str(fraction), run, settings | {"algo_kwargs": data | {"validation_fraction": fraction}}, {}
         )
         for fraction, run in zip((0.0, 0.25), runs(home))

@@ -17,7 +17,7 @@ from rl_training.console.listing import Sort
 from rl_training.display.text import age
 from rl_training.errors import ConfigError
 from rl_training.report import listing, runs
-from rl_training.study.packing import pack
+from rl_training.study.packing import pack_study
 from rl_training.study.trials import Failure, note_failure
 from tests.bare import Bare
 from tests.report_files import settings_of, write_run
@@ -143,7 +143,7 @@ def test_a_study_and_the_same_packed(tmp_path: Path) -> None:
         settings = plan.configurations[trial.configuration].settings
         write_run(study.folder / "runs" / trial.name, [7.0], seed=trial.seed, settings=settings)
     note_failure(study.folder, plan.trials[1], Failure(4, "it diverged"))
-    pack(study.folder, tmp_path / "tiny.zip")
+    pack_study(study.folder, tmp_path / "tiny.zip")
     for place in (study.folder, tmp_path / "tiny.zip"):
         found = runs(place, sort="best")
         [run] = found.runs

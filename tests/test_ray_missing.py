@@ -13,7 +13,7 @@ from rl_training.cli import main
 from rl_training.environments.ray_actors import connect
 from rl_training.errors import ConfigError, MissingDependencyError
 from rl_training.experiment.strict_yaml import dump_yaml
-from rl_training.study.ray_crew import put_marker, take_marker
+from rl_training.study.ray_pool import put_marker, take_marker
 from tests.runs import tiny, train
 from tests.studies import tiny_study
 
@@ -60,7 +60,7 @@ def test_what_answers_and_is_no_cluster_is_one_line(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_a_marker_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl_training.study.ray_crew._APPEAR_SECONDS", 0.3)
+    monkeypatch.setattr("rl_training.study.ray_pool._APPEAR_SECONDS", 0.3)
     marker = put_marker(tmp_path)
     assert take_marker(marker) is None
     assert not marker.exists()

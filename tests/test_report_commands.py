@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rl_training.cli import main
-from rl_training.study.packing import pack
+from rl_training.study.packing import pack_study
 from tests.report_files import two_methods, write_run
 from tests.report_pages import require_alone
 from tests.studies import study_in
@@ -29,7 +29,7 @@ def test_the_command_on_a_packed_study(
         monkeypatch.setattr("rl_training.report.page.rendered", lambda *_: b"%PDF")
     study = study_in(tmp_path, grid={"gamma": [0.9, 0.99]}, set={"eval_interval": 20})
     study.run(1, quiet=True)
-    pack(study.folder, tmp_path / "tiny.zip")
+    pack_study(study.folder, tmp_path / "tiny.zip")
     capsys.readouterr()
     out = tmp_path / "new" / "report.html"
     options = ["--reference", "CartPole-v1=0,500", "--threshold", "CartPole-v1=20", "--name", "dqn (gamma=0.9)=A"]

@@ -15,7 +15,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml, read_dumped
 from rl_training.report.logs import read_log
 from rl_training.report.reading import read_runs
-from rl_training.study.packing import pack
+from rl_training.study.packing import pack_study
 from rl_training.study.plan import read_plan
 from rl_training.study.trials import Failure, note_failure
 from tests.report_files import CREATED, log_of, record_of, settings_of, write_run
@@ -243,7 +243,7 @@ def test_a_study_and_its_packed_file_say_the_same(tmp_path: Path) -> None:
         ("failed", "it diverged"),
     ]
     assert [run.name for run in folder.runs if run.study is None] == ["stray"]
-    pack(study.folder, tmp_path / "packed.zip")
+    pack_study(study.folder, tmp_path / "packed.zip")
     packed = read_runs(tmp_path / "packed.zip")
     assert [one.kind for one in packed.unread] == ["missing", "failed"]
     ours = [run for run in folder.runs if run.study]
@@ -258,7 +258,7 @@ def test_a_study_and_its_packed_file_say_the_same(tmp_path: Path) -> None:
 def test_a_damaged_packed_study_and_plan_are_listed(tmp_path: Path) -> None:
     study = study_in(tmp_path, seeds=[0], set={"eval_interval": 30})
     study.run(1, quiet=True)
-    pack(study.folder, tmp_path / "packed.zip")
+    pack_study(study.folder, tmp_path / "packed.zip")
     data = bytearray((tmp_path / "packed.zip").read_bytes())
     data[200:260] = bytes(60)
     (tmp_path / "packed.zip").write_bytes(data)

@@ -17,7 +17,7 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.runs import amend_record
 from rl_training.runtime.workflows import predict_checkpoint
 from rl_training.study import Study, packing
-from rl_training.study.packing import pack, unpack
+from rl_training.study.packing import pack_study, unpack_study
 from rl_training.study.plan import read_plan
 from rl_training.study.trials import record_of
 from rl_training.study.worker import restart_unfinished
@@ -34,12 +34,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def packed(study: Path, tmp_path: Path) -> Path:
-    pack(study, tmp_path / "tiny.zip")
+    pack_study(study, tmp_path / "tiny.zip")
     return tmp_path / "tiny.zip"
 
 
 def test_a_packed_study_comes_back_with_its_results(study: Path, packed: Path, tmp_path: Path) -> None:
-    back = unpack(packed, tmp_path / "back")
+    back = unpack_study(packed, tmp_path / "back")
     assert Study(back).frame() == Study(study).frame()
     assert Study(back).best() == Study(study).best()
     for home, copy in zip(homes(study), homes(back)):
@@ -57,36 +57,36 @@ def test_it_is_small_replay_buffers_and_optimisers_stay_behind(packed: Path) -> 
 
 def test_the_same_study_gives_the_same_bytes(study: Path, packed: Path, tmp_path: Path) -> None:
     os.utime(study / "plan.json")
-    pack(study, tmp_path / "again.zip")
+    pack_study(study, tmp_path / "again.zip")
     assert (tmp_path / "again.zip").read_bytes() == packed.read_bytes()
-    back = unpack(packed, tmp_path / "elsewhere" / "back")
-    pack(back, tmp_path / "copy.zip")
+    back = unpack_study(packed, tmp_path / "elsewhere" / "back")
+    pack_study(back, tmp_path / "copy.zip")
     assert (tmp_path / "copy.zip").read_bytes() == packed.read_bytes()
 
 
 def test_nothing_is_overwritten(study: Path, packed: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exists; nothing is overwritten"):
-        pack(study, packed)
+        pack_study(study, packed)
     (tmp_path / "here").mkdir()
     with pytest.raises(ConfigError, match="exists; nothing is overwritten"):
-        unpack(packed, tmp_path / "here")
+        unpack_study(packed, tmp_path / "here")
     assert list((tmp_path / "here").iterdir()) == []
 
 
 def test_the_folder_is_named_by_the_study(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert unpack(packed) == Path("studies/tiny")
+    assert unpack_study(packed) == Path("studies/tiny")
 
 
 def test_a_link_in_the_study_is_not_packed(study: Path, tmp_path: Path) -> None:
-    pack(study, tmp_path / "one.zip")
-    copy = unpack(tmp_path / "one.zip", tmp_path / "copy")
+    pack_study(study, tmp_path / "one.zip")
+    copy = unpack_study(tmp_path / "one.zip", tmp_path / "copy")
     (tmp_path / "secret").write_text("secret")
     log = homes(copy)[0] / "metrics.csv"
     log.unlink()
     log.symlink_to(tmp_path / "secret")
     with pytest.raises(ConfigError, match="a link, which is not packed"):
-        pack(copy, tmp_path / "two.zip")
+        pack_study(copy, tmp_path / "two.zip")
     assert not (tmp_path / "two.zip").exists()
     assert not list(tmp_path.glob(".tmp-*"))
 
@@ -161,7 +161,7 @@ def test_a_hostile_file_is_refused_whole(
     change(packed)
     before = contents(tmp_path)
     with pytest.raises(CheckpointError, match=words) as caught:
-        unpack(packed, tmp_path / "out" / "back")
+        unpack_study(packed, tmp_path / "out" / "back")
     assert "\n" not in str(caught.value)
     assert contents(tmp_path) == before
     assert not (tmp_path / "out" / "back").exists()
@@ -170,30 +170,30 @@ def test_a_hostile_file_is_refused_whole(
 def test_sizes_are_bounded(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_LARGEST_MEMBER", 10)
     with pytest.raises(CheckpointError, match="declares"):
-        unpack(packed, tmp_path / "back")
+        unpack_study(packed, tmp_path / "back")
     monkeypatch.undo()
     monkeypatch.setattr(packing, "_MOST_MEMBERS", 2)
     with pytest.raises(CheckpointError, match="at most 2 are read"):
-        unpack(packed, tmp_path / "back")
+        unpack_study(packed, tmp_path / "back")
 
 
 def test_a_disk_without_room_is_one_line(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = packing.shutil.disk_usage(tmp_path)._replace(free=10)
     monkeypatch.setattr(packing.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(ConfigError, match=r"needs .* and 10 B are free"):
-        unpack(packed, tmp_path / "back")
+        unpack_study(packed, tmp_path / "back")
 
 
 def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such folder"):
-        pack(tmp_path / "nothing", tmp_path / "x.zip")
+        pack_study(tmp_path / "nothing", tmp_path / "x.zip")
     with pytest.raises(ConfigError, match="No such file"):
-        unpack(tmp_path / "x.zip", tmp_path / "back")
+        unpack_study(tmp_path / "x.zip", tmp_path / "back")
 
 
 def test_last_policies_are_those_of_the_newest_checkpoints(study: Path, tmp_path: Path) -> None:
-    pack(study, tmp_path / "last.zip", policies="last")
-    back = unpack(tmp_path / "last.zip", tmp_path / "back")
+    pack_study(study, tmp_path / "last.zip", policies="last")
+    back = unpack_study(tmp_path / "last.zip", tmp_path / "back")
     for home, copy in zip(homes(study), homes(back)):
         assert not (copy / "best").exists()
         assert sorted(path.name for path in (copy / "last" / "step_000000060").iterdir()) == sorted(
@@ -201,21 +201,21 @@ def test_last_policies_are_those_of_the_newest_checkpoints(study: Path, tmp_path
         )
         batch = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
         assert (predict_checkpoint(copy / "last", batch) == predict_checkpoint(home, batch)).all()
-    pack(back, tmp_path / "again.zip", policies="last")
+    pack_study(back, tmp_path / "again.zip", policies="last")
     assert (tmp_path / "again.zip").read_bytes() == (tmp_path / "last.zip").read_bytes()
 
 
 def test_without_policies_it_is_smaller_and_tells_the_same(study: Path, packed: Path, tmp_path: Path) -> None:
-    pack(study, tmp_path / "none.zip", policies="none")
+    pack_study(study, tmp_path / "none.zip", policies="none")
     assert not [name for name in zipfile.ZipFile(tmp_path / "none.zip").namelist() if "safetensors" in name]
     assert (tmp_path / "none.zip").stat().st_size < packed.stat().st_size
-    assert Study(unpack(tmp_path / "none.zip", tmp_path / "back")).frame() == Study(study).frame()
+    assert Study(unpack_study(tmp_path / "none.zip", tmp_path / "back")).frame() == Study(study).frame()
 
 
 def test_what_was_packed_before_it_was_done_starts_again_and_what_was_done_stays(
     study: Path, packed: Path, tmp_path: Path
 ) -> None:
-    back = unpack(packed, tmp_path / "back")
+    back = unpack_study(packed, tmp_path / "back")
     done, open_ = homes(back)
     amend_record(open_, status="interrupted")
     created = record_of(done)["created"]
@@ -241,12 +241,12 @@ def test_a_file_that_grows_a_hundredfold_is_refused_unless_it_is_allowed(
         for name, data in members.items():
             archive.writestr(name, data)
     with pytest.raises(ConfigError, match=r"unpack to .* allow that with --max-size \d+"):
-        unpack(big, tmp_path / "back")
+        unpack_study(big, tmp_path / "back")
     assert not (tmp_path / "back").exists()
     result = CliRunner().invoke(
         main, ["study", "unpack", str(big), "-o", str(tmp_path / "back"), "--max-size", "1GB"]
     )
     assert result.exit_code == 0, result.output
-    unpack(packed, tmp_path / "usual")
+    unpack_study(packed, tmp_path / "usual")
     with pytest.raises(ConfigError, match="--max-size"):
-        unpack(packed, tmp_path / "small", max_size=10)
+        unpack_study(packed, tmp_path / "small", max_size=10)

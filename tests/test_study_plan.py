@@ -41,7 +41,7 @@ def test_folders_are_named_by_environment_algorithm_hash_and_seed(tmp_path: Path
     digest = plan.configurations[0].hash
     assert [t.name for t in plan.trials] == [f"CartPole-v1__dqn__{digest[:8]}__s{seed}" for seed in (0, 1)]
     assert read_plan(tmp_path / "tiny") == plan
-    assert (tmp_path / "tiny" / "study.yaml").read_text() == read_description(tiny_study()).text
+    assert (tmp_path / "tiny" / "study.yaml").read_text() == read_description(tiny_study()).document.text
 
 
 def test_a_trial_is_what_its_results_depend_on(tmp_path: Path) -> None:

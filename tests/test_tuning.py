@@ -213,7 +213,7 @@ def test_with_workers_trials_are_asked_together(
     tmp_path: Path, instant: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The workers are processes; here they are this one."""
-    monkeypatch.setattr(Study, "_crew", lambda self, plan, *_: worker.work(self.folder))
+    monkeypatch.setattr(Study, "_run_pool", lambda self, plan, *_: worker.work(self.folder))
     batches: list[list[int]] = []
     propose = sampler.propose
 
@@ -252,7 +252,7 @@ class Killed(BaseException):
 def test_ended_at_any_write_it_goes_on_to_the_same_end(
     workers: int, tmp_path: Path, instant: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Study, "_crew", lambda self, plan, *_: worker.work(self.folder))
+    monkeypatch.setattr(Study, "_run_pool", lambda self, plan, *_: worker.work(self.folder))
     instantly(tmp_path / "whole", trials=3).run(workers)
     ended = 0
     for at in range(1000):

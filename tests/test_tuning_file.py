@@ -138,7 +138,7 @@ def test_a_configuration_may_lie_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 20000\nseed: 7\n")
     (tmp_path / "rate.yaml").write_text("base: own.yaml\nseeds: [0]\nspace: {gamma: [0.9, 0.99]}\n")
     found = read_tuning(tmp_path / "rate.yaml")
-    assert (found.name, found.source) == ("rate", str(tmp_path / "own.yaml"))
+    assert (found.name, found.sources) == ("rate", (str(tmp_path / "own.yaml"),))
 
 
 def test_a_list_is_a_choice() -> None:

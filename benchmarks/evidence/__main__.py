@@ -13,7 +13,7 @@ from benchmarks.evidence import keeping, working
 from benchmarks.evidence.working import Order
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.memory import human_bytes
-from rl_training.study.packing import unpack
+from rl_training.study.packing import unpack_study
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -90,7 +90,7 @@ def judge(options: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory() as made:
             if not place.exists():
                 raise ConfigError(f"{place}: no such file or folder")
-            folder = place if place.is_dir() else unpack(place, Path(made) / "study")
+            folder = place if place.is_dir() else unpack_study(place, Path(made) / "study")
             name = keeping.collect(place)["study"]
             print(f"wrote {_judged(place, folder, options.output_dir / f'{name}.json', options)}")
     return 0

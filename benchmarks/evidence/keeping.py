@@ -23,7 +23,7 @@ from rl_training.experiment.files import replace_atomically
 from rl_training.report.grouping import data_name, text_of
 from rl_training.report.logs import Curve
 from rl_training.report.reading import Reading, Run, Unread, read_runs
-from rl_training.study.packing import open_packed
+from rl_training.study.packing import open_packed_study
 from rl_training.study.plan import STUDY, read_plan
 from rl_training.study.trials import home_of
 
@@ -55,7 +55,7 @@ def _described(place: Path) -> tuple[str, list[str], list[str]]:
     if place.is_dir():
         plan, text = read_plan(place), (place / STUDY).read_text(encoding="utf-8")
     else:
-        with open_packed(place) as packed:
+        with open_packed_study(place) as packed:
             plan, text = packed.plan, (packed.read(STUDY) or b"").decode("utf-8", "replace")
     return plan.name, about_of(text), [trial.name for trial in plan.trials]
 

@@ -17,7 +17,7 @@ from benchmarks.report import commit as present_commit
 from rl_training.errors import ConfigError
 from rl_training.experiment.runs import amend_record
 from rl_training.runs.signals import TrainingInterrupted
-from rl_training.study.packing import Policies, pack, unpack
+from rl_training.study.packing import Policies, pack_study, unpack_study
 from rl_training.study.plan import RUNS, Plan, read_plan
 from rl_training.study.status import StudyStatus
 from rl_training.study.study import Study
@@ -68,7 +68,7 @@ def prepared(file: Path, order: Order) -> Study:
     study = Study(file, output_dir=order.output_dir, data=order.data, device=order.device)
     packed = None if order.earlier is None else order.earlier / f"{study.folder.name}.zip"
     if packed is not None and packed.is_file() and not study.folder.exists():
-        unpack(packed, study.folder)
+        unpack_study(packed, study.folder)
         again = restart_unfinished(study.folder, read_plan(study.folder))
         print(f"{study.folder.name}: from {packed}, of which {len(again)} trials start again", flush=True)
     return study
@@ -153,7 +153,7 @@ def packed(folder: Path, policies: Policies) -> Path:
     target = folder.with_name(f"{folder.name}.zip")
     fresh = folder.with_name(f".{folder.name}.zip")
     fresh.unlink(missing_ok=True)
-    pack(folder, fresh, policies=policies)
+    pack_study(folder, fresh, policies=policies)
     try:
         fresh.replace(target)
     except OSError as error:

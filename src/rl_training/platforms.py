@@ -6,9 +6,12 @@ studies, packed files of rows) asks `require_posix` and is refused there in one 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 from rl_training.errors import ConfigError
@@ -41,6 +44,24 @@ def restore_handlers(before: Mapping[Any, Any]) -> None:
     for signum, handler in before.items():
         usual = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
         signal.signal(signum, usual if handler is None else handler)
+
+
+@contextlib.contextmanager
+def stop_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """While active, `handler` receives the signals of `STOPPING`. Signals that were ignored stay ignored.
+
+    Python allows handlers in the main thread only; in other threads this does nothing.
+    """
+    handled = STOPPING if threading.current_thread() is threading.main_thread() else ()
+    before = {
+        signum: signal.signal(signum, handler)
+        for signum in handled
+        if signal.getsignal(signum) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        restore_handlers(before)
 
 
 # A byte no file reaches: Windows keeps readers away from what is locked.

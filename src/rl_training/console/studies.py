@@ -36,8 +36,8 @@ def sweep(
     allow_import: AllowImport = False,
 ) -> None:
     """Run what is missing of a study: all of it, what was interrupted, or what its file has gained since."""
-    from rl_training.study.crew import parse_gpus
     from rl_training.study.study import Study
+    from rl_training.study.worker_pool import parse_gpus
 
     study = Study(file, output_dir=output_dir, data=data, device=device)
     status = study.run(
@@ -96,9 +96,9 @@ def pack(
 ) -> None:
     """Write everything a report needs into one file: settings, logs, results, policies; no replay buffers."""
     from rl_training.memory import human_bytes
-    from rl_training.study.packing import pack as pack_into
+    from rl_training.study.packing import pack_study
 
-    pack_into(folder, output, policies=policies)
+    pack_study(folder, output, policies=policies)
     print(f"wrote {output} ({human_bytes(output.stat().st_size)})")
 
 
@@ -118,13 +118,13 @@ def unpack(
 ) -> None:
     """Unpack a study that was packed; nothing is overwritten, and nothing in it can run."""
     from rl_training.settings import byte_size
-    from rl_training.study.packing import unpack as unpack_into
+    from rl_training.study.packing import unpack_study
 
     try:
         limit = None if max_size is None else int(byte_size(max_size))
     except ValueError as error:
         raise typer.BadParameter(f"--max-size {error}") from None
-    print(f"wrote {unpack_into(file, output, max_size=limit)}")
+    print(f"wrote {unpack_study(file, output, max_size=limit)}")
 
 
 def _show(status: StudyStatus) -> None:
@@ -149,7 +149,7 @@ def _show(status: StudyStatus) -> None:
 
 def _configuration_rows(status: StudyStatus) -> list[tuple[str, str, str, str]]:
     """A line per configuration: the seeds that are done, and their mean returns so far."""
-    from rl_training.study.status import label
+    from rl_training.study.plan import described
 
     groups: dict[int, list[TrialStatus]] = {}
     for one in status.trials:
@@ -157,7 +157,7 @@ def _configuration_rows(status: StudyStatus) -> list[tuple[str, str, str, str]]:
     rows = []
     for index, trials in groups.items():
         name = status.plan.configurations[index].name
-        varied = label(trials[0])
+        varied = described(trials[0].settings)
         done = f"{sum(one.state == 'done' for one in trials)}/{len(trials)}"
         rows.append(
             (

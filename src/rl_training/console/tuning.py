@@ -12,7 +12,7 @@ from rl_training.display.output import flags, note, one_line, show_json, show_ta
 from rl_training.display.text import decimal, significant
 
 if TYPE_CHECKING:
-    from rl_training.study.tuning import Confirmed, TrialResult, TuningResult
+    from rl_training.study.tuning import Outcome, TrialResult, TuningResult
 
 
 def tune(
@@ -30,8 +30,8 @@ def tune(
     allow_import: AllowImport = False,
 ) -> None:
     """Search for better settings than a configuration's, and confirm the best on fresh seeds; again: go on."""
-    from rl_training.study.crew import parse_gpus
     from rl_training.study.tuning import Tuning
+    from rl_training.study.worker_pool import parse_gpus
 
     result = Tuning(file, output_dir=output_dir, data=data, device=device).run(
         workers, gpus=parse_gpus(gpus), ray=ray, allow_import=allow_import, quiet=flags.quiet, say=note
@@ -66,8 +66,8 @@ def _settings(one: TrialResult) -> str:
     return ", ".join(f"{name}={significant(value)}" for name, value in one.settings.items()) or "base"
 
 
-def _fresh(confirmed: Confirmed | None) -> str:
-    """Mean and deviation over the fresh seeds."""
+def _fresh(confirmed: Outcome | None) -> str:
+    """Mean and standard deviation over the fresh seeds."""
     if confirmed is None:
         return "-"
     if confirmed.mean is None:

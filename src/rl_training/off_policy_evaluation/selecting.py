@@ -48,8 +48,8 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What is known of a trial that is done."""
+class Candidate:
+    """A trial that is done."""
 
     name: str
     folder: Path
@@ -57,7 +57,7 @@ class Trial:
     metrics: Mapping[str, float]
 
 
-def by_return(trials: Sequence[Trial], left_out: Sequence[str], scores: Mapping[str, float]) -> Selection:
+def by_return(trials: Sequence[Candidate], left_out: Sequence[str], scores: Mapping[str, float]) -> Selection:
     """Of the configuration with the highest score the trial with the highest return of its last evaluation.
 
     The configuration comes first, so that one lucky seed of many does not decide; among its seeds the policy that
@@ -76,7 +76,7 @@ def by_return(trials: Sequence[Trial], left_out: Sequence[str], scores: Mapping[
 
 
 def by_fqe(
-    trials: Sequence[Trial],
+    trials: Sequence[Candidate],
     left_out: Sequence[str],
     *,
     dataset: Data | None = None,

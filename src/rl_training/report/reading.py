@@ -21,7 +21,7 @@ from rl_training.experiment.files import MAX_JSON_BYTES
 from rl_training.experiment.runs import RECORD, RESOLVED, parse_run_record
 from rl_training.experiment.strict_yaml import read_dumped
 from rl_training.report.logs import Curve, Log, read_log
-from rl_training.study.packing import open_packed
+from rl_training.study.packing import open_packed_study
 from rl_training.study.plan import PLAN, RUNS, Plan, identity, parse_plan
 from rl_training.study.trials import Failure, failure_name, parse_failure
 
@@ -216,7 +216,7 @@ class _Reader:
         try:
             if self._is_seen(file):
                 return
-            with open_packed(file) as packed:
+            with open_packed_study(file) as packed:
                 self._trials(packed.plan, packed.read, lambda trial: _inside(packed.read, trial), str(file))
         except RLTrainingError as error:
             self.unread.append(Unread.of(file, "broken", error))

@@ -1,14 +1,11 @@
-"""Studies: many runs of a plan, on as many machines as share the disk; the folders are the only state.
+"""Studies: many runs of one plan, on any number of machines that share a disk. The folders are the only state.
 
-description   the YAML file, strict, expanded and checked
-plan          what the study consists of: configurations, trials, groups; `planning` makes and extends it
-claims        which worker a group belongs to
-worker        claims groups and trains their trials; `crew` starts several
-trials        what became of a trial; `status` of all of them
-packing       a study as one file
-study         `Study`, for Python
-tuning        `Tuning`: a study that grows by what a sampler asks for; `tuning_file` is what its author writes,
-              `space` what is searched, `sampler` all there is of Optuna, `tuning_record` what is kept
+description   read, expand and check the YAML file plan          configurations, trials and groups of a study;
+`planning` creates and extends it claims        which worker owns a group worker        claims groups and trains
+their trials; `worker_pool` and `ray_pool` start several trials        whether a trial is done or failed; `status`
+of all of them packing       a study as one file study         `Study`, the Python interface tuning        `Tuning`:
+a study to which a sampler adds trials; `tuning_file` reads its YAML file, `space` is the search
+              space, `sampler` uses Optuna, `tuning_record` has the results
 """
 
 from typing import TYPE_CHECKING

@@ -1,21 +1,20 @@
-"""Claims: which worker a group of trials belongs to, on one machine or on any that share the disk.
+"""Claims: which worker owns a group of trials, on one machine or on several that share a disk.
 
-A claim is a file `claims/GROUP/N.json`, made by exclusive creation; the highest number N, the generation, is the
-owner's. Nobody ever deletes or renames one: taking over means creating N + 1, which exactly one of many can do. The
-owner touches its own file every sixth of `claim_timeout`. A claim may be taken over when its owner
+A claim is a file `claims/GROUP/N.json`, made by exclusive creation. N is its generation; the file with the highest
+one belongs to the owner. Claims are never deleted or renamed: a worker takes over by creating N + 1, which only one
+worker can do. The owner touches its file six times per `claim_timeout`. A worker may take over a claim if
 
-- has released it (the trials ended, or a signal ended the worker),
-- is a process of this machine that is gone, at once, or
-- has given no sign of life for `claim_timeout` seconds, by the clock of the disk, or has not moved for that long as
-  this process saw it: a file that is dated in the future, because a clock was wrong, would otherwise hold its group
-  until then.
+- the owner has released it (the trials ended, or a signal ended the worker),
+- the owner is a process of this machine that has exited, or
+- the file was not touched for `claim_timeout` seconds, by the clock of the disk or as seen by this process. The
+  latter is for files that are dated in the future because a clock was wrong: they would hold a group until then.
 
-The last may be a process that only stalled (a suspended laptop, SIGSTOP, a disk that hung) and wakes up. Therefore
-`Claim.check` is the fence of its runs: asked before each rename that commits a checkpoint, run.json or metrics.csv,
-it raises `ClaimLost` as soon as a later generation exists. What remains is the moment between that question and the
-rename. A checkpoint that slips through it is whole, and to the bit what the new owner writes at that step; run.json
-is written again by the new owner, at the latest when the run ends; rows appended to metrics.csv go to a file that
-the new owner has replaced.
+In the last case the owner may only be stalled (a suspended laptop, SIGSTOP, a disk that hung) and wake up.
+Therefore `Claim.check` is the fence of its runs. It is called before each rename that commits a checkpoint,
+run.json or metrics.csv, and raises `ClaimLost` if a later generation exists. A new owner may still appear between
+that call and the rename, which is harmless. The checkpoint is complete, and bit for bit what the new owner writes
+at that step. The new owner writes run.json again, at the latest when the run ends. Rows appended to metrics.csv go
+to a file that the new owner has replaced.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from rl_training.memory import out_of_memory_kills
 
 CLAIMS = "claims"
 _BEATS_PER_TIMEOUT = 6
-# Seconds after which the disk is asked for its time again.
+# Seconds after which the time of the disk is read again.
 _CLOCK_HOLDS = 10.0
 # Seconds between two looks at a claim that is dated in the future.
 WATCH_INTERVAL = 0.2
@@ -45,7 +44,7 @@ WATCH_INTERVAL = 0.2
 
 @dataclass(frozen=True)
 class Owner:
-    """A worker; `machine` tells boots and process namespaces apart, `started` processes of one id."""
+    """A worker. `machine` identifies boot and process namespace; `started` distinguishes processes of one id."""
 
     host: str
     machine: str
@@ -60,7 +59,7 @@ class Owner:
 
     @property
     def is_gone(self) -> bool:
-        """Whether this is a process of this machine that has ended."""
+        """Whether this is a process of this machine that has exited."""
         if self.machine != _machine():
             return False
         try:
@@ -74,7 +73,7 @@ class Owner:
 
 @cache
 def _machine() -> str:
-    """This machine since its last start, and the space in which process numbers mean the same."""
+    """The host, its boot and its process namespace."""
     parts = [platform.node()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
@@ -84,7 +83,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process started, in the kernel's ticks; empty where that cannot be known, `dead` for a zombie."""
+    """The start time of a process, in ticks of the kernel; empty if unknown, `dead` for a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -94,16 +93,16 @@ def _started(pid: int) -> str:
 
 @dataclass(frozen=True)
 class ClaimRecord:
-    """A claim as it stands on the disk. `owner` is None while the file is still empty, or damaged."""
+    """A claim as stored on the disk. `owner` is None if the file is still empty, or damaged."""
 
     generation: int
     owner: Owner | None
     released: bool
-    deaths: int  # owners in a row that died without getting any further
-    progress: int  # what the group had reached when it was claimed
+    deaths: int  # owners in a row that died without progress
+    progress: int  # of the group when it was claimed
     touched: float  # Unix seconds, by the disk's clock
-    by_memory: int = 0  # of `deaths`, those during which the kernel ended a process for want of memory
-    kills: int = 0  # how many it had ended on the owner's machine when the group was claimed
+    by_memory: int = 0  # of `deaths`, those during which the kernel killed a process for lack of memory
+    kills: int = 0  # processes it had killed on the owner's machine when the group was claimed
 
     def is_free(self, now: float, timeout: float) -> bool:
         """Whether another worker may take over."""
@@ -122,13 +121,13 @@ class ClaimRecord:
 
 
 def read_claim(study: Path, group: str) -> ClaimRecord | None:
-    """The newest claim of a group; None where there never was one."""
+    """The newest claim of a group; None if it was never claimed."""
     folder = study / CLAIMS / group
     generation = _newest(folder)
     if generation == 0:
         return None
     with (folder / f"{generation}.json").open("rb") as file:
-        touched = os.fstat(file.fileno()).st_mtime  # of an open file: a shared disk may remember an older time
+        touched = os.fstat(file.fileno()).st_mtime  # of the open file: a shared disk may cache an older time
         data = file.read()
     try:
         record = files.decode_json(data)
@@ -142,10 +141,9 @@ def read_claim(study: Path, group: str) -> ClaimRecord | None:
 
 
 def _newest(folder: Path) -> int:
-    """The highest generation there is. The folder is listed, because a shared disk may remember that a name was not
-    there, but not what a folder held."""
+    """The highest generation. Lists the folder: a shared disk may cache missing names, but not listings."""
     try:
-        names = os.listdir(folder)  # noqa: PTH208 - names are all that is needed, and this is asked at each write
+        names = os.listdir(folder)  # noqa: PTH208 - only names are needed, and this is called at each write
     except FileNotFoundError:
         return 0
     return max((int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal()), default=0)
@@ -163,7 +161,7 @@ class Claim:
         self._thread.start()
 
     def _beat(self) -> None:
-        # The handle, not the path: it stays this claim's own file, whatever else has happened.
+        # The handle, unlike the path, always refers to this claim's own file.
         while not self._end.wait(self._interval):
             with contextlib.suppress(OSError):
                 os.utime(self._handle)
@@ -177,7 +175,7 @@ class Claim:
             )
 
     def release(self) -> None:
-        """Let others have the group, or what remains of it, at once."""
+        """Release the claim."""
         if self._end.is_set():
             return
         self._end.set()
@@ -194,10 +192,10 @@ class Claim:
 
 
 class DiskClock:
-    """The time of day by the disk: machines that share one need not agree on it.
+    """The time of day by the clock of the disk, as machines that share a disk may disagree on it.
 
-    Looked up by touching a file, and again after a while; this machine's own time if the disk cannot be written to.
-    It also remembers since when each claim has not moved.
+    It is read by touching a file, and again after a while; if the disk cannot be written to, it is this machine's
+    time. The clock also remembers since when each claim has not moved.
     """
 
     def __init__(self, study: Path) -> None:
@@ -217,7 +215,7 @@ class DiskClock:
         return time.monotonic() + self._ahead
 
     def is_free(self, group: str, claim: ClaimRecord, timeout: float) -> bool:
-        """Whether another worker may take the group over, by its date or because its claim has not moved."""
+        """Whether another worker may take over, by the claim's date or because it has not moved."""
         state, now = (claim.generation, claim.touched), time.monotonic()
         before, since = self._seen.get(group, (state, now))
         self._seen[group] = state, since if before == state else now
@@ -227,10 +225,10 @@ class DiskClock:
 def take(
     study: Path, group: str, me: Owner, timeout: float, *, progress: int = 0, clock: DiskClock | None = None
 ) -> Claim | None:
-    """Claim a group that is free; None where somebody has it, or was quicker.
+    """Claim a group; None if another worker holds it, or claims it at the same time.
 
-    `progress` is any number that grows while the group gets on: by it a claim knows how many owners in a row died
-    without effect.
+    `progress` is any number that grows with the progress of the group; it determines whether an owner that died
+    counts in `deaths`.
     """
     _require_no_link(study, group)
     old = read_claim(study, group)
@@ -248,28 +246,27 @@ def take(
     try:
         _write(handle, record)
         os.fsync(handle)
-    except OSError:  # a full disk: the empty claim counts until it is old
+    except OSError:  # a full disk: the empty claim holds the group until it expires
         os.close(handle)
         raise
     return Claim(path, generation, handle, record, timeout)
 
 
 def _require_no_link(study: Path, group: str) -> None:
-    """A link in a folder from elsewhere could lead to any folder of ours."""
+    """Raise if a folder of claims is a link: in a study from elsewhere it could lead to any folder."""
     for place in (study / CLAIMS, study / CLAIMS / group):
         if place.is_symlink():
             raise ConfigError(f"{place}: a link, in which nothing is claimed; remove it if you trust this folder")
 
 
 def held_claim(study: Path, group: str, timeout: float, clock: DiskClock) -> ClaimRecord | None:
-    """The claim by which a worker holds a group now; None if the group is free or its claim is dated in the
-    future."""
+    """The claim of the worker that holds a group; None if the group is free or its claim is dated in the future."""
     claim, now = read_claim(study, group), clock.now()
     return None if claim is None or claim.is_free(now, timeout) or claim.is_ahead(now, timeout) else claim
 
 
 def is_ahead(study: Path, group: str, timeout: float, clock: DiskClock) -> bool:
-    """Whether the claim of a group is dated in the future; an owner that still touches it soon corrects that."""
+    """Whether the claim of a group is dated in the future; a running owner corrects that at its next touch."""
     claim = read_claim(study, group)
     return claim is not None and claim.is_ahead(clock.now(), timeout)
 
@@ -281,7 +278,7 @@ def _write(handle: int, record: ClaimRecord) -> None:
 
 
 def previous_owner(study: Path, group: str, generation: int) -> Owner | None:
-    """Who had the group before."""
+    """The owner of the generation before."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         return Owner(**files.decode_json((study / CLAIMS / group / f"{generation - 1}.json").read_bytes())["owner"])
     return None

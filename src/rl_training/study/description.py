@@ -1,24 +1,25 @@
-"""A study as its author writes it: one base or several tasks, seeds, and the settings that vary.
+"""A study's YAML file: one base or several tasks, seeds, and the settings that vary.
 
     base: iql/hopper-medium-expert      # or tasks: [{config: …, set: {…}}, …]
-    set: {total_timesteps: 100000}     # for every trial
+    set: {total_timesteps: 100000}      # for every trial
     seeds: 0..9                         # or [0, 3, 7]
     grid: {beta: [1, 3, 10]}            # every combination
     zip: {gamma: [0.9, 0.99], tau: [0.01, 0.005]}      # the first of each, the second of each, …
     list: [{expectile: 0.7}, {expectile: 0.9, batch_size: 64}]
 
-`list`, `zip` and `grid` together mean every entry of one with every entry of the others. Keys are found wherever
-they live, as by `--set`. What contradicts itself is refused here, before anything is planned.
+`list`, `zip` and `grid` combine: every entry of one with every entry of the others. Keys are looked up as by
+`--set`. Contradictions raise `ConfigError` here, before anything is planned.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -47,7 +48,7 @@ MOST_TRIALS = 100_000
 # Planning this many trials or more is announced.
 _MANY_TRIALS = 5_000
 _EVERY = 10_000
-# The study decides these itself, or they may only be said on the command line.
+# Settings that belong to the study, or to the command line.
 _NOT_TO_SET = {
     "seed": "give the seeds as `seeds: 0..9`",
     "seeds": "the seeds are the study's: give them as its own `seeds: 0..9`",
@@ -58,7 +59,7 @@ _NOT_TO_SET = {
 
 
 def _columns(value: Any) -> Any:
-    """A mapping of keys to lists of values, none empty, no value twice."""
+    """A mapping of keys to lists of values, none empty."""
     if not isinstance(value, Mapping):
         raise ValueError(f"must be a mapping of settings to lists of values, got {value!r}")
     for key, values in value.items():
@@ -70,10 +71,11 @@ def _columns(value: Any) -> Any:
 
 
 def _grid(value: Any) -> Any:
-    for key, values in _columns(value).items():
+    columns = _columns(value)
+    for key, values in columns.items():
         if twice := [one for i, one in enumerate(values) if one in values[:i]]:
             raise ValueError(f"{key} has the value {twice[0]!r} twice")
-    return _columns(value)
+    return columns
 
 
 def _zipped(value: Any) -> Any:
@@ -115,14 +117,14 @@ class Task(Settings):
 
 
 class ManyRuns(Settings):
-    """The keys that files of many runs share."""
+    """The keys that the files of studies and tunings share."""
 
     name: Annotated[str, BeforeValidator(plain_name)] | None = None
     """folder of the study below the output folder; null: the file's own name"""
     common: PlainMapping = Field(default_factory=dict, alias="set")
     """settings of every trial"""
     population: Annotated[Any, BeforeValidator(_population)] = "auto"
-    """the most trials of one group, which differ in seed and numbers alone: a number, `off` (1), or `auto`"""
+    """the most trials in a group, which differ only in seed and numbers: a number, `off` (1), or `auto`"""
     threads: Annotated[PositiveInt, Field(le=MOST_THREADS)] | None = None
     """threads of each worker; null: the cores shared among the workers of the first sweep. Fixed with the plan,
     because bits depend on it"""
@@ -145,15 +147,15 @@ class StudyFile(ManyRuns):
     base: Annotated[PathText, Field(min_length=1)] | None = None
     """packaged configuration or path of a YAML file that every trial starts from"""
     tasks: Annotated[tuple[Task, ...], BeforeValidator(list_as_tuple)] = ()
-    """several such, in place of `base`"""
+    """several configurations, in place of `base`"""
     seeds: Annotated[tuple[int, ...], BeforeValidator(seed_list)] | None = None
-    """`0..9` or a list; null: the one seed of each configuration"""
+    """`0..9` or a list; null: the seed of each configuration"""
     grid: Annotated[dict[str, Any], BeforeValidator(_grid)] = Field(default_factory=dict)
     """settings and their values, in every combination"""
     zipped: Annotated[dict[str, Any], BeforeValidator(_zipped)] = Field(default_factory=dict, alias="zip")
-    """settings and lists of one length: the first values together, the second, …"""
+    """settings and lists of one length: the first values of all, the second values of all, …"""
     entries: Annotated[tuple[dict[str, Any], ...], BeforeValidator(_entries)] = Field(default=(), alias="list")
-    """mappings of settings, one after the other"""
+    """mappings of settings, each a configuration"""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], place: str = "") -> Self:
@@ -165,7 +167,7 @@ class StudyFile(ManyRuns):
 
 @dataclass(frozen=True)
 class Wanted:
-    """One configuration that the study asks for: its settings with every default spelt out, and its seeds."""
+    """A configuration of the study: its settings with every default written out, and its seeds."""
 
     task: int
     changes: Mapping[str, Any]  # what varies, by dotted place
@@ -174,39 +176,88 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class StudyDocument:
+    """The YAML document of a study or a tuning, from a file or a mapping."""
+
+    text: str
+    place: str  # its name in messages
+    stem: str  # the study's name if the document has none
+    folder: Path | None  # the folder of the file
+    lines: Mapping[str, int]  # line number of each key
+    values: dict[str, Any]
+
+    @classmethod
+    def read(cls, source: str | Path | Mapping[str, Any], kind: str, keys: str) -> StudyDocument:
+        """Read a file, or dump a mapping to text. `kind` and `keys` say in messages what the document should be."""
+        if isinstance(source, Mapping):
+            text, place, stem, folder = dump_yaml(dict(source)), kind, str(source.get("name", kind)), None
+        else:
+            path = Path(source).expanduser()
+            text, place, stem, folder = _read_text(path, str(source), kind), str(source), path.stem, path.parent
+        document = parse_yaml(text, place)
+        if not isinstance(document.value, dict):
+            raise ConfigError(f"{place}: a {kind} is a mapping with {keys}")
+        return cls(text, place, stem, folder, {} if folder is None else document.lines, document.value)
+
+    def name(self, file: ManyRuns) -> str:
+        """The name of the study."""
+        try:
+            return file.name or str(plain_name(self.stem))
+        except ValueError as error:
+            raise ConfigError(f"name {error}", key="name") from None
+
+    def find_config(self, config: str) -> str:
+        """The path of a configuration that is stored next to this file; else `config`, a path or packaged name."""
+        if self.folder is not None and not Path(config).is_file() and (self.folder / config).is_file():
+            return str(self.folder / config)
+        return config
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Prefix the `ConfigError`s of a block with file and line."""
+        try:
+            yield
+        except ConfigError as error:
+            raise explain(error, self.place, self.lines, {}) from None
+
+
+def _read_text(path: Path, place: str, kind: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{place}: not UTF-8 text (byte {error.start}); is this the file of a {kind}?") from None
+    except OSError as error:
+        raise ConfigError(f"{place}: cannot be read: {error.strerror}") from None
+
+
+@dataclass(frozen=True)
 class Description:
-    """A study as it was written, read and expanded; every configuration in it has been checked."""
+    """A study with its configurations expanded and checked."""
 
     name: str
-    text: str
-    place: str
+    document: StudyDocument
     file: ManyRuns
-    sources: tuple[str, ...]
+    sources: tuple[str, ...]  # of each task, the name or path of its configuration
     bases: tuple[TrainConfig, ...]
     wanted: tuple[Wanted, ...]
-    lines: Mapping[str, int] = field(default_factory=dict)
-
-    def explain(self, error: ConfigError) -> ConfigError:
-        """The same error with file and line in front."""
-        return explain(error, self.place, self.lines, {})
 
 
 @dataclass(frozen=True)
 class Here:
-    """Where the trials of a study are made: not its file's to say, and nothing that makes other trials of them."""
+    """Where the trials of a study run. This is not part of its file, and does not change which trials there are."""
 
     data: Path | None = None
-    """the folder of the data files that the study names by a relative path"""
+    """folder for data files that the study names by a relative path"""
     device: str | None = None
-    """in place of the one that each configuration names"""
+    """replaces the device of each configuration"""
 
     @classmethod
     def of(cls, data: str | Path | None, device: str | None) -> Here:
-        """From what a user gives."""
+        """From the arguments of a user."""
         return cls(None if data is None else Path(at_home(str(data))).absolute(), device)
 
     def put(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values` of a configuration as they are here; a data file that is not there is refused."""
+        """`values` of a configuration with the device and data paths of this machine; missing data files raise."""
         moved = {} if self.device is None else {"device": self.device}
         if self.data is not None:
             moved["algo_kwargs"] = _below(self.data, values["algo_kwargs"])
@@ -227,36 +278,21 @@ def _below(folder: Path, value: Any, name: str = "") -> Any:
 
 
 def read_description(source: str | Path | Mapping[str, Any], here: Here | None = None) -> Description:
-    """Read a study's file, or take its contents as a mapping; every configuration is checked."""
-    text, place, stem = text_of(source)
-    document = parse_yaml(text, place)
-    lines = {} if isinstance(source, Mapping) else document.lines
-    if not isinstance(document.value, dict):
-        raise ConfigError(f"{place}: a study is a mapping with `base` or `tasks`, and seeds or settings to vary")
-    try:
-        file = StudyFile.parse(document.value)
-        tasks = _tasks(file, None if isinstance(source, Mapping) else Path(source).expanduser().parent)
-        name = file.name or plain_name(stem)
+    """Read and expand a study's file, or its contents as a mapping, and check every configuration."""
+    document = StudyDocument.read(source, "study", "`base` or `tasks`, and seeds or settings to vary")
+    with document.explaining():
+        file = StudyFile.parse(document.values)
+        tasks = file.tasks or (Task(config=str(file.base)),)
+        tasks = tuple(Task(config=document.find_config(task.config), set=task.set) for task in tasks)
+        name = document.name(file)
         _check_number(file, len(tasks))
         expanded = [_expand(i, task, file, here or Here()) for i, task in enumerate(tasks)]
-    except ConfigError as error:
-        raise explain(error, place, lines, {}) from None
-    except ValueError as error:
-        raise ConfigError(f"{place}: name {error}", key="name") from None
-    return Description(
-        name,
-        text,
-        place,
-        file,
-        tuple(task.config for task in tasks),
-        tuple(base for base, _ in expanded),
-        tuple(wanted for _, found in expanded for wanted in found),
-        lines,
-    )
+    sources, bases = tuple(task.config for task in tasks), tuple(base for base, _ in expanded)
+    return Description(name, document, file, sources, bases, tuple(one for _, found in expanded for one in found))
 
 
 def _check_number(file: StudyFile, tasks: int) -> None:
-    """Refuse more trials than are planned, before the work; say so if planning them takes a while."""
+    """Raise if there are too many trials; announce it if planning them takes a while."""
     zipped = len(next(iter(file.zipped.values()), [0]))
     number = tasks * math.prod(len(column) for column in file.grid.values()) * zipped * max(1, len(file.entries))
     require_few_trials(number, len(file.seeds or (0,)), "grid")
@@ -265,7 +301,7 @@ def _check_number(file: StudyFile, tasks: int) -> None:
 
 
 def announced(things: Iterable[Thing], done: str) -> Iterator[Thing]:
-    """The same things; after every ten thousand of them a line says how many are done, and what that is."""
+    """Iterate over `things`; after every ten thousand print how many are `done`, such as "trials grouped"."""
     for number, thing in enumerate(things):
         if number and number % _EVERY == 0:
             note(f"{number:,} {done}")
@@ -273,7 +309,7 @@ def announced(things: Iterable[Thing], done: str) -> Iterator[Thing]:
 
 
 def require_few_trials(configurations: int, seeds: int, key: str) -> None:
-    """Refuse a study of more trials than are planned."""
+    """Raise if a study has more than `MOST_TRIALS` trials."""
     if configurations * seeds > MOST_TRIALS:
         raise ConfigError(
             f"{configurations:,} configurations of {seeds:,} seeds are {configurations * seeds:,} trials; at most "
@@ -282,32 +318,8 @@ def require_few_trials(configurations: int, seeds: int, key: str) -> None:
         )
 
 
-def text_of(source: str | Path | Mapping[str, Any], kind: str = "study") -> tuple[str, str, str]:
-    """The text of a study, what to call it in messages, and the name it has by its file."""
-    if isinstance(source, Mapping):
-        return dump_yaml(dict(source)), kind, str(source.get("name", kind))
-    path = Path(source).expanduser()
-    try:
-        return path.read_text(encoding="utf-8"), str(source), path.stem
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{source}: not UTF-8 text (byte {error.start}); is this the file of a {kind}?") from None
-    except OSError as error:
-        raise ConfigError(f"{source}: cannot be read: {error.strerror}") from None
-
-
-def _tasks(file: StudyFile, folder: Path | None) -> list[Task]:
-    tasks = file.tasks or (Task(config=str(file.base)),)
-    return [Task(config=found_beside(task.config, folder), set=task.set) for task in tasks]
-
-
-def found_beside(config: str, folder: Path | None) -> str:
-    """A configuration's name or path; one that is not here, nor packaged, may lie beside the study's file."""
-    beside = folder is not None and not Path(config).is_file() and (folder / config).is_file()
-    return str(folder / config) if folder is not None and beside else config
-
-
 def _expand(index: int, task: Task, file: StudyFile, here: Here) -> tuple[TrainConfig, list[Wanted]]:
-    """The base of one task, and everything the study asks of it."""
+    """The base of a task, and all its configurations."""
     loaded = load_config(task.config, owners=setting_names)
     values = loaded.config.to_dict()
     places: dict[str, str] = {}
@@ -324,21 +336,21 @@ def _expand(index: int, task: Task, file: StudyFile, here: Here) -> tuple[TrainC
     require_origins((one.config for one in wanted), seeds)
     try:
         return checked(here.put(values), task.config, seeds[0]), wanted
-    except ConfigError:  # it is complete only with what varies, which nobody compares
+    except ConfigError:  # the base is only complete together with the settings that vary
         return wanted[0].config, wanted
 
 
 def _points(
     values: dict[str, Any], places: dict[str, str], file: StudyFile
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The values of every configuration of a task, and what was changed in them."""
+    """The values of every configuration of a task, and its changes by dotted place."""
     rows = [dict(zip(file.zipped, row)) for row in zip(*file.zipped.values())] or [{}]
     grid = [dict(zip(file.grid, point)) for point in itertools.product(*file.grid.values())]
     for entry, row, point in itertools.product(file.entries or ({},), rows, grid):
         changed, taken = copy.deepcopy(values), dict(places)
         changes: dict[str, Any] = {}
         sections = (("list", entry), ("zip", row), ("grid", point))
-        # The algorithm first: it says which bare keys there are.
+        # The algorithm comes first: it determines which bare keys exist.
         for section, settings in sorted(sections, key=lambda part: "algo" not in part[1]):
             changes |= put_settings(settings, section, changed, taken)
         yield changed, changes
@@ -347,7 +359,10 @@ def _points(
 def put_settings(
     settings: Mapping[str, Any], section: str, values: dict[str, Any], places: dict[str, str]
 ) -> dict[str, Any]:
-    """Set the settings of one section, refusing those that another has given already; by dotted place."""
+    """Set the settings of a section in `values`, and return them by dotted place.
+
+    `places` has the section of each setting that is already given; giving one twice raises.
+    """
     done: dict[str, Any] = {}
     for key, value in sorted(settings.items(), key=lambda item: item[0] != "algo"):
         try:
@@ -364,7 +379,7 @@ def put_settings(
 
 
 def checked(values: Mapping[str, Any], label: str, seed: int) -> TrainConfig:
-    """The configuration with every default spelt out, checked as a run of that seed would check it."""
+    """The configuration with every default written out, checked as a run with that seed would check it."""
     try:
         config = TrainConfig(**values)
         spec = get_algorithm_spec(config.algo)
@@ -378,7 +393,7 @@ def checked(values: Mapping[str, Any], label: str, seed: int) -> TrainConfig:
 
 
 def require_origins(configs: Iterable[TrainConfig], seeds: Iterable[int]) -> None:
-    """Refuse trials that start from a run which is not there, before the first of them starts."""
+    """Raise if a run that trials start from does not exist."""
     for init_from in {config.init_from for config in configs} - {None}:
         for seed in seeds:
             find_origin(str(init_from), seed)

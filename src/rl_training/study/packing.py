@@ -1,8 +1,8 @@
 """A study as one file: settings, logs, results and policies, without replay buffers and optimisers.
 
-The file is a zip archive whose bytes depend on the contents alone: members in order of their names, no times, no
-owners. Unpacking takes nothing that packing would not have written: plain files of known names, of the trials of
-the plan, within the sizes they declare; the folder appears whole or not at all, and nothing is overwritten.
+The file is a zip archive whose bytes depend only on the contents: members are sorted by name and have no times and
+no owners. Unpacking accepts only what packing writes: plain files of known names, of trials of the plan, of the
+sizes they declare. The folder appears as a whole or not at all, and nothing is overwritten.
 """
 
 from __future__ import annotations
@@ -42,38 +42,57 @@ _MEMBER = re.compile(
     r"|(?:best|last)/step_[0-9]{1,18}/[A-Za-z0-9_][A-Za-z0-9_-]*\.(?:json|safetensors))"
 )
 Policies = Literal["best", "last", "none"]
-"""of each run: its best policy, that of its newest checkpoint, or neither"""
+"""which policy of each run is packed: the best one, that of the newest checkpoint, or none"""
 LAST = "last"
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest a zip archive knows
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time of a zip archive
 _MODE = (stat.S_IFREG | 0o644) << 16
 _MOST_MEMBERS = 1_000_000
 _LARGEST_MEMBER = 2**31
 _CHUNK = 2**20
+_WRONG_SIZE = "{file}: {name!r} is not of the size it declares"
 # A study may always unpack to this many bytes, or to this multiple of the size of its file.
 _USUAL_SIZE, _USUAL_RATIO = 256 * 2**20, 100
 
 
-def pack(folder: Path, target: Path, *, policies: Policies = "best") -> None:
+def pack_study(folder: Path, target: Path, *, policies: Policies = "best") -> None:
     """Write everything a report needs of the study in `folder` to the new file `target`."""
     plan = read_plan(folder)
-    if target.exists():
-        raise ConfigError(f"{target}: exists; nothing is overwritten")
-    staging = target.with_name(f".tmp-{target.name}-{secrets.token_hex(4)}")
     try:
-        with zipfile.ZipFile(staging, "x", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        with (
+            _staged(target) as staging,
+            zipfile.ZipFile(staging, "x", zipfile.ZIP_DEFLATED, compresslevel=6) as archive,
+        ):
             for name, data in _contents(folder, [trial.name for trial in plan.trials], policies):
                 info = zipfile.ZipInfo(name, _EPOCH)
                 info.compress_type, info.external_attr, info.create_system = zipfile.ZIP_DEFLATED, _MODE, 3
                 archive.writestr(info, data)
-        files.rename(staging, target)
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def _staged(target: Path) -> Iterator[Path]:
+    """A temporary path, renamed to `target` at the end, which must not exist; removed if the block raises."""
+    _require_new(target)
+    staging = target.with_name(f".tmp-{target.name}-{secrets.token_hex(4)}")
+    try:
+        yield staging
+        _require_new(target)  # it may exist by now, and the rename would replace it
+        files.rename(staging, target)
     finally:
-        staging.unlink(missing_ok=True)
+        if staging.is_dir():
+            shutil.rmtree(staging, ignore_errors=True)
+        else:
+            staging.unlink(missing_ok=True)
+
+
+def _require_new(target: Path) -> None:
+    if target.exists() or target.is_symlink():
+        raise ConfigError(f"{target}: exists; nothing is overwritten (choose another name with -o)")
 
 
 def _contents(folder: Path, trials: list[str], policies: Policies) -> Iterator[tuple[str, bytes]]:
-    """Names and bytes of what is packed, in order; what a worker deletes meanwhile is left out."""
+    """Names and bytes of the files to pack, sorted; files that a worker deletes meanwhile are left out."""
     names = [STUDY, PLAN, TUNING]
     for trial in trials:
         names.append(f"{FAILURES}/{trial}.json")
@@ -91,7 +110,7 @@ def _contents(folder: Path, trials: list[str], policies: Policies) -> Iterator[t
 
 
 def _last(folder: Path, place: str) -> Iterator[tuple[str, bytes]]:
-    """The policy of a run's newest checkpoint, as a checkpoint that holds nothing else, named below `place`."""
+    """The policy of a run's newest checkpoint, as a checkpoint without anything else, named below `place`."""
     from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint, write_checkpoint
 
     checkpoint = read_checkpoint(find_checkpoint((folder / place).parent))
@@ -104,7 +123,7 @@ def _last(folder: Path, place: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _read(folder: Path, name: str) -> bytes | None:
-    """A plain file inside the folder; None where there is none. Links could lead anywhere, and are refused."""
+    """The bytes of a plain file inside the folder; None if there is none. Links raise: they may lead anywhere."""
     path = folder / name
     for place in (path, *list(path.parents)[: name.count("/")]):
         if place.is_symlink():
@@ -112,54 +131,87 @@ def _read(folder: Path, name: str) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def unpack(file: Path, target: Path | None = None, *, max_size: int | None = None) -> Path:
-    """Unpack a study into the new folder `target` (`studies/NAME` if it is None), and return that.
+def unpack_study(file: Path, target: Path | None = None, *, max_size: int | None = None) -> Path:
+    """Unpack a study into the new folder `target`, by default `studies/NAME`, and return that.
 
-    More than `max_size` bytes are refused; if it is None, more than 256 MiB that are also a hundred times the file.
+    More than `max_size` bytes raise; by default more than 256 MiB that are also more than a hundred times the file.
     """
     try:
-        with zipfile.ZipFile(file) as archive:
-            packed = Packed(archive, file)
+        with open_packed_study(file) as packed:
             target = target or Path("studies") / packed.plan.name
-            _require_size(packed.members, file, max_size)
-            _extract(archive, packed.members, target, file)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise CheckpointError(f"{file}: not a packed study, or damaged: {error}") from None
+            small = file.stat().st_size
+            if packed.size > (max(_USUAL_SIZE, _USUAL_RATIO * small) if max_size is None else max_size):
+                raise ConfigError(
+                    f"{file}: its {human_bytes(small)} unpack to {human_bytes(packed.size)}; if you trust it, "
+                    f"allow that with --max-size {packed.size}"
+                )
+            packed.extract(target)
     except OSError as error:
         raise ConfigError(f"{error.filename or target or file}: {error.strerror or error}") from None
     return target
 
 
-class Packed:
-    """A packed study, read where it is: its plan, and any of its files by name."""
+class PackedStudy:
+    """A packed study, read without unpacking it."""
 
     def __init__(self, archive: zipfile.ZipFile, file: Path) -> None:
         self._archive, self._file = archive, file
-        self.members = _checked(archive, file)
-        self.plan = parse_plan(_bytes(archive, self.members[PLAN], file), f"{file}: {PLAN}")
+        self._members = _checked(archive, file)
+        self.size = sum(info.file_size for info in self._members.values())
+        self.plan = parse_plan(self.read(PLAN) or b"", f"{file}: {PLAN}")
         trials = {trial.name for trial in self.plan.trials}
-        for name in self.members:
+        for name in self._members:
             found = _MEMBER.fullmatch(name)
             if found and (found["trial"] or found["failed"] or self.plan.name) not in trials | {self.plan.name}:
                 raise CheckpointError(f"{file}: {name!r} belongs to no trial of the plan")
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file; None where the study has none of that name."""
-        return _bytes(self._archive, self.members[name], self._file) if name in self.members else None
+        """The bytes of a file; None if the study has no file of that name."""
+        if (info := self._members.get(name)) is None:
+            return None
+        with self._archive.open(info) as source:
+            data = source.read(info.file_size + 1)
+        if len(data) != info.file_size:
+            raise CheckpointError(_WRONG_SIZE.format(file=self._file, name=name))
+        return data
+
+    def extract(self, target: Path) -> None:
+        """Write all files to the new folder `target`."""
+        with _staged(target) as staging:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if self.size > (free := shutil.disk_usage(target.parent).free):
+                raise ConfigError(f"{target}: needs {human_bytes(self.size)} and {human_bytes(free)} are free")
+            (staging / RUNS).mkdir(parents=True)
+            for name, info in self._members.items():
+                self._extract_one(info, staging / name)
+
+    def _extract_one(self, info: zipfile.ZipInfo, path: Path) -> None:
+        """Write a file, at most the size it declares; `zipfile` compares its checksum at the end."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        left = info.file_size
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        with self._archive.open(info) as source, os.fdopen(handle, "wb") as out:
+            while chunk := source.read(_CHUNK):
+                left -= len(chunk)
+                if left < 0:
+                    break
+                out.write(chunk)
+        if left:
+            raise CheckpointError(_WRONG_SIZE.format(file=self._file, name=info.filename))
 
 
 @contextlib.contextmanager
-def open_packed(file: Path) -> Iterator[Packed]:
-    """Read a packed study without unpacking it; what is wrong with it is a `CheckpointError`."""
+def open_packed_study(file: Path) -> Iterator[PackedStudy]:
+    """Open a packed study for reading; `CheckpointError` if it is damaged or something else."""
     try:
         with zipfile.ZipFile(file) as archive:
-            yield Packed(archive, file)
+            yield PackedStudy(archive, file)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise CheckpointError(f"{file}: not a packed study, or damaged: {error}") from None
 
 
 def _checked(archive: zipfile.ZipFile, file: Path) -> dict[str, zipfile.ZipInfo]:
-    """The members by name, each of a kind, name and size that packing writes."""
+    """The members by name, after checking that packing would have written them."""
     infos = archive.infolist()
     if len(infos) > _MOST_MEMBERS:
         raise CheckpointError(f"{file}: {len(infos):,} members, at most {_MOST_MEMBERS:,} are read")
@@ -181,56 +233,3 @@ def _checked(archive: zipfile.ZipFile, file: Path) -> dict[str, zipfile.ZipInfo]
     if members[PLAN].file_size > files.MAX_JSON_BYTES:
         raise CheckpointError(f"{file}: {PLAN} declares {human_bytes(members[PLAN].file_size)}")
     return members
-
-
-def _bytes(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: Path) -> bytes:
-    with archive.open(info) as source:
-        data = source.read(info.file_size + 1)
-    if len(data) != info.file_size:
-        raise CheckpointError(f"{file}: {info.filename!r} is not of the size it declares")
-    return data
-
-
-def _require_size(members: dict[str, zipfile.ZipInfo], file: Path, limit: int | None) -> None:
-    """Refuse a small file that declares far more than any study is compressed by."""
-    needed, packed = sum(info.file_size for info in members.values()), file.stat().st_size
-    if needed > (max(_USUAL_SIZE, _USUAL_RATIO * packed) if limit is None else limit):
-        raise ConfigError(
-            f"{file}: its {human_bytes(packed)} unpack to {human_bytes(needed)}; if you trust it, allow that with "
-            f"--max-size {needed}"
-        )
-
-
-def _extract(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], target: Path, file: Path) -> None:
-    if target.exists() or target.is_symlink():
-        raise ConfigError(f"{target}: exists; nothing is overwritten (choose another folder with -o)")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    needed = sum(info.file_size for info in members.values())
-    if needed > (free := shutil.disk_usage(target.parent).free):
-        raise ConfigError(f"{target}: needs {human_bytes(needed)} and {human_bytes(free)} are free")
-    staging = target.with_name(f".tmp-{target.name}-{secrets.token_hex(4)}")
-    staging.mkdir()
-    try:
-        for name, info in members.items():
-            _extract_one(archive, info, staging / name, file)
-        (staging / RUNS).mkdir(exist_ok=True)
-        if target.exists():  # made meanwhile; an empty folder would be replaced by the rename
-            raise ConfigError(f"{target}: exists; nothing is overwritten")
-        files.rename(staging, target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _extract_one(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, file: Path) -> None:
-    """Write one member, never more of it than it declares; its checksum is compared at its end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    left = info.file_size
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-    with archive.open(info) as source, os.fdopen(handle, "wb") as out:
-        while chunk := source.read(_CHUNK):
-            left -= len(chunk)
-            if left < 0:
-                break
-            out.write(chunk)
-    if left:
-        raise CheckpointError(f"{file}: {info.filename!r} is not of the size it declares")

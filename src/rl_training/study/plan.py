@@ -1,27 +1,26 @@
-"""The plan of a study: what it consists of, fixed once and only ever extended.
+"""The plan of a study: its configurations and groups of trials. A plan is only ever extended.
 
     studies/NAME/
-        study.yaml              as its author wrote it
-        plan.json               configurations, and the groups of trials that are claimed, run and repeated whole
-        claims/g00000/1.json    who works, or worked, on a group
-        failures/TRIAL.json     exit code and message of a trial that failed
-        runs/{env}__{algo}__{hash8}__s{seed}/      an ordinary run folder each
-        logs/                   what workers printed
-        tuning.json             of a tuning: what was asked, and what came of it
+        study.yaml              the file of the study plan.json               configurations, and the groups of
+        trials that are claimed, run and repeated as a whole claims/g00000/1.json    the worker that trains, or
+        trained, a group failures/TRIAL.json     exit code and message of a trial that failed
+        runs/{env}__{algo}__{hash8}__s{seed}/      an ordinary run folder each logs/                   output of the
+        workers tuning.json             of a tuning: its trials and their outcomes
 
-A configuration is known by a hash of what its results depend on: every setting with its default spelt out, but for
-the seed and for where and how a run is made (`_HOW`). Data files count by their name and contents, not by their
-folder; a plan of version 0.2 has no contents, and its files count by their name until they are found again. The
-settings are kept beside the hash, so a default that changes in a later version changes no trial that is planned; a
-setting that is new in a later version, and left at its default, makes no new trial.
+A configuration is identified by a hash of what its results depend on: every setting with its default written out,
+except the seed and the settings for where and how a run is computed (`_HOW`). Data files count by name and
+contents, not by folder. A plan of version 0.2 has no contents, so its files count by name until they are found
+again. The settings are stored next to the hash, so a default that changes in a later version does not change
+planned trials. A setting that is new in a later version does not create a new trial if it has its default value.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
@@ -39,15 +38,15 @@ RUNS = "runs"
 KIND = "rl_training.study"
 SCHEMA = 2
 _SCHEMA_WITHOUT_DATA = 1
-# Threads of a worker, and seconds without a sign of life.
+# Upper limits of a worker's threads, and of `claim_timeout` in seconds.
 MOST_THREADS, LONGEST_TIMEOUT = 1024, 30 * 86_400.0
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-# Where and how a run is made: no result depends on these. The last two are settings of 0.1 and 0.2.
+# Where and how a run is computed: no result depends on these. The last two are settings of 0.1 and 0.2.
 _HOW = TrainConfig.affecting("run", "place") | {"env_processes", "evaluate_beside"}
 
 
 def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a configuration the same one: its settings, flat, without where and how it runs."""
+    """The settings that identify a configuration, flat, without where and how it is computed."""
     flat = {name: value for name, value in settings.items() if name not in _HOW and name != "algo_kwargs"}
     flat |= {f"algo_kwargs.{name}": value for name, value in settings["algo_kwargs"].items()}
     if isinstance(stopping := flat.get("algo_kwargs.early_stopping"), dict):
@@ -68,7 +67,7 @@ def _names_a_file(place: str) -> bool:
 
 
 def data_files(value: Any, place: str = "") -> dict[str, str]:
-    """The data files that settings name, by dotted place."""
+    """The paths of data files in settings, by dotted place."""
     if isinstance(value, Mapping):
         parts = [data_files(item, f"{place}.{key}" if place else key) for key, item in value.items()]
     elif isinstance(value, list | tuple):
@@ -85,28 +84,28 @@ def hash_of(known: Mapping[str, Any], contents: Mapping[str, str] | None = None)
 
 
 def with_how(settings: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` with where and how it runs taken from another of the same identity."""
+    """`settings`, with where and how it is computed taken from `how`, settings of the same identity."""
     return {**settings, **{name: how[name] for name in _HOW if name in how}}
 
 
 def short(place: str) -> str:
-    """A setting by the name a user would type."""
+    """The name of a setting as a user types it."""
     return place.removeprefix("algo_kwargs.")
 
 
 def described(changes: Mapping[str, Any]) -> str:
-    """What varies, in words: `beta=3, gamma=0.9`."""
+    """Changes as text: `beta=3, gamma=0.9`."""
     return ", ".join(f"{short(place)}={value}" for place, value in changes.items())
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One point of a study; its trials differ in their seed alone."""
+    """A configuration of a study; its trials differ only in their seed."""
 
     hash: str
     task: int
     changes: dict[str, Any]  # what varies, by dotted place
-    settings: dict[str, Any]  # a TrainConfig with every default spelt out
+    settings: dict[str, Any]  # a TrainConfig with every default written out
     data: dict[str, str] = field(default_factory=dict)  # contents of its data files, by dotted place
 
     @property
@@ -133,7 +132,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study consists of. `groups` are lists of (configuration, seed)."""
+    """What a study consists of. `members` are the groups as lists of (configuration, seed)."""
 
     name: str
     threads: int
@@ -157,14 +156,11 @@ class Plan:
         return Trial(f"{self.configurations[configuration].name}__s{seed}", configuration, seed)
 
     def config_of(self, trial: Trial, runs: Path, *, allow_import: bool = False) -> TrainConfig:
-        """The configuration a trial is trained with."""
+        """The configuration to train a trial with."""
         settings = self.configurations[trial.configuration].settings
         changes = {"seed": trial.seed, "output_dir": str(runs), "allow_import": allow_import}
         kwargs = without_fqe_stopping(settings["algo_kwargs"])
         return TrainConfig(**{**settings, **changes, "algo_kwargs": kwargs})
-
-    def changed(self, **fields: Any) -> Plan:
-        return replace(self, **fields)
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
@@ -178,7 +174,7 @@ def write_plan(folder: Path, plan: Plan) -> None:
 
 
 def read_plan(folder: Path) -> Plan:
-    """The plan in a study's folder; one line where it is none, damaged or of a newer version."""
+    """Read the plan in a study's folder; raises if it is missing, damaged or of a newer version."""
     try:
         data = (folder / PLAN).read_bytes()
     except FileNotFoundError:
@@ -190,14 +186,21 @@ def read_plan(folder: Path) -> Plan:
 
 
 def parse_plan(data: bytes, place: str) -> Plan:
+    with reading_record(data, place, KIND, "plan of a study", SCHEMA) as record:
+        return _plan_of(record)
+
+
+@contextlib.contextmanager
+def reading_record(data: bytes, place: str, kind: str, what: str, schema: int) -> Iterator[dict[str, Any]]:
+    """The fields of a JSON record; a wrong kind, newer schema or error in the block is a `CheckpointError`."""
     try:
         record = files.decode_json(data)
-        if not isinstance(record, dict) or record.pop("kind", None) != KIND:
-            raise ValueError("not the plan of a study")
-        schema = record.pop("schema", None)
-        if type(schema) is int and schema > SCHEMA:
-            raise CheckpointError(f"{place}: schema {schema} needs a newer rl_training (this one knows {SCHEMA})")
-        return _plan_of(record)
+        if not isinstance(record, dict) or record.pop("kind", None) != kind:
+            raise ValueError(f"not the {what}")
+        found = record.pop("schema", None)
+        if type(found) is int and found > schema:
+            raise CheckpointError(f"{place}: schema {found} needs a newer rl_training (this one knows {schema})")
+        yield record
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{place}: damaged: {type(error).__name__}: {error}") from None
 

@@ -1,4 +1,4 @@
-"""From a description to a plan: identities, groups, and what may change when a study is extended."""
+"""Create or extend a plan from a description: which trials are the same, and how they are grouped."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,13 @@ from rl_training.study.plan import (
 )
 from rl_training.study.trials import FAILURES, home_of
 
-# The most trials of a group where the population is `auto` and they train on a GPU; on a CPU each is a group.
+# The most trials in a group if `population` is `auto` and they train on a GPU; on a CPU each trial is a group.
 _TOGETHER = 16
 _MOST_DIFFERENCES = 6
 
 
 class Contents:
-    """The contents of data files as they are now, each read once: size and checksum as text."""
+    """Size and checksum of data files as text; each file is read once."""
 
     def __init__(self) -> None:
         self._known: dict[str, str | None] = {}
@@ -62,7 +63,7 @@ class Contents:
         return self._known[path]
 
     def of_all(self, settings: Mapping[str, Any]) -> dict[str, str]:
-        """Those of every file that settings name and that is there, by dotted place."""
+        """The contents of every existing file in settings, by dotted place."""
         found = {place: self.of(path) for place, path in data_files(settings).items()}
         return {place: contents for place, contents in found.items() if contents is not None}
 
@@ -71,17 +72,17 @@ class Contents:
     ) -> list[str]:
         """The places at which two settings of one identity name files of different contents.
 
-        `recorded` is what is known of those of `before`; a file that is missing and was never
-        recorded counts as the same.
+        `recorded` are the recorded contents of `before`; a file that is missing and was never recorded counts as
+        the same.
         """
         known, new = {**self.of_all(before), **recorded}, self.of_all(now)
         return [place for place in new if known.get(place, new[place]) != new[place]]
 
 
 def prepare(description: Description, folder: Path, workers: int) -> Plan:
-    """Make the plan in `folder`, or extend the one that is there; nothing is changed where it is refused.
+    """Write the plan in `folder`, or extend the existing one; if that raises, nothing is changed.
 
-    A plan of which no trial has begun, or all failed before their first step, is made anew.
+    If no trial of the existing plan has begun, or all failed before their first step, a new plan replaces it.
     """
     try:
         require_own(folder)
@@ -89,23 +90,23 @@ def prepare(description: Description, folder: Path, workers: int) -> Plan:
         with lock_run(folder):
             old = read_plan(folder) if (folder / PLAN).exists() else None
             begun = old is not None and has_begun(folder, old)
-            try:
+            with description.document.explaining():
                 plan = _extended(old, description) if old is not None and begun else _first(description, workers)
-            except ConfigError as error:
-                raise description.explain(error) from None
             if plan != old:
                 if not begun:
                     shutil.rmtree(folder / FAILURES, ignore_errors=True)
                 write_plan(folder, plan)
-            files.replace_atomically(folder / STUDY, description.text.encode())
+            files.replace_atomically(folder / STUDY, description.document.text.encode())
     except OSError as error:
         raise ConfigError(f"{folder}: cannot hold a study: {error.strerror or error}") from None
     return plan
 
 
 def require_own(folder: Path) -> None:
-    """Refuse a folder of something else. What a sweep or a tuning left that was killed before it had a plan is no
-    obstacle."""
+    """Raise if the folder belongs to something else.
+
+    Files of a sweep or a tuning that was killed before it had a plan are allowed.
+    """
     if folder.is_dir() and not (folder / PLAN).exists():
         left = {RUNS, "lock", f".tmp-{PLAN}", CLAIMS, TUNING}
         names = [path.name for path in folder.iterdir()]
@@ -115,7 +116,7 @@ def require_own(folder: Path) -> None:
 
 
 def has_begun(folder: Path, plan: Plan) -> bool:
-    """Whether a run folder exists, or somebody is about to make one."""
+    """Whether a run folder exists, or a worker holds a claim and is about to create one."""
     if any(home_of(folder, trial).exists() for trial in plan.trials):
         return True
     claims, clock = [read_claim(folder, group.name) for group in plan.groups], DiskClock(folder)
@@ -142,7 +143,7 @@ def _tasks(description: Description) -> list[dict[str, Any]]:
 
 
 def _threads(description: Description, workers: int) -> int:
-    """The cores shared among the workers; beside a GPU one thread is enough."""
+    """The threads of each worker: a share of the cores, or one if it uses a GPU."""
     if (given := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and int(given) > 0:
         return min(int(given), MOST_STUDY_THREADS)
     if any(_on_gpu(base) for base in description.bases):
@@ -155,7 +156,7 @@ def _on_gpu(config: TrainConfig) -> bool:
 
 
 def _extended(old: Plan, description: Description) -> Plan:
-    """The old plan with what is new at its end; whatever else has changed is refused."""
+    """The old plan with new trials added at the end; any other change raises."""
     if description.name != old.name:
         raise ConfigError(f"the folder holds another study, {old.name!r}", key="name")
     if description.file.threads not in (None, old.threads):
@@ -166,15 +167,15 @@ def _extended(old: Plan, description: Description) -> Plan:
         )
     _require_same_bases(old, description)
     tasks = _tasks(description)
-    for before, now in zip(old.tasks, tasks):  # a file that is not there now keeps the contents it had
+    for before, now in zip(old.tasks, tasks):  # a missing file keeps its recorded contents
         if data := {**before.get("data", {}), **now.get("data", {})}:
             now["data"] = data
-    plan = old.changed(claim_timeout=description.file.claim_timeout, tasks=tasks)
+    plan = replace(old, claim_timeout=description.file.claim_timeout, tasks=tasks)
     return _with_wanted(plan, description)
 
 
 def _require_same_bases(old: Plan, description: Description) -> None:
-    """Refuse a changed base, with a diff; what varies in the study is not the base's to say."""
+    """Raise if a base has changed, with the differences. Settings that vary in the study are not compared."""
     if len(description.bases) < len(old.tasks):
         gone = old.tasks[len(description.bases)]["source"]
         raise ConfigError(f"the task {gone} was planned and is missing now; a study only grows", key="tasks")
@@ -187,21 +188,21 @@ def _require_same_bases(old: Plan, description: Description) -> None:
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in varied]
         if at_default(base, new):
             changed = [name for name in changed if name not in new]
-        told = "; ".join(f"{short(n)} {before.get(n)} -> {now.get(n)}" for n in changed[:_MOST_DIFFERENCES])
+        differences = "; ".join(f"{short(n)} {before.get(n)} -> {now.get(n)}" for n in changed[:_MOST_DIFFERENCES])
         if not changed:
             other = contents.differing(task["settings"], task.get("data", {}), base.to_dict())
             changed = [place for place in other if not any(f"{place}.".startswith(f"{one}.") for one in varied)]
-            told = "; ".join(f"{short(n)} names a file of other contents" for n in changed)
+            differences = "; ".join(f"{short(n)} names a file of other contents" for n in changed)
         if changed:
             more = f" and {len(changed) - _MOST_DIFFERENCES} more" if len(changed) > _MOST_DIFFERENCES else ""
             raise ConfigError(
-                f"{task['source']} has changed since this study began ({told}{more}); undo that, or give the "
-                "changed study another name"
+                f"{task['source']} has changed since this study began ({differences}{more}); undo that, or give "
+                "the changed study another name"
             )
 
 
 def at_default(config: TrainConfig, names: Iterable[str]) -> bool:
-    """Whether a configuration has these settings as it would have them unset."""
+    """Whether these settings of a configuration have their default values."""
     names = list(names)
     kept = {name: value for name, value in config.algo_kwargs.items() if f"algo_kwargs.{name}" not in names}
     bare = config.replace(algo_kwargs=kept)
@@ -214,7 +215,7 @@ def at_default(config: TrainConfig, names: Iterable[str]) -> bool:
 
 
 def _with_wanted(plan: Plan, description: Description) -> Plan:
-    """The plan with every wanted trial in it: known ones where they are, new ones in groups at the end."""
+    """The plan with every wanted trial: known ones stay in place, new ones are added in groups at the end."""
     known = _Known(plan.configurations)
     places: dict[int, Wanted] = {}
     for wanted in announced(description.wanted, "configurations planned"):
@@ -227,16 +228,16 @@ def _with_wanted(plan: Plan, description: Description) -> Plan:
         raise ConfigError(
             "two configurations have the same short hash, by chance; add a tiny change to one setting"
         )
-    plan = plan.changed(configurations=configurations)
+    plan = replace(plan, configurations=configurations)
     _require_nothing_gone(plan, places)
     present = {member for group in plan.members for member in group}
     new = [(index, seed) for index, wanted in places.items() for seed in wanted.seeds]
     groups = _grouped([member for member in new if member not in present], configurations, description)
-    return plan.changed(members=[*plan.members, *groups])
+    return replace(plan, members=[*plan.members, *groups])
 
 
 def _kept(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a planned configuration, asked for again: it may run elsewhere, its data too."""
+    """The settings of a planned configuration that is wanted again; its device and data folder may have changed."""
     same_keys = identity(old).keys() == identity(new).keys()
     return dict(new) if same_keys else with_how(old, new)
 
@@ -246,7 +247,7 @@ def _label(wanted: Wanted) -> str:
 
 
 class _Known:
-    """The configurations of a plan, found by what their results depend on."""
+    """The configurations of a plan, looked up by what their results depend on."""
 
     def __init__(self, configurations: Iterable[Configuration]) -> None:
         self.configurations = list(configurations)
@@ -261,7 +262,7 @@ class _Known:
         self._names.add(frozenset(known))
 
     def place(self, wanted: Wanted) -> int:
-        """Where the wanted configuration is in the plan; it is added if it is new."""
+        """The index of a wanted configuration in the plan; a new one is added."""
         settings = wanted.config.to_dict()
         now, data, changes = identity(settings), self._contents.of_all(settings), dict(wanted.changes)
         index = self._find(wanted.config, settings, now)
@@ -276,7 +277,7 @@ class _Known:
         return index
 
     def _find(self, config: TrainConfig, settings: Mapping[str, Any], now: Mapping[str, Any]) -> int | None:
-        """The planned configuration that this is, also if it was planned before some settings existed."""
+        """The index of the same configuration in the plan, which may predate some settings; None if it is new."""
         alike = list(self._alike.get(hash_of(now), ()))
         for names in self._names:
             new = now.keys() - names
@@ -315,7 +316,7 @@ def _require_nothing_gone(plan: Plan, places: Mapping[int, Wanted]) -> None:
 def _grouped(
     members: list[tuple[int, int]], configurations: list[Configuration], description: Description
 ) -> list[list[tuple[int, int]]]:
-    """Trials in groups of those a population could train together, the first seeds of all configurations first."""
+    """Group trials that a population can train together, the first seeds of all configurations first."""
     buckets: dict[tuple[str, int], list[tuple[int, int]]] = {}
     rank = {seed: i for i, seed in enumerate(dict.fromkeys(seed for _, seed in members))}
     kinds: dict[int, tuple[str, int]] = {}

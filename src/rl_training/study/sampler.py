@@ -1,7 +1,7 @@
-"""The next points of a tuning, by Optuna's TPE; nothing of Optuna lives longer than one question.
+"""The next points of a tuning, by Optuna's TPE. The Optuna study is rebuilt on every call.
 
-A study in memory is built from what is known, and the sampler of the n-th trial has a seed of its own. So what is
-asked depends on what was told alone, and a tuning that was killed asks again what it would have asked.
+The sampler of each trial has its own seed, so its point depends only on the outcomes passed in. A tuning that was
+killed gets the same points again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Point = Mapping[str, Any]  # a value for each setting of the space, by dotted pl
 
 
 def require_optuna() -> Any:
-    """Optuna, imported here alone."""
+    """Import Optuna; this is the only place that does."""
     try:
         import optuna
     except ImportError as error:
@@ -29,45 +29,46 @@ def require_optuna() -> Any:
 
 
 def propose(
-    space: Mapping[str, Dimension], told: Sequence[tuple[Point, float | None]], numbers: Sequence[int], seed: int
+    space: Mapping[str, Dimension], known: Sequence[tuple[Point, float | None]], numbers: Sequence[int], seed: int
 ) -> list[dict[str, Any]]:
-    """A point for each of the `numbers`, which are to be tried at the same time.
+    """A point for each trial in `numbers`, all of which run at the same time.
 
-    `told` are points and their values, higher being better; one without (it failed) counts as the worst there is.
+    `known` are points and their values, which are maximised; a point without a value (it failed) counts as the
+    worst.
     """
     optuna = require_optuna()
     with _silent(optuna):
         kinds = {place: _distribution(optuna, space[place]) for place in sorted(space)}
         study = optuna.create_study(direction="maximize")
-        known = [value for _, value in told if value is not None]
-        for point, value in told if known else ():
-            params = {place: _inward(space[place], point[place]) for place in kinds}
-            value = min(known) if value is None else value
+        values = [value for _, value in known if value is not None]
+        for point, value in known if values else ():
+            params = {place: _to_optuna(space[place], point[place]) for place in kinds}
+            value = min(values) if value is None else value
             study.add_trial(optuna.create_trial(params=params, distributions=kinds, value=value))
         points = []
         for number in numbers:
-            own = np.random.SeedSequence((seed, number)).generate_state(1)[0]  # neighbouring seeds share nothing
+            own = np.random.SeedSequence((seed, number)).generate_state(1)[0]  # unrelated for neighbouring numbers
             study.sampler = optuna.samplers.TPESampler(seed=int(own))
             asked = study.ask(kinds)
-            points.append({place: _outward(space[place], asked.params[place]) for place in kinds})
+            points.append({place: _from_optuna(space[place], asked.params[place]) for place in kinds})
     return points
 
 
 def _distribution(optuna: Any, dimension: Dimension) -> Any:
     kinds = optuna.distributions
     if not isinstance(dimension, Range):
-        return kinds.CategoricalDistribution(range(len(dimension.values)))  # by number: a choice may be a list
+        return kinds.CategoricalDistribution(range(len(dimension.values)))  # by index: a choice may be a list
     if dimension.whole:
         return kinds.IntDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step or 1)
     return kinds.FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
 
 
-def _inward(dimension: Dimension, value: Any) -> Any:
+def _to_optuna(dimension: Dimension, value: Any) -> Any:
     return value if isinstance(dimension, Range) else dimension.values.index(value)
 
 
-def _outward(dimension: Dimension, value: Any) -> Any:
-    """As plain data: numpy's numbers are none."""
+def _from_optuna(dimension: Dimension, value: Any) -> Any:
+    """Convert numpy numbers to Python numbers."""
     if not isinstance(dimension, Range):
         return dimension.values[value]
     return int(value) if dimension.whole else float(value)
@@ -75,7 +76,7 @@ def _outward(dimension: Dimension, value: Any) -> Any:
 
 @contextlib.contextmanager
 def _silent(optuna: Any) -> Iterator[None]:
-    """Optuna tells of every study it makes."""
+    """Suppress Optuna's log messages and experimental warnings."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""What a tuning searches: a range or a list of choices for each setting."""
+"""The search space of a tuning: a range or a list of choices for each setting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included; `log` means evenly over orders of magnitude."""
+    """Numbers from `low` to `high`, both included; `log` samples uniformly on a logarithmic scale."""
 
     low: Number
     high: Number
@@ -29,7 +29,7 @@ class Range:
         return (self.low, self.high)
 
     def holds(self, value: Any) -> bool:
-        """Whether a value lies in the range, and on one of its steps."""
+        """Whether a value is in the range, and on one of its steps."""
         if type(value) not in (int, float) or not self.low <= value <= self.high:
             return False
         if self.whole and type(value) is not int:
@@ -38,9 +38,9 @@ class Range:
         return step is None or _is_multiple(value - self.low, step)
 
     def like(self, value: Any) -> Range:
-        """The same range, of whole numbers where the setting it is for has a whole `value` in the base.
+        """The same range, of whole numbers if `value`, the setting in the base, is one.
 
-        A setting without a number in the base takes whole numbers where all of the range's are.
+        If that is not a number, the range is of whole numbers if its bounds and step are.
         """
         given = [number for number in (self.low, self.high, self.step) if number is not None]
         if type(value) is int or (type(value) is not float and all(type(number) is int for number in given)):
@@ -53,7 +53,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choices:
-    """Some values, none better known than the others."""
+    """Values without an order."""
 
     values: tuple[Any, ...]
 

@@ -1,4 +1,4 @@
-"""How a study stands, read from its folder while others work in it; nothing here imports torch."""
+"""Status of a study, read from its folder while workers write to it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl_training.study.claims import ClaimRecord, DiskClock, held_claim
-from rl_training.study.plan import Group, Plan, Trial, described, read_plan, short
-from rl_training.study.trials import (
-    Failure,
-    Progress,
-    home_of,
-    is_done,
-    progress_of,
-    read_failure,
-    record_of,
-)
+from rl_training.study.plan import Plan, Trial, read_plan, short
+from rl_training.study.trials import Failure, home_of, is_done, logged_progress, read_failure, record_of
 
 State = Literal["done", "running", "waiting", "failed"]
 _EVAL = "eval_return_mean"
@@ -26,13 +18,13 @@ _EVAL = "eval_return_mean"
 
 @dataclass(frozen=True)
 class TrialStatus:
-    """One trial: where it stands and what it has reached."""
+    """The state of a trial, and what it has reached."""
 
     trial: Trial
     state: State
     settings: Mapping[str, Any]  # what varies, by short name
-    host: str | None = None  # who works on it,
-    heartbeat: float | None = None  # and how many seconds ago it gave a sign of life
+    host: str | None = None  # of the worker that trains it
+    heartbeat: float | None = None  # seconds since the worker last touched its claim
     failure: Failure | None = None
     step: int = 0
     total: int = 0
@@ -44,7 +36,7 @@ class TrialStatus:
 
 @dataclass(frozen=True)
 class StudyStatus:
-    """A study as it stands."""
+    """The state of a study and its trials."""
 
     name: str
     plan: Plan
@@ -66,7 +58,7 @@ class StudyStatus:
 
     @property
     def seconds_left(self) -> float | None:
-        """By how long trials took that are done, and how many are worked on at a time; None before the first."""
+        """Estimated from the time of the trials that are done, and from how many run now; None before the first."""
         took: dict[int, list[float]] = {}
         for one in self.trials:
             if one.state == "done" and one.seconds is not None:
@@ -83,7 +75,7 @@ class StudyStatus:
         return left / max(1, self.counts["running"])
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole as plain data."""
+        """The status as plain data."""
         return {
             "name": self.name,
             "counts": self.counts,
@@ -117,28 +109,22 @@ def as_record(one: TrialStatus, plan: Plan) -> dict[str, Any]:
 
 
 def read_status(folder: Path, known: dict[str, TrialStatus] | None = None) -> StudyStatus:
-    """How the study in `folder` stands. `known` remembers trials that are done, for whoever looks repeatedly."""
+    """The status of the study in `folder`. `known` caches trials that are done, for callers that poll."""
     plan = read_plan(folder)
     known = {} if known is None else known
     clock = DiskClock(folder)
     trials: list[TrialStatus] = []
     for group in plan.groups:
-        if not all(trial.name in known for trial in group.trials):
-            known |= _over(folder, plan, group, trials, clock)
-        else:
+        if all(trial.name in known for trial in group.trials):
             trials += [known[trial.name] for trial in group.trials]
+            continue
+        claim = held_claim(folder, group.name, plan.claim_timeout, clock)
+        age = 0.0 if claim is None else round(max(0.0, clock.now() - claim.touched), 1)
+        alone = len(group.trials) == 1
+        found = [_status_of(folder, plan, trial, claim, age, alone=alone) for trial in group.trials]
+        trials += found
+        known |= {one.trial.name: one for one in found if one.state == "done"}
     return StudyStatus(plan.name, plan, tuple(trials))
-
-
-def _over(
-    folder: Path, plan: Plan, group: Group, trials: list[TrialStatus], clock: DiskClock
-) -> dict[str, TrialStatus]:
-    """Append how the trials of a group stand; returns those that are over."""
-    claim = held_claim(folder, group.name, plan.claim_timeout, clock)
-    age = 0.0 if claim is None else round(max(0.0, clock.now() - claim.touched), 1)
-    found = [_status_of(folder, plan, trial, claim, age, alone=len(group.trials) == 1) for trial in group.trials]
-    trials += found
-    return {one.trial.name: one for one in found if one.state == "done"}
 
 
 def _status_of(
@@ -156,7 +142,7 @@ def _status_of(
         state = "running"
     at_work = claim if state == "running" else None
     numbers: dict[str, float] = metrics if isinstance(metrics, dict) else {}
-    progress = Progress() if numbers else progress_of(home)
+    step, eval_return = (0, None) if numbers else logged_progress(home)
     seconds = record.get("seconds")
     return TrialStatus(
         trial,
@@ -165,15 +151,10 @@ def _status_of(
         host=None if at_work is None or at_work.owner is None else at_work.owner.host,
         heartbeat=None if at_work is None else age,
         failure=failure if state == "failed" else None,
-        step=int(numbers.get("update_count" if "epoch" in numbers else "global_step", progress.step)),
+        step=int(numbers.get("update_count" if "epoch" in numbers else "global_step", step)),
         total=int(configuration.settings["total_timesteps"]),
         seconds=float(seconds) if isinstance(seconds, int | float) else None,
-        eval_return=numbers.get(_EVAL, progress.eval_return),
+        eval_return=numbers.get(_EVAL, eval_return),
         best=numbers.get("eval_return_best"),
         metrics=numbers,
     )
-
-
-def label(one: TrialStatus) -> str:
-    """What varies, in words, or nothing."""
-    return described(one.settings)

@@ -1,34 +1,55 @@
-"""What became of a trial, read from its folder alone; nothing here imports torch."""
+"""Whether a trial is done, failed or open, read from the study's folder. Does not import torch."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import RLTrainingError
+from rl_training.errors import DiskFullError, RLTrainingError, one_line
 from rl_training.experiment import files
 from rl_training.experiment.runs import read_run_record
-from rl_training.study.plan import RUNS, Trial
+from rl_training.study.plan import RUNS, Plan, Trial
 
 FAILURES = "failures"
 _DONE = ("finished", "stopped")
-# Usage and configuration, checkpoint and data, divergence: trying again would give the same.
-NEVER_RETRIED = (2, 3, 4)
-# The code of a trial for which the disk had no room, whatever the command line returns then: it is tried again.
+_USAGE = 2
+# Usage and configuration, checkpoint and data, divergence: a second attempt would fail in the same way.
+NEVER_RETRIED = (_USAGE, 3, 4)
+# A trial for which the disk had no room; it is tried again. The command line's own exit code differs.
 FULL_DISK = 5
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a trial failed: the exit code the command line would have had, or `FULL_DISK`, and one line."""
+    """Why a trial failed: the exit code of the command line, or `FULL_DISK`, and a message of one line."""
 
     code: int
     message: str
+
+
+def failure_of(error: Exception) -> Failure:
+    """The failure of a trial that was ended by an exception."""
+    if _is_full_disk(error):
+        return Failure(FULL_DISK, one_line(error))
+    if isinstance(error, RLTrainingError):
+        return Failure(error.exit_code, one_line(error))
+    if isinstance(error, MemoryError):
+        return Failure(_USAGE, f"out of memory: {one_line(error) or 'an allocation failed'}")
+    return Failure(1, f"{type(error).__name__}: {one_line(error)}")
+
+
+def _is_full_disk(error: BaseException | None) -> bool:
+    """Whether an error, or one in its chain of causes, is that the disk has no room."""
+    while error is not None:
+        if isinstance(error, DiskFullError) or (isinstance(error, OSError) and error.errno in files.NO_ROOM):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def home_of(study: Path, trial: Trial) -> Path:
@@ -36,7 +57,7 @@ def home_of(study: Path, trial: Trial) -> Path:
 
 
 def record_of(home: Path) -> dict[str, Any]:
-    """run.json, or nothing where there is none that can be read."""
+    """The contents of run.json; empty if it is missing or cannot be read."""
     with contextlib.suppress(RLTrainingError):
         return read_run_record(home)
     return {}
@@ -44,6 +65,27 @@ def record_of(home: Path) -> dict[str, Any]:
 
 def is_done(record: Mapping[str, Any]) -> bool:
     return record.get("status") in _DONE
+
+
+def is_open(study: Path, trial: Trial) -> bool:
+    """Whether a trial is neither done nor failed."""
+    return not is_done(record_of(home_of(study, trial))) and read_failure(study, trial) is None
+
+
+def has_failed(study: Path, trial: Trial) -> bool:
+    """Whether a trial has failed and is not done."""
+    return not is_done(record_of(home_of(study, trial))) and read_failure(study, trial) is not None
+
+
+def reopen_failed(study: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None) -> None:
+    """Delete the failures of a study, so that the trials are open again.
+
+    Failures of the codes `never` are kept; if `only` is given, so are all except those of its codes.
+    """
+    for trial in plan.trials:
+        failure = read_failure(study, trial)
+        if failure is not None and failure.code not in never and (only is None or failure.code in only):
+            _failure_file(study, trial).unlink(missing_ok=True)
 
 
 def read_failure(study: Path, trial: Trial) -> Failure | None:
@@ -57,7 +99,7 @@ def read_failure(study: Path, trial: Trial) -> Failure | None:
 
 
 def parse_failure(data: bytes, place: str) -> Failure:
-    """The contents of a failure's file, or that they cannot be read."""
+    """Parse a failure's file; one that cannot be parsed is a failure with that message."""
     try:
         record = files.decode_json(data)
         return Failure(int(record["code"]), str(record["message"]))
@@ -72,12 +114,8 @@ def note_failure(study: Path, trial: Trial, failure: Failure) -> None:
     files.replace_atomically(path, files.encode_json(record))
 
 
-def forget_failure(study: Path, trial: Trial) -> None:
-    _failure_file(study, trial).unlink(missing_ok=True)
-
-
 def failure_name(trial: Trial) -> str:
-    """Where the study keeps why a trial failed."""
+    """The path of a trial's failure in the study's folder."""
     return f"{FAILURES}/{trial.name}.json"
 
 
@@ -85,20 +123,12 @@ def _failure_file(study: Path, trial: Trial) -> Path:
     return study / failure_name(trial)
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a run has come by its log: the last step in it, and the newest evaluation."""
-
-    step: int = 0
-    eval_return: float | None = None
-
-
-def progress_of(home: Path) -> Progress:
-    """Read metrics.csv, which may be written to at this moment."""
+def logged_progress(home: Path) -> tuple[int, float | None]:
+    """The last step and the newest evaluation in a run's metrics.csv, which may be written concurrently."""
     step, newest = 0, None
     with contextlib.suppress(OSError, csv.Error), (home / "metrics.csv").open(newline="", errors="replace") as file:
         for row in csv.DictReader(file):
             with contextlib.suppress(ValueError, TypeError):
                 step = max(step, int(row.get("step") or 0))
                 newest = float(row.get("eval/mean_reward") or "")
-    return Progress(step, newest)
+    return step, newest

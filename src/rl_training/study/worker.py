@@ -1,8 +1,8 @@
-"""A worker: claim a group, train its trials, write down what failed, take the next, until nothing is left to claim.
+"""A worker: claim a group, train its trials, record what failed, and repeat until nothing is left to claim.
 
-A trial is an ordinary run in the folder the plan names. Whether it is done is what its run.json says; a failure
-that may have left no folder is kept in `failures/`. A worker that is asked to stop saves its run, releases its
-claim and ends; one that is killed leaves both to the next, who resumes the run exactly.
+A trial is an ordinary run in the folder that the plan names. Its run.json records whether it is done. A failure,
+which may have left no folder, is recorded in `failures/`. A worker that receives a signal saves its run, releases
+its claim and exits. If a worker is killed, the next one takes over its claim and resumes the run exactly.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from rl_training.display.output import one_line
-from rl_training.errors import ClaimLost, ConfigError, DiskFullError, RLTrainingError, RunInUse
+from rl_training.errors import ClaimLost, ConfigError, RunInUse
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.retention import list_checkpoints
 from rl_training.experiment.runs import RECORD, read_run_record
-from rl_training.platforms import STOPPING, require_posix, restore_handlers
+from rl_training.platforms import require_posix, stop_handler
 from rl_training.runs.signals import TrainingInterrupted
 from rl_training.runs.training import RunOptions
 from rl_training.runtime.populations import train_in_folders
@@ -46,20 +45,19 @@ from rl_training.study.claims import (
 )
 from rl_training.study.plan import RUNS, Group, Plan, Trial, read_plan
 from rl_training.study.trials import (
-    FULL_DISK,
     Failure,
-    forget_failure,
+    failure_of,
+    has_failed,
     home_of,
     is_done,
+    is_open,
     note_failure,
-    read_failure,
     record_of,
 )
 
 # A trial is given up after this many workers in a row died in it without progress: the first number if the kernel's
 # out-of-memory killer ended them, the second if the cause is unknown.
 _MOST_OUT_OF_MEMORY, _MOST_DEATHS = 5, 25
-_USAGE = 2
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ def _clear(home: Path) -> None:
 
 @dataclass(frozen=True)
 class Worked:
-    """What a worker leaves: whether others still hold groups, and how many trials of the study have failed."""
+    """Result of a worker: whether others still hold groups, and how many trials of the study have failed."""
 
     others_hold: bool
     failed: int
@@ -154,21 +152,21 @@ def work(
     parent: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Worked:
-    """Work on the study in `folder` until nothing can be claimed any more.
+    """Work on the study in `folder` until nothing is left to claim.
 
-    `parent` is a process without which this one is to stop. `say` is told of each group that ends.
+    The worker stops if the process `parent` exits. `say` receives a line for each trial that ends.
     """
     require_posix("a study", "train its configurations one by one")
     worker = _Worker(folder, train_group, quiet, allow_import, say)
     try:
-        with _stopping_on_signals(), _no_orphan(parent), _threads(read_plan(folder).threads):
+        with stop_handler(_stop), _no_orphan(parent), _threads(read_plan(folder).threads):
             while (found := worker.next_claim()) is not None:
                 worker.run(*found)
     except OSError as error:
         raise ConfigError(
             f"{error.filename or folder}: the study cannot go on: {error.strerror or error}"
         ) from None
-    return Worked(worker.others_hold, len(failed_trials(folder, read_plan(folder))))
+    return Worked(worker.others_hold, sum(has_failed(folder, trial) for trial in read_plan(folder).trials))
 
 
 class _Worker:
@@ -187,9 +185,9 @@ class _Worker:
         self._over: set[str] = set()
 
     def next_claim(self) -> tuple[Plan, Group, Claim] | None:
-        """The first group that is open and free, claimed. The plan is read again: it may have been extended.
+        """Claim the first group that is open and free. The plan is read again, as it may have been extended.
 
-        If a claim is dated in the future, it is watched until it moves or has not done so for `claim_timeout`.
+        A claim that is dated in the future is watched until it moves, or has not moved for `claim_timeout`.
         """
         announced = False
         while True:
@@ -205,8 +203,7 @@ class _Worker:
             time.sleep(WATCH_INTERVAL)
 
     def _claim_first(self, plan: Plan, ahead: list[str]) -> tuple[Plan, Group, Claim] | None:
-        """The first group that is open and free, claimed; `ahead` receives groups whose claims are dated in the
-        future."""
+        """Claim the first open and free group; append groups whose claim is dated in the future to `ahead`."""
         self.others_hold = False
         for group in plan.groups:
             if group.name in self._over or not self._open_trials(group):
@@ -222,8 +219,8 @@ class _Worker:
         return None
 
     def _is_open(self, group: Group, claim: Claim) -> bool:
-        """Whether a claimed group has trials left; its last owner may have ended them meanwhile. If not, or if a
-        signal comes now, the claim is released."""
+        """Whether a claimed group has open trials; its last owner may have finished them. The claim is released if
+        not, or if a signal arrives."""
         try:
             is_open = bool(self._open_trials(group))
         except BaseException:
@@ -234,15 +231,10 @@ class _Worker:
         return is_open
 
     def _open_trials(self, group: Group) -> list[Trial]:
-        """The trials of a group that are neither done nor failed."""
-        return [
-            trial
-            for trial in group.trials
-            if not is_done(record_of(home_of(self.folder, trial))) and read_failure(self.folder, trial) is None
-        ]
+        return [trial for trial in group.trials if is_open(self.folder, trial)]
 
     def run(self, plan: Plan, group: Group, claim: Claim) -> None:
-        """Train what is open in a claimed group, and write down what failed."""
+        """Train the open trials of a claimed group, and record those that failed."""
         with claim:
             trials = {trial.name: trial for trial in self._open_trials(group)}
             try:
@@ -253,7 +245,7 @@ class _Worker:
             except ClaimLost as error:
                 self._say(f"lost: {error}")
                 return
-            except RunInUse as error:  # somebody trains or prunes it by hand; another worker may find it free later
+            except RunInUse as error:  # a user trains or prunes it; it may be free later for another worker
                 self._say(f"left: {error}")
                 self._over.add(group.name)
                 return
@@ -263,10 +255,9 @@ class _Worker:
     def _failures(self, plan: Plan, group: Group, claim: Claim, trials: list[Trial]) -> dict[str, Failure]:
         if (message := _given_up(claim.record)) is not None:
             return {trial.name: Failure(1, message) for trial in trials}
+        before = previous_owner(self.folder, group.name, claim.record.generation)
         for trial in trials:
-            _take_over(
-                home_of(self.folder, trial), previous_owner(self.folder, group.name, claim.record.generation)
-            )
+            _take_over(home_of(self.folder, trial), before)
         launch = RunOptions(quiet=self._quiet, fence=claim.check)
         runs = self.folder / RUNS
         members = [
@@ -278,7 +269,7 @@ class _Worker:
 
 
 def _given_up(claim: ClaimRecord) -> str | None:
-    """Why a group is not tried again; None if it is."""
+    """The reason for which a group is given up; None if it is tried again."""
     if claim.by_memory >= _MOST_OUT_OF_MEMORY:
         return f"it ended {claim.by_memory} workers in a row without getting further: out of memory"
     if claim.deaths >= _MOST_DEATHS:
@@ -286,28 +277,8 @@ def _given_up(claim: ClaimRecord) -> str | None:
     return None
 
 
-def failure_of(error: Exception) -> Failure:
-    """Exit code and message of what ended a trial, as on the command line; a full disk has its own code."""
-    if _is_full_disk(error):
-        return Failure(FULL_DISK, one_line(error))
-    if isinstance(error, RLTrainingError):
-        return Failure(error.exit_code, one_line(error))
-    if isinstance(error, MemoryError):
-        return Failure(_USAGE, f"out of memory: {one_line(error) or 'an allocation failed'}")
-    return Failure(1, f"{type(error).__name__}: {one_line(error)}")
-
-
-def _is_full_disk(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised for, is that the disk has no room."""
-    while error is not None:
-        if isinstance(error, DiskFullError) or (isinstance(error, OSError) and error.errno in files.NO_ROOM):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 def _progress(folder: Path, group: Group) -> int:
-    """A number that grows while the trials of a group get on: what they have saved, and how many are done."""
+    """A number that grows with the progress of a group: the steps saved, plus the number of trials done."""
     total = 0
     for trial in group.trials:
         home = home_of(folder, trial)
@@ -318,10 +289,10 @@ def _progress(folder: Path, group: Group) -> int:
 
 
 def _take_over(home: Path, before: Owner | None) -> None:
-    """Make a run's folder usable whose former owner may still be there, but stalled.
+    """Make a run's folder usable if its previous owner `before` is stalled and still holds the lock of the run.
 
-    Such a process holds the lock of the run. The lock is its file's, so a new file has a new lock; nothing is
-    unlocked that belongs to anybody but the former owner. Temporary files it was writing are removed.
+    The lock belongs to the lock file, so the file is removed and a new one has a new lock. A lock of any other
+    process is left alone. Temporary files of the previous owner are removed.
     """
     lock = home / "lock"
     with contextlib.suppress(OSError, ValueError):
@@ -332,69 +303,29 @@ def _take_over(home: Path, before: Owner | None) -> None:
             leftover.unlink()
 
 
-def failed_trials(folder: Path, plan: Plan) -> list[Trial]:
-    """The trials that have failed and are not done."""
-    return [
-        trial
-        for trial in plan.trials
-        if read_failure(folder, trial) is not None and not is_done(record_of(home_of(folder, trial)))
-    ]
+def restart_unfinished(folder: Path, plan: Plan) -> list[Trial]:
+    """Remove the folders of open trials that have no checkpoint, and return these trials; they start again.
 
-
-def retry_failed(
-    folder: Path, plan: Plan, never: Sequence[int] = (), only: Sequence[int] | None = None
-) -> list[Trial]:
-    """Open the failed trials again, except those of the codes `never`; with `only`, those of these codes alone."""
+    Packed studies have no checkpoints: if a study is packed before it is done and unpacked elsewhere, its
+    unfinished trials start from the beginning.
+    """
     again = []
     for trial in plan.trials:
-        failure = read_failure(folder, trial)
-        if failure is not None and failure.code not in never and (only is None or failure.code in only):
-            forget_failure(folder, trial)
+        home = home_of(folder, trial)
+        if home.is_dir() and is_open(folder, trial) and not list_checkpoints(home / "checkpoints"):
+            _clear(home)
             again.append(trial)
     return again
 
 
-def restart_unfinished(folder: Path, plan: Plan) -> list[Trial]:
-    """Remove what trials left that are neither done nor failed and have no checkpoint.
-
-    Checkpoints are not packed: a study that was packed before it was done, and unpacked elsewhere, keeps what is
-    done and starts from the beginning what was under way.
-    """
-    begun = [trial for trial in plan.trials if home_of(folder, trial).is_dir()]
-    again = [
-        trial
-        for trial in begun
-        if not is_done(record_of(home_of(folder, trial)))
-        and read_failure(folder, trial) is None
-        and not list_checkpoints(home_of(folder, trial) / "checkpoints")
-    ]
-    for trial in again:
-        _clear(home_of(folder, trial))
-    return again
-
-
-@contextlib.contextmanager
-def _stopping_on_signals() -> Iterator[None]:
-    """Between runs a signal ends the worker, which releases its claim; during a run the run's own handlers save."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise TrainingInterrupted("the worker was asked to stop; sweep again to go on", signum)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous: Mapping[int, Any] = {
-        signum: signal.signal(signum, stop) for signum in STOPPING if signal.getsignal(signum) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        restore_handlers(previous)
+def _stop(signum: int, frame: FrameType | None) -> None:
+    """Handle a signal between runs; during a run its own handlers save it."""
+    raise TrainingInterrupted("the worker was asked to stop; sweep again to go on", signum)
 
 
 @contextlib.contextmanager
 def _no_orphan(parent: int | None) -> Iterator[None]:
-    """While active, the end of the parent process is a SIGTERM to this one: it saves, lets go and ends."""
+    """While active, this process receives a SIGTERM if the parent process exits: it saves and exits too."""
     if parent is None:
         yield
         return
@@ -417,15 +348,15 @@ def _no_orphan(parent: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """The study's number of threads: the bits of a run depend on it."""
-    before, said = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
+    """While active, use the study's number of threads, on which the bits of a run depend."""
+    before, variable = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
     torch.set_num_threads(count)
     os.environ["OMP_NUM_THREADS"] = str(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-        if said is None:
+        if variable is None:
             del os.environ["OMP_NUM_THREADS"]
         else:
-            os.environ["OMP_NUM_THREADS"] = said
+            os.environ["OMP_NUM_THREADS"] = variable

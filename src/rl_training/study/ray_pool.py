@@ -1,13 +1,13 @@
 """A study's workers as tasks of a Ray cluster.
 
-A task starts `rl-training work FOLDER` as a child of the Ray worker that runs it, and waits for it. The child is
-what it is on one machine: signals reach its main thread, its threads are fixed before torch is imported, its log
-lies in the study's folder, its exit code tells how it ended, and nothing of one worker stays behind for the next.
-Ray kills its workers, and their children, when their driver is gone or their node is lost: then what was done since
-the last checkpoint is done again. A driver that is asked to stop asks them to save, by cancelling its tasks.
+A task starts `rl-training work FOLDER` as a child of the Ray worker that runs it, and waits for it. The child works
+as on one machine: signals reach its main thread, its number of threads is set before torch is imported, its log is
+in the study's folder, its exit code reports how it ended, and the next worker inherits nothing from it. Ray kills
+its workers and their children if their driver exits or their node is lost; the work since the last checkpoint is
+then repeated. A driver that receives a signal cancels its tasks, so that the workers save and exit.
 
-Ray retries nothing: run folders are the state, and a worker that was lost is started again elsewhere while trials
-are left. What it held is taken over when its claim has expired.
+Ray retries no task: the run folders are the state. While trials are left, a lost worker is replaced on another
+node. Its trials are taken over when its claim has expired.
 """
 
 from __future__ import annotations
@@ -20,29 +20,27 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import rl_training
-from rl_training.display.output import one_line
 from rl_training.environments.ray_actors import connect, go_to, require_ray
-from rl_training.errors import ConfigError
-from rl_training.study.crew import Worker, Workers, start_worker
+from rl_training.errors import ConfigError, one_line
 from rl_training.study.plan import Plan
+from rl_training.study.worker_pool import WorkerHandle, WorkerPool, start_worker
 
 OPTION = "--ray"
 _POLL = 0.2
 _INTERRUPTED = 128 + signal.SIGINT
 _LOST = -getattr(signal, "SIGKILL", 9)
-# Seconds in which a node must say what it sees, and a file made elsewhere must appear on a shared disk.
+# Seconds within which a node must answer, and within which a file made elsewhere must appear on a shared disk.
 _CHECK_SECONDS, _APPEAR_SECONDS = 60.0, 5.0
-# Seconds that workers have to save when something else went wrong.
+# Seconds that workers have to save after an error.
 _SAVE_SECONDS = 60.0
 
 
 @contextlib.contextmanager
 def on_ray(address: str) -> Iterator[Cluster]:
-    """The cluster at `address`; a connection this program had before stays."""
+    """Connect to the cluster at `address`; a connection that existed before is left open."""
     connected = require_ray(OPTION).is_initialized()
     ray = connect(address, OPTION)
     try:
@@ -53,20 +51,20 @@ def on_ray(address: str) -> Iterator[Cluster]:
 
 
 class Cluster:
-    """A Ray cluster on which studies are worked."""
+    """A Ray cluster that runs the workers of a study."""
 
     def __init__(self, ray: Any) -> None:
-        self._ray = ray
+        self.ray = ray
 
     def needs(self, plan: Plan, gpus: bool) -> dict[str, int]:
-        """What one worker takes of a node: its threads, and a GPU where trials are to use one."""
+        """Resources of one worker: its threads, and a GPU if the trials use one."""
         devices = {configuration.settings["device"] for configuration in plan.configurations}
         wanted = any(device.startswith("cuda") for device in devices)
-        chance = "auto" in devices and self._ray.cluster_resources().get("GPU", 0) >= 1
+        chance = "auto" in devices and self.ray.cluster_resources().get("GPU", 0) >= 1
         return {"num_cpus": plan.threads, "num_gpus": int(gpus or wanted or chance)}
 
     def room(self, needs: Mapping[str, int]) -> int:
-        """How many workers fit at a time; none at all is one line."""
+        """How many workers fit at the same time; `ConfigError` if none does."""
         kinds = {"num_cpus": "CPU", "num_gpus": "GPU"}
         room = 0
         for node in self._alive():
@@ -79,13 +77,13 @@ class Cluster:
         return room
 
     def check(self, folder: Path) -> None:
-        """Refuse nodes that do not share the study's folder, or have another version of this package.
+        """Raise `ConfigError` if a node does not share the study's folder or has another version of this package.
 
-        Each takes away a marker that was put there for it.
+        Each node removes a marker file that was written for it.
         """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        look = self._ray.remote(_look)
+        look = self.ray.remote(_look)
         asked = []
         for node in self._alive():
             marker = put_marker(folder)
@@ -101,9 +99,9 @@ class Cluster:
                 marker.unlink(missing_ok=True)
 
     def _problem(self, task: Any) -> str | None:
-        errors = self._ray.exceptions
+        errors = self.ray.exceptions
         try:
-            problem, version = self._ray.get(task, timeout=_CHECK_SECONDS)
+            problem, version = self.ray.get(task, timeout=_CHECK_SECONDS)
         except errors.GetTimeoutError:
             return (
                 f"did not answer within {_CHECK_SECONDS:g} s; remove it from the cluster, or start Ray there again"
@@ -117,24 +115,19 @@ class Cluster:
         return None if problem is None else str(problem)
 
     def _alive(self) -> list[dict[str, Any]]:
-        return [node for node in self._ray.nodes() if node["Alive"]]
-
-    def crew(
-        self, folder: Path, plan: Plan, size: int, *, gpus: bool, allow_import: bool, say: Callable[[str], None]
-    ) -> RayCrew:
-        return RayCrew(self._ray, folder, plan, size, self.needs(plan, gpus), allow_import=allow_import, say=say)
+        return [node for node in self.ray.nodes() if node["Alive"]]
 
 
 class _Task:
-    """A worker's task; `asked` and `told` count how often it was to stop."""
+    """A worker's task; the counters are the requests to stop and those passed on to Ray."""
 
     def __init__(self, task: Any, marker: Path) -> None:
         self.task, self.marker = task, marker
-        self.asked = self.told = 0
+        self.stop_requests = self.cancellations = 0
 
 
-class RayCrew(Workers):
-    """Workers that are tasks of a Ray cluster, each where there is room for it."""
+class RayPool(WorkerPool):
+    """Workers that are tasks of a Ray cluster, each on a node that has room for it."""
 
     def __init__(
         self,
@@ -151,18 +144,16 @@ class RayCrew(Workers):
         self._ray, self._say = ray, say
         self._work = ray.remote(_work).options(max_retries=0, scheduling_strategy="SPREAD", **needs)
 
-    def _start(self, place: int) -> Worker:
+    def _start(self, index: int) -> WorkerHandle:
         marker = put_marker(self._folder)
-        path = [
-            str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry
-        ]
-        order = (str(marker), place, self._plan.threads, path, str(Path.cwd()), self._allow_import)
-        return Worker(_Task(self._work.remote(*order), marker))
+        path = [str(Path(entry).absolute()) for entry in _python_path()]
+        order = (str(marker), index, self._plan.threads, path, str(Path.cwd()), self._allow_import)
+        return WorkerHandle(_Task(self._work.remote(*order), marker))
 
-    def _ended(self, worker: Worker) -> int | None:
-        task: _Task = worker.handle
-        while task.told < task.asked:  # here, not in the signal's handler, which may have interrupted Ray
-            task.told += 1
+    def _exit_code(self, worker: WorkerHandle) -> int | None:
+        task: _Task = worker.process
+        while task.cancellations < task.stop_requests:  # not in the signal handler, which may have interrupted Ray
+            task.cancellations += 1
             self._ray.cancel(task.task)
         if not self._ray.wait([task.task], timeout=0)[0]:
             return None
@@ -181,19 +172,19 @@ class RayCrew(Workers):
             raise ConfigError(f"{self._folder}: node {problem}")
         return int(code)
 
-    def _send(self, worker: Worker, signum: int) -> None:
-        worker.handle.asked += 1
+    def _send(self, worker: WorkerHandle, signum: int) -> None:
+        worker.process.stop_requests += 1
 
-    def _wait(self, worker: Worker) -> None:
+    def _wait(self, worker: WorkerHandle) -> None:
         deadline = time.monotonic() + _SAVE_SECONDS
         with contextlib.suppress(ConfigError):
-            while self._ended(worker) is None and time.monotonic() < deadline:
+            while self._exit_code(worker) is None and time.monotonic() < deadline:
                 time.sleep(_POLL)
         worker.ended = True
 
 
 def put_marker(folder: Path) -> Path:
-    """A file that only whoever shares this disk can read, and take away."""
+    """Write a marker file that only a machine sharing this disk can read and remove."""
     marker = folder / f".ray-{secrets.token_hex(8)}"
     try:
         marker.write_text(marker.name, encoding="ascii")
@@ -203,7 +194,7 @@ def put_marker(folder: Path) -> Path:
 
 
 def take_marker(marker: Path) -> str | None:
-    """Take a marker away; what keeps this machine from it, and the remedy."""
+    """Remove a marker; if this machine cannot, return the reason and the remedy."""
     remedy = "a study on Ray needs a disk that all nodes share and can write to: choose it with --output-dir"
     deadline = time.monotonic() + _APPEAR_SECONDS
     while True:
@@ -220,7 +211,7 @@ def take_marker(marker: Path) -> str | None:
             return f"cannot use this folder ({error.strerror or error}); {remedy}"
 
 
-# What follows runs on the nodes.
+# The functions below run on the nodes.
 
 
 def _look(marker: str) -> tuple[str | None, str]:
@@ -228,11 +219,11 @@ def _look(marker: str) -> tuple[str | None, str]:
 
 
 def _work(
-    marker: str, place: int, threads: int, path: list[str], folder: str, allow_import: bool
+    marker: str, index: int, threads: int, path: list[str], folder: str, allow_import: bool
 ) -> tuple[int, str | None]:
-    """Be a worker: its exit code, or what is wrong with this node.
+    """Run a worker; returns its exit code, and what is wrong with this node if it cannot run one.
 
-    Cancelling a task is a SIGINT that Ray makes up; it is passed on to the worker, which saves and ends.
+    Ray cancels a task by a simulated SIGINT, which is passed on to the worker: it saves and exits.
     """
     import ray
 
@@ -241,20 +232,16 @@ def _work(
     go_to(folder)
     variables = {"PYTHONPATH": os.pathsep.join([*path, *_python_path()])}
     variables["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # for environments: ray
-    asked: list[int] = []
-
-    def ask(signum: int, frame: FrameType | None) -> None:
-        asked.append(signum)
-
-    before = signal.signal(signal.SIGINT, ask)
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, frame: received.append(signum))
     try:
-        pid = start_worker(Path(marker).parent, place, threads, variables, allow_import=allow_import)
+        pid = start_worker(Path(marker).parent, index, threads, variables, allow_import=allow_import)
         while True:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 return os.waitstatus_to_exitcode(status), None
-            while asked:
-                os.kill(pid, asked.pop())
+            while received:
+                os.kill(pid, received.pop())
             time.sleep(_POLL)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -269,6 +256,6 @@ def _name(node: Mapping[str, Any]) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """What an error of Ray is about: its text ends with the error that was raised on the node."""
+    """The last line of an error of Ray, which is the error that was raised on the node."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return one_line(lines[-1] if lines else type(error).__name__)

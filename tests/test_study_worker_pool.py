@@ -14,8 +14,8 @@ from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.study import Study
 from rl_training.study.claims import read_claim
-from rl_training.study.crew import Crew, parse_gpus
 from rl_training.study.plan import read_plan
+from rl_training.study.worker_pool import LocalPool, parse_gpus
 from tests.reliability.processes import Child, command, fork_for_spawn, wait_for
 from tests.studies import differing, study_in, tiny_study
 
@@ -112,9 +112,9 @@ def test_workers_get_the_threads_of_the_plan_and_gpus_in_turn(
 
     monkeypatch.setattr(os, "posix_spawn", spawn)
     study = study_in(tmp_path, threads=3)
-    crew = Crew(study.folder, study.plan(), 3, ["0", "5"], allow_import=True)
+    pool = LocalPool(study.folder, study.plan(), 3, ["0", "5"], allow_import=True)
     for place in range(3):
-        crew._start(place)
+        pool._start(place)
     assert [environment["CUDA_VISIBLE_DEVICES"] for _, environment in started] == ["0", "5", "0"]
     assert {environment["OMP_NUM_THREADS"] for _, environment in started} == {"3"}
     words = ["-m", "rl_training", "work", str(study.folder), "--parent", str(os.getpid()), "--allow-import"]

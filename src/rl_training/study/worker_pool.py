@@ -1,0 +1,179 @@
+"""The workers of one sweep: start them, watch them, replace those that die, and stop them.
+
+On one machine each worker is `rl-training work FOLDER` in a session of its own, so that Ctrl-C reaches it once,
+through this process. If this process is killed, the workers notice, save and exit. For workers on a cluster see
+`ray_pool.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.platforms import require_posix, stop_handler
+from rl_training.runs.signals import TrainingInterrupted
+from rl_training.study.plan import Plan
+
+LOGS = "logs"
+_POLL = 0.2
+# After this many errors, or lives of less than `_SHORT_LIFE` seconds in a row, a new worker would fail again.
+_MOST_ERRORS, _MOST_SHORT_LIVES = 3, 20
+_SHORT_LIFE = 10.0
+_BY_SIGNAL = 128
+
+
+@dataclass
+class WorkerHandle:
+    """A worker that was started; `process` is its process id, or its task on a cluster."""
+
+    process: Any
+    started: float = field(default_factory=time.monotonic)
+    ended: bool = False
+
+
+class WorkerPool(ABC):
+    """`size` workers of one study; the subclass determines where they run."""
+
+    def __init__(self, folder: Path, plan: Plan, size: int, *, allow_import: bool = False) -> None:
+        self._folder, self._plan, self._allow_import = folder, plan, allow_import
+        self._workers: list[WorkerHandle | None] = [None] * size
+        self._errors = self._short_lives = 0
+        self._stopped: int | None = None
+
+    @abstractmethod
+    def _start(self, index: int) -> WorkerHandle:
+        """Start the worker with this index."""
+
+    @abstractmethod
+    def _exit_code(self, worker: WorkerHandle) -> int | None:
+        """A worker's exit code, negative if it was killed; None while it is running."""
+
+    @abstractmethod
+    def _send(self, worker: WorkerHandle, signum: int) -> None:
+        """Request that a worker saves and exits."""
+
+    @abstractmethod
+    def _wait(self, worker: WorkerHandle) -> None:
+        """Wait until a worker that was requested to exit has done so."""
+
+    def _running(self) -> list[WorkerHandle]:
+        return [worker for worker in self._workers if worker is not None and not worker.ended]
+
+    def run(self, watch: Callable[[], None]) -> None:
+        """Run until no worker finds anything left to claim; `watch` is called at each poll."""
+        with stop_handler(self._forward):
+            try:
+                for index in range(len(self._workers)):
+                    self._workers[index] = self._start(index) if self._stopped is None else None
+                while any(self._keep_running(index) for index in range(len(self._workers))):
+                    watch()
+                    time.sleep(_POLL)
+            except BaseException:
+                for worker in self._running():
+                    self._send(worker, signal.SIGTERM)
+                for worker in self._running():
+                    self._wait(worker)
+                raise
+        watch()
+        if self._stopped is not None:
+            raise TrainingInterrupted("interrupted; the same command goes on", self._stopped)
+
+    def _forward(self, signum: int, frame: FrameType | None) -> None:
+        """Send a signal that this process received to the workers; `run` returns when they have exited."""
+        self._stopped = self._stopped or signum
+        for worker in self._running():
+            self._send(worker, signum)
+
+    def _keep_running(self, index: int) -> bool:
+        """Whether the worker with this index is running; a worker that died is replaced."""
+        worker = self._workers[index]
+        if worker is None or worker.ended:
+            return False
+        code = self._exit_code(worker)
+        if code is None:
+            return True
+        worker.ended = True
+        if code == 0 or code > _BY_SIGNAL or self._stopped is not None:
+            return False
+        self._errors += code > 0
+        self._short_lives = self._short_lives + 1 if time.monotonic() - worker.started < _SHORT_LIFE else 0
+        if self._errors >= _MOST_ERRORS or self._short_lives >= _MOST_SHORT_LIVES:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            raise RLTrainingError(f"workers keep dying, the last by {how}; see {self._folder / LOGS}")
+        self._workers[index] = self._start(index)
+        return True
+
+
+class LocalPool(WorkerPool):
+    """Workers that are processes of this machine, on `gpus` in turn."""
+
+    def __init__(
+        self, folder: Path, plan: Plan, size: int, gpus: Sequence[str] = (), *, allow_import: bool = False
+    ) -> None:
+        super().__init__(folder, plan, size, allow_import=allow_import)
+        self._gpus = list(gpus)
+
+    def _start(self, index: int) -> WorkerHandle:
+        variables = {"CUDA_VISIBLE_DEVICES": self._gpus[index % len(self._gpus)]} if self._gpus else {}
+        return WorkerHandle(
+            start_worker(self._folder, index, self._plan.threads, variables, allow_import=self._allow_import)
+        )
+
+    def _exit_code(self, worker: WorkerHandle) -> int | None:
+        pid, status = os.waitpid(worker.process, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+    def _send(self, worker: WorkerHandle, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.process, signum)
+
+    def _wait(self, worker: WorkerHandle) -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(worker.process, 0)
+        worker.ended = True
+
+
+def start_worker(
+    folder: Path, index: int, threads: int, variables: Mapping[str, str], *, allow_import: bool = False
+) -> int:
+    """Start a worker as a child of this process and return its process id.
+
+    Its output goes to a log in the study's folder. `variables` are added to this process's environment variables.
+    Signals that are blocked in this process are not blocked in the worker.
+    """
+    require_posix("a worker of its own", "run what is in the study one by one")
+    command = [sys.executable, "-m", "rl_training", "work", str(folder), "--parent", str(os.getpid())]
+    command += ["--allow-import"] if allow_import else []
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
+    log = folder / LOGS / f"worker-{index + 1}.log"
+    try:
+        log.parent.mkdir(exist_ok=True)
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ]
+        return os.posix_spawn(
+            sys.executable, command, environment, file_actions=actions, setsid=True, setsigmask=()
+        )
+    except OSError as error:
+        raise ConfigError(f"{log}: a worker cannot be started: {error.strerror or error}") from None
+
+
+def parse_gpus(text: str | None) -> Sequence[str]:
+    """Split `0,1` into a list of GPUs: numbers or UUIDs, as in CUDA_VISIBLE_DEVICES."""
+    gpus = [part.strip() for part in (text or "").split(",")] if text else []
+    if any(not re.fullmatch(r"[A-Za-z0-9-]+", gpu) for gpu in gpus):
+        raise ConfigError(f"--gpus: write 0,1 or UUIDs separated by commas, got {text!r}")
+    return gpus
