@@ -109,7 +109,7 @@ def test_a_judgement_is_a_ranking_with_all_that_it_needs(home: Path) -> None:
         assert one.agreement in (0.0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0)
     assert found.policies[0].first + found.policies[1].first == pytest.approx(1.0)
     assert found.data_distance > 0
-    assert "of their way" in " ".join(found.notes)
+    assert "FQE has converged by about" in " ".join(found.notes)
     assert json.loads(json.dumps(found.to_dict()))["caveat"] == CAVEAT
 
 
@@ -228,7 +228,9 @@ def test_data_without_starts_of_episodes_are_refused(home: Path, kind: str) -> N
     rows = data.rows[np.random.default_rng(0).permutation(len(data))] if kind == "shuffled" else data.rows[:10]
     ends = np.zeros(0, np.int64) if kind == "shuffled" else np.array([9])
     broken = TransitionDataset(rows, data.spaces, ends, "log")
-    with pytest.raises(DatasetError, match=r"^log: judging policies needs several episodes, and .*'timeouts'$"):
+    with pytest.raises(
+        DatasetError, match=r"^log: off-policy evaluation needs several episodes, and .*'timeouts'$"
+    ):
         rl_training.ope(runs(home), broken, **SMALL)
 
 
@@ -242,7 +244,7 @@ def test_data_without_starts_of_episodes_are_refused(home: Path, kind: str) -> N
         ({"method": "mis"}, "method must be one of fqe, wis, dr, got 'mis'; did you mean 'wis'?"),
         (
             {"method": "wis", "validation_fraction": 0.2},
-            "validation_fraction is for method fqe; wis takes all episodes",
+            "validation_fraction is for method fqe; wis uses all episodes",
         ),
         ({"validation_fraction": 1.0}, "validation_fraction must be in (0, 1), got 1.0"),
     ],
@@ -634,7 +636,7 @@ def test_select_by_return(tmp_path: Path) -> None:
     assert found.ranking[0] == (found.trial, max(returns.values()))
     assert {name for name, _ in found.ranking} == set(returns)
     assert command("select", made.folder, "--by", "return").exit_code == 0
-    assert "learned from no data set" in refused(command("select", made.folder, "--by", "fqe"))
+    assert "did not learn from a data set" in refused(command("select", made.folder, "--by", "fqe"))
     with pytest.raises(ConfigError, match="by must be fqe or return"):
         made.select("luck")  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""`rl-training ope` and `select`: which policy the data speak for, and which trial of a study to take."""
+"""The commands `rl-training ope` (rank policies by logged data) and `select` (choose a trial of a study)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rl_training.off_policy_evaluation.evaluation import OPEResult, PolicyEstimate
     from rl_training.off_policy_evaluation.selecting import Selection
 
-# What a bar of the progress counts.
+# Resolution of the progress bar.
 _PARTS = 1_000
-# Seconds between two lines of the progress.
+# Seconds between two progress lines.
 _LINE_SECONDS = 10.0
 
 
@@ -29,7 +29,7 @@ def _fraction(text: str) -> Any:
     return typer.Option("--validation-fraction", min=0.0, max=0.99, help=text)
 
 
-# The options that both commands have; `judging.defaults` says what they are where they are not given.
+# Options of both commands.
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Bootstraps = Annotated[
     int,
@@ -45,17 +45,17 @@ Updates = Annotated[
         min=10, metavar="N", help=f"Updates of FQE, {defaults.UPDATES:,} unless given.", show_default=False
     ),
 ]
-Fraction = Annotated[float, _fraction("Judge only by the episodes that training with this fraction held out.")]
+Fraction = Annotated[float, _fraction("Use only the episodes that training with this fraction held out.")]
 OwnFraction = Annotated[
-    float | None, _fraction("Judge by the episodes held out in training; by default the trials' own fraction.")
+    float | None, _fraction("Use only the episodes held out in training; by default the trials' own fraction.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of networks, minibatches and resamples.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of networks, minibatches and resamples.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A setting of FQE: gamma, tau, learning_rate, weight_decay."),
 ]
-Stochastic = Annotated[bool, typer.Option("--stochastic", help="Judge the policies as they act when sampled.")]
+Stochastic = Annotated[bool, typer.Option("--stochastic", help="Evaluate the policies with sampled actions.")]
 
 
 def ope(
@@ -63,7 +63,7 @@ def ope(
     dataset: Annotated[str, typer.Option(metavar="FILE", help="Logged data: .npz, .hdf5 or a Minari id.")],
     method: Annotated[
         Literal["fqe", "wis", "dr"],
-        typer.Option(help="fqe; for discrete actions with logged probabilities also wis (importance) or dr."),
+        typer.Option(help="fqe; wis or dr need discrete actions with logged probabilities."),
     ] = "fqe",
     bootstraps: Bootstraps = defaults.BOOTSTRAPS,
     updates: Updates = defaults.UPDATES,
@@ -74,11 +74,11 @@ def ope(
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank policies by logged data, without an environment: values, intervals, and how sure the ranks are."""
-    from rl_training.off_policy_evaluation.evaluation import ope as judge
+    """Rank policies by logged data, without an environment: values, intervals and agreement of resampled data."""
+    from rl_training.off_policy_evaluation.evaluation import ope as evaluate
 
     with _progress() as watch:
-        found = judge(
+        found = evaluate(
             runs,
             dataset,
             method=method,
@@ -95,19 +95,19 @@ def ope(
     if as_json:
         show_json(found.to_dict())
     else:
-        show_judgement(found)
+        show_result(found)
 
 
 def select(
     study: Annotated[Path, typer.Argument(metavar="STUDY", help="A study's folder, studies/NAME.")],
     by: Annotated[
         Literal["fqe", "return"],
-        typer.Option(help="What decides: fqe on logged data, or the return of evaluations."),
+        typer.Option(help="Select by fqe on logged data, or by the return of evaluations."),
     ],
     dataset: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Logged data; by default what the trials learned from.")
+        str | None, typer.Option(metavar="FILE", help="Logged data; by default the trials' training data.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Of a study of several tasks, one as its file names it.")] = None,
+    task: Annotated[str | None, typer.Option(help="The task, if the study has several.")] = None,
     bootstraps: Bootstraps = defaults.BOOTSTRAPS,
     updates: Updates = defaults.UPDATES,
     validation_fraction: OwnFraction = None,
@@ -117,7 +117,7 @@ def select(
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which trial of a study to take, and how the others compare."""
+    """Select the best trial of a study and show how the others compare."""
     from rl_training.study.study import Study
 
     options: dict[str, Any] = {}
@@ -145,7 +145,7 @@ def select(
 
 
 def _settings(texts: list[str] | None) -> dict[str, Any]:
-    """`KEY=VALUE` with numbers as YAML reads them."""
+    """Parse `KEY=VALUE` texts; a value is parsed as YAML."""
     from rl_training.experiment.strict_yaml import parse_yaml
 
     found = {}
@@ -158,7 +158,7 @@ def _settings(texts: list[str] | None) -> dict[str, Any]:
 
 
 class _Lines:
-    """The share that is done and an estimate of the time left as plain lines: the first after a few updates."""
+    """Prints the share done and the estimated time left as plain lines, the first one after a few updates."""
 
     def __init__(self) -> None:
         self._began = self._next = time.monotonic()
@@ -175,7 +175,7 @@ class _Lines:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal, plain lines elsewhere, nothing if quiet."""
+    """Show a bar on a terminal, plain lines elsewhere, nothing if quiet."""
     from rl_training.display.progress import Progress
 
     if flags.quiet:
@@ -191,8 +191,8 @@ def _progress() -> Iterator[Callable[[float], None]]:
         progress.close()
 
 
-def show_judgement(found: OPEResult) -> None:
-    """The table, what is to be said of it, and what it does not promise."""
+def show_result(found: OPEResult) -> None:
+    """Print the table of policies, notes on it, and the caveat."""
     from rl_training.off_policy_evaluation.evaluation import CAVEAT
 
     columns = ["rank", "value", "95 % interval", "same rank", "distance"]
@@ -205,9 +205,9 @@ def show_judgement(found: OPEResult) -> None:
         f"\n{found.method} on {found.rows:,} rows, {which} episodes of {found.dataset}: discount "
         f"{found.gamma:g}, bootstraps {found.bootstraps}{fitted}, seed {found.seed}"
     )
-    print(f"distance of similar states' logged actions from each other: {found.data_distance:.3f}")
+    print(f"distance between the logged actions of similar states: {found.data_distance:.3f}")
     if tied := [str(one.rank) for one in found.policies if one.tied]:
-        print(f"not to be told from rank 1 by these data: rank {', '.join(tied)}")
+        print(f"statistically indistinguishable from rank 1: rank {', '.join(tied)}")
     for text in found.notes:
         note(f"note: {text}")
     print(CAVEAT)
@@ -228,7 +228,7 @@ def _row(one: PolicyEstimate, columns: list[str]) -> list[str]:
 
 def _show_selection(found: Selection) -> None:
     if found.judgement is not None:
-        show_judgement(found.judgement)
+        show_result(found.judgement)
     else:
         rows = [
             [str(rank), f"{found.scores[name]:.2f}", f"{value:.2f}", name]
@@ -237,5 +237,5 @@ def _show_selection(found: Selection) -> None:
         show_table(rows, ("rank", "configuration", "return", "trial"))
         print("\nthe best seed of the configuration with the highest interquartile mean of returns")
     for name in found.left_out:
-        note(f"note: {name} is left out: it is not done, or has nothing to compare")
+        note(f"note: {name} is left out: it is not done, or has no value to compare")
     print(f"take {found.trial}: {found.checkpoint}")

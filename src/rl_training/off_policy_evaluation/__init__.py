@@ -1,11 +1,11 @@
-"""Judging policies without an environment: which of them the data speak for.
+"""Off-policy evaluation (OPE): rank policies by logged data, without an environment.
 
     rl_training.ope(["runs/a", "runs/b"], dataset="logs.npz")
 
-defaults     what the function and the commands do where nothing is said
-policies     the candidates, and whether they fit the data
+defaults     defaults of `ope` and of the commands
+policies     load the candidate policies and check that they fit the data
 fitting      K policies × B bootstraps of FQE as one population
 importance   weighted importance sampling and doubly robust estimates, for logs with probabilities
-ope          `ope` and `OPEResult`: values, intervals, ranks
-selecting    which trial of a study to take
+evaluation   `ope` and `OPEResult`: values, intervals, ranks
+selecting    choose a trial of a study
 """

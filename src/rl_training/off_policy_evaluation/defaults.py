@@ -1,4 +1,4 @@
-"""What is judged with where nothing is said; without torch, so that the help of a command can tell it at once."""
+"""Defaults of off-policy evaluation. Does not import torch, so that `--help` stays fast."""
 
 BOOTSTRAPS = 5
 UPDATES = 10_000

@@ -1,4 +1,4 @@
-"""`ope`: policies ranked by what data say of them, with how sure that is."""
+"""`ope`: rank policies by logged data, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ Floats = NDArray[np.float64]
 Method = Literal["fqe", "wis", "dr"]
 CONFIDENCE = 0.95
 CAVEAT = (
-    "a ranking by what the data say, with how far resampled data agree; the values are no forecast of returns, and "
-    "their intervals do not hold the errors that all of them share"
+    "the ranking is what these data support, and how far resampled data agree with it; the values do not predict "
+    "returns, and the intervals exclude errors that all estimates share"
 )
-# Rows whose actions are compared with the logged ones, and those among which their neighbours are looked for.
+# Number of rows whose actions are compared with the logged ones, and of rows searched for their nearest neighbours.
 _COMPARED, _NEIGHBOURS = 2_000, 10_000
-# From which multiple of the data's own distance, and of how much at least, a policy is said to act unlike the data.
+# A policy acts unlike the data if its distance exceeds `_FAR` times the data's own distance (at least this minimum).
 _FAR, _FAR_AT_LEAST = 2.0, 0.05
-# Time constants of FQE, 1 / (tau (1 - gamma)) updates each, below which it says that it has not settled.
+# Fewer time constants of FQE than this, 1 / (tau (1 - gamma)) updates each, add a note that it has not converged.
 _ENOUGH = 3.0
 
 
 @dataclass(frozen=True)
 class PolicyEstimate:
-    """What was found of one policy; `None` where a number does not exist.
+    """Estimate of one policy; a field is None if the method does not compute it.
 
-    `rank` counts from 1. `agreement` is the share of bootstraps that give it this very rank, `first` the share in
-    which none is better. `tied`: its distance to the first one is inside the interval of that difference.
-    `distance` is how far its actions lie from the logged ones, in units of the action range (discrete: how often
-    they differ). `clipped` is the share of FQE's targets outside the bounds of any value, `drift` by how much the
-    value still moved in the last fifth of the updates, `effective_episodes` the number of episodes that weigh in
-    importance sampling.
+    `rank` counts from 1. `agreement` is the share of bootstraps that assign the same rank, `first` the share in
+    which no policy is better. `tied` is true if the confidence interval of the difference to rank 1 contains 0.
+    `distance` is the distance of the policy's actions from the logged ones, in units of the action range (discrete:
+    the share of actions that differ). `clipped` is the share of FQE targets clipped to the bounds of possible
+    values, `drift` the change of the value over the last fifth of the updates, `effective_episodes` the effective
+    sample size of importance sampling, in episodes.
     """
 
     name: str
@@ -81,10 +81,10 @@ class PolicyEstimate:
 
 @dataclass(frozen=True)
 class OPEResult:
-    """Policies by rank, and what they were judged by.
+    """Policies ordered by rank, and the data and settings of the evaluation.
 
-    `data_distance` is what `distance` is for the data themselves: how far the logged action of the nearest other
-    state lies from that of a state.
+    `data_distance` is the same distance within the data: between the logged actions of a state and of its nearest
+    neighbour.
     """
 
     policies: tuple[PolicyEstimate, ...]
@@ -105,11 +105,11 @@ class OPEResult:
         return self.policies[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole as plain data."""
-        whole = asdict(self)
-        for one in whole["policies"]:
+        """Return the result as JSON-serialisable data."""
+        found = asdict(self)
+        for one in found["policies"]:
             one["checkpoint"] = str(one["checkpoint"])
-        return whole | {"caveat": CAVEAT}
+        return found | {"caveat": CAVEAT}
 
 
 def ope(
@@ -131,16 +131,18 @@ def ope(
     warn: Callable[[str], None] = warnings.warn,
     **hyperparameters: Any,
 ) -> OPEResult:
-    """Rank policies by logged data alone: off-policy evaluation.
+    """Rank policies by logged data alone (off-policy evaluation).
 
-    `runs` are run folders (their newest checkpoints are judged) or checkpoints, `dataset` a file, a Minari id or a
-    `TransitionDataset`. `method` is `fqe`, or for discrete actions with logged probabilities `wis` (weighted
-    importance sampling) or `dr` (doubly robust); data in memory need `action_probs`, one number per row.
+    `runs` are run folders (their newest checkpoints are evaluated) or checkpoints, `dataset` a file, a Minari id or
+    a `TransitionDataset`. `method` is `fqe` or, for discrete actions with logged probabilities, `wis` (weighted
+    importance sampling) or `dr` (doubly robust). A `TransitionDataset` then needs `action_probs`, one number per
+    row.
 
-    Intervals and agreement come from `bootstraps` over whole episodes; with 1 there are none. With
-    `validation_fraction` only the episodes are used that training with the same fraction held out. Policies act as
-    in evaluation: by their mode, or with `stochastic` by samples. `hyperparameters` are those of FQE: `gamma tau
-    learning_rate weight_decay`. The same call gives the same numbers on the same machine.
+    Intervals and agreement come from `bootstraps` resamples of whole episodes; 1 uses the data once, without
+    intervals. `validation_fraction` restricts the evaluation to the episodes that training with the same fraction
+    held out. Policies act deterministically as in evaluation; `stochastic` samples their actions instead.
+    `hyperparameters` are those of FQE: `gamma tau learning_rate weight_decay`. `watch` is called with the share of
+    the work that is done. The result is reproducible on the same machine.
     """
     plan = _plan(updates, batch_size, seed, stochastic, acceleration, network, hyperparameters)
     _require(method, bootstraps, validation_fraction)
@@ -150,7 +152,7 @@ def ope(
     whole = load_data(dataset, found)
     probs = None if method == "fqe" else _probabilities(dataset, whole, action_probs)
     data = hold_out(whole, validation_fraction).held_out if validation_fraction else whole
-    return _judged(found, data, plan, method, bootstraps, probs, home, watch, held_out=data is not whole)
+    return _evaluate(found, data, plan, method, bootstraps, probs, home, watch, held_out=data is not whole)
 
 
 def _plan(
@@ -182,7 +184,7 @@ def _require(method: str, bootstraps: int, fraction: float) -> None:
     if bootstraps < 1:
         raise ConfigError(f"bootstraps must be >= 1, got {bootstraps}")
     if fraction and method != "fqe":
-        raise ConfigError(f"validation_fraction is for method fqe; {method} takes all episodes")
+        raise ConfigError(f"validation_fraction is for method fqe; {method} uses all episodes")
 
 
 def _probabilities(dataset: Data, loaded: TransitionDataset, given: ArrayLike | None) -> Floats:
@@ -195,7 +197,7 @@ def _probabilities(dataset: Data, loaded: TransitionDataset, given: ArrayLike | 
     return read_probabilities(dataset, loaded.spaces)
 
 
-def _judged(
+def _evaluate(
     found: Sequence[Candidate],
     data: TransitionDataset,
     plan: Plan,
@@ -207,7 +209,7 @@ def _judged(
     *,
     held_out: bool,
 ) -> OPEResult:
-    episodes = Episodes.of(data, "judging policies")
+    episodes = Episodes.of(data, "off-policy evaluation")
     parts = resamples(episodes, bootstraps, resampling(plan.seed), home)
     policies = [one.policy for one in found]
     fitted: Fit | None = None
@@ -241,7 +243,7 @@ def _judged(
 def _by_importance(
     logs: Logs, policies: Sequence[Policy], parts: Sequence[Resample], fitted: Fit | None, sampled: bool
 ) -> tuple[Floats, list[float]]:
-    """Values `[K, B]` by importance sampling, corrected by FQE where it was fitted, and the episodes that count."""
+    """Values `[K, B]` by importance sampling (doubly robust if FQE was fitted), and effective episodes per policy."""
     values, effective = [], []
     returns = logs.dataset.episode_returns(logs.gamma)
     for k, policy in enumerate(policies):
@@ -256,7 +258,7 @@ def _by_importance(
 
 
 def interval(values: Floats) -> tuple[float | None, float | None]:
-    """Where the mean over bootstraps lies by their deviation and Student's distribution; none of one or of NaN."""
+    """Student-t confidence interval from the standard deviation over bootstraps; None for one bootstrap or NaN."""
     count = len(values)
     if count < 2 or not np.all(np.isfinite(values)):
         return None, None
@@ -265,9 +267,9 @@ def interval(values: Floats) -> tuple[float | None, float | None]:
 
 
 def students_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """The two-sided quantile of Student's distribution, by its expansion around the normal one.
+    """Two-sided quantile of Student's t distribution, by its expansion around the normal distribution.
 
-    Exact for one and two degrees of freedom; to 1 % from three on.
+    Exact for one and two degrees of freedom, within 1 % from three on.
     """
     tail = (1.0 + confidence) / 2.0
     if freedom == 1:
@@ -285,9 +287,9 @@ def students_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
 
 
 def ranks(values: Floats) -> NDArray[np.int64]:
-    """1 for the greatest along the first axis; equal ones share a rank, and NaN comes last."""
-    known = np.where(np.isnan(values), -np.inf, values)
-    found: NDArray[np.int64] = 1 + (known[None] > known[:, None]).sum(1)
+    """Ranks along the first axis, 1 for the largest value; equal values share a rank, NaN ranks last."""
+    finite = np.where(np.isnan(values), -np.inf, values)
+    found: NDArray[np.int64] = 1 + (finite[None] > finite[:, None]).sum(1)
     return found
 
 
@@ -329,37 +331,37 @@ def _ranked(
 def _notes(
     plan: Plan, data: TransitionDataset, episodes: Episodes, values: Floats, fitted: Fit | None
 ) -> tuple[str, ...]:
-    """What a reader should know before trusting the ranks."""
+    """Notes on the reliability of the ranks."""
     notes = list(data.notes)
     if fitted is not None and (constant := plan.config.tau * (1.0 - plan.config.gamma)) > 0:
         if plan.updates * constant < _ENOUGH:
             share = 1.0 - math.exp(-plan.updates * constant)
             needed = math.ceil(_ENOUGH / constant / 1000) * 1000
             notes.append(
-                f"{plan.updates:,} updates bring values about {share:.0%} of their way; use {needed:,}, or a "
+                f"after {plan.updates:,} updates FQE has converged by about {share:.0%}; use {needed:,} updates or a "
                 "larger tau"
             )
         if float(fitted.clipped.mean()) > 0.05:
-            notes.append("many targets had to be clipped: FQE overshoots what these rewards allow")
+            notes.append("many targets were clipped: FQE overestimates what these rewards allow")
     if np.isnan(values).any():
-        notes.append("a value is missing where no logged episode could have been the policy's")
+        notes.append("a policy has no value if no logged episode has positive probability under it")
     if len(episodes.starts) < 20:
         notes.append(f"{len(episodes.starts)} episodes are few for a bootstrap over episodes")
     return tuple(notes)
 
 
 def _far_from(estimates: Sequence[PolicyEstimate], own: float) -> list[str]:
-    """Policies that do what the data hardly show."""
+    """A note for each policy whose actions are far from the data."""
     return [
-        f"{one.name} acts unlike the data (distance {one.distance:.2f}, of similar states {own:.2f}): its value is "
-        "extrapolated"
+        f"{one.name} acts unlike the data (distance {one.distance:.2f}, between similar states {own:.2f}): its value "
+        "is extrapolated"
         for one in estimates
         if one.distance > _FAR * max(own, _FAR_AT_LEAST)
     ]
 
 
 def _distances(data: TransitionDataset, policies: Sequence[Policy], seed: int) -> tuple[list[float], float]:
-    """How far each policy's actions lie from the logged ones, and these from those of similar states."""
+    """Distance of each policy's actions from the logged ones, and of the logged actions of similar states."""
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.choice(len(data), min(_COMPARED, len(data)), replace=False))
     others = np.sort(rng.choice(len(data), min(_NEIGHBOURS, len(data)), replace=False))

@@ -1,7 +1,7 @@
-"""FQE of K policies on B bootstraps as one population: a member's weights, minibatches and policy are its own.
+"""FQE of K policies on B bootstraps as one population: each member has its own weights, minibatches and policy.
 
-Members of one bootstrap start from the same networks and draw the same minibatches, whatever policy they judge:
-what separates two policies is then not chance, and two that act alike get the same value.
+The members of a bootstrap start from the same networks and draw the same minibatches for every policy. Differences
+between policies are therefore not due to chance, and two policies that act alike get the same value.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from rl_training.updates.stacked import StackedUpdater
 from rl_training.updates.updater import Acceleration, Updater, accelerate
 
 BATCH_SIZE = 256
-# Updates between two looks at the terms, and from which part of them on they are averaged.
-_BLOCK, _SETTLED = 250, 0.8
-# Updates before `watch` is called first: enough to estimate how long the others take.
+# Updates between two readings of the loss terms, and the share of updates after which readings are averaged.
+_BLOCK, _CONVERGED = 250, 0.8
+# Updates before the first call of `watch`: enough to estimate the remaining time.
 _FIRST = 20
-# Activations that an update of one member holds at a time, in layers of its widest network.
+# Memory of one member's activations during an update, in layers of its widest network.
 _LAYERS = 12
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ Watch = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """How FQE is run; the defaults are those of every command."""
+    """Settings of FQE, with the defaults of every command."""
 
     updates: int = defaults.UPDATES
     batch_size: int = BATCH_SIZE
@@ -67,17 +67,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Fit:
-    """What K policies are worth by B bootstraps, `[K, B]` each, and the learners that say so."""
+    """Results of FQE for K policies and B bootstraps, `[K, B]` each, and the fitted learners."""
 
     values: NDArray[np.float64]
-    drift: NDArray[np.float64]  # by how much values still moved in the last fifth of the updates
-    clipped: NDArray[np.float64]  # the share of targets outside their bounds in that time
+    drift: NDArray[np.float64]  # change of the values over the last fifth of the updates
+    clipped: NDArray[np.float64]  # share of targets outside their bounds during that fifth
     loss: NDArray[np.float64]
     learners: tuple[tuple[FQE, ...], ...] = field(repr=False, default=())
 
 
-class PanelUpdater(StackedUpdater):
-    """A population whose members draw whole episodes with the actions of their policies, all in one gather."""
+class FQEUpdater(StackedUpdater):
+    """Updates of a population whose minibatches, with the actions of each member's policy, are one gather."""
 
     def __init__(self, stack: Stack, updaters: Sequence[Updater], parts: Sequence[Resample]) -> None:
         super().__init__(stack, updaters)
@@ -99,27 +99,27 @@ def fit(
     keep: bool = False,
     watch: Watch = lambda done: None,
 ) -> Fit:
-    """Fit every policy on every resample, as many policies at a time as memory allows.
+    """Fit every policy on every resample, as many policies at a time as fit in memory.
 
-    `keep` returns the learners, too; `watch` is called with the share of the work that is done: 0 when the fitting
-    begins, then after a few updates, then again and again.
+    `keep` also returns the learners. `watch` is called with the share of the work that is done: first with 0, then
+    after a few updates, then regularly.
     """
     rows = dataset.rows_on(device)
-    parts = [part.to(rows.device) for part in parts]  # positions are looked up where the rows are
+    parts = [part.to(rows.device) for part in parts]
     units, moments = Units.of(dataset, episodes, plan.config.gamma), dataset.observation_moments()
 
-    def judge(bootstrap: int) -> FQE:
+    def learner(bootstrap: int) -> FQE:
         seeds = judge_seeds(plan.seed, bootstrap)
         return build_judge(dataset, units, moments, plan.config, plan.network, seeds, device)
 
-    room = _room_for(dataset, judge(0), len(policies), len(parts), plan, rows.device)
+    room = _room_for(dataset, learner(0), len(policies), len(parts), plan, rows.device)
     found: list[Fit] = []
     for first in range(0, len(policies), room.policies):
         some = [policy.to(rows.device) for policy in policies[first : first + room.policies]]
-        panel = PolicyActions(dataset, rows, some, sampled=plan.sampled, tabulate=room.tables)
-        learners = [[judge(b) for b in range(len(parts))] for _ in some]
-        told = partial(_tell, watch, first / len(policies), len(some) / len(policies))
-        one = _fit(panel, episodes, parts, learners, plan, told)
+        actions = PolicyActions(dataset, rows, some, sampled=plan.sampled, tabulate=room.tables)
+        learners = [[learner(b) for b in range(len(parts))] for _ in some]
+        watch_part = partial(_report_part, watch, first / len(policies), len(some) / len(policies))
+        one = _fit(actions, episodes, parts, learners, plan, watch_part)
         found.append(one if keep else replace(one, learners=()))
     return Fit(
         values=np.concatenate([one.values for one in found]),
@@ -130,12 +130,12 @@ def fit(
     )
 
 
-def _tell(watch: Watch, before: float, part: float, share: float) -> None:
+def _report_part(watch: Watch, before: float, part: float, share: float) -> None:
     watch(before + part * share)
 
 
 class Room(NamedTuple):
-    """How many policies are fitted at a time, and whether their actions are computed beforehand."""
+    """Number of policies fitted at a time, and whether their actions are precomputed."""
 
     policies: int
     tables: bool
@@ -144,17 +144,17 @@ class Room(NamedTuple):
 def _room_for(
     dataset: TransitionDataset, example: FQE, policies: int, parts: int, plan: Plan, home: torch.device
 ) -> Room:
-    """What memory has room for, said in one line where it is less than all; rows and tables lie in `home`."""
+    """Find out what fits in memory and warn if not all policies do. Rows and action tables are stored on `home`."""
     model = example.model
     networks = sum(tensor.nbytes for tensor in chain(model.parameters(), model.buffers()))
     widest = max((model.obs_dim + model.action_dim, *plan.network.hidden_sizes))
     each = parts * (COPIES * networks + 4 * _LAYERS * plan.batch_size * widest)
-    table, beside = PolicyActions.table_bytes(dataset), _free(home)
-    tables = not plan.sampled and table <= beside // 2
+    table, free = PolicyActions.table_bytes(dataset), _free(home)
+    tables = not plan.sampled and table <= free // 2
     if tables:
-        beside //= 2
+        free //= 2
         each += table if home == example.device else 0
-    most = min(policies, _free(example.device) // each, beside // table if tables else policies)
+    most = min(policies, _free(example.device) // each, free // table if tables else policies)
     if most < policies:
         _log.warning(
             "memory for %d of %d policies at a time (%s each): the others follow",
@@ -170,28 +170,28 @@ def _free(device: torch.device) -> int:
 
 
 def _fit(
-    panel: PolicyActions,
+    actions: PolicyActions,
     episodes: Episodes,
     parts: Sequence[Resample],
     learners: Sequence[Sequence[FQE]],
     plan: Plan,
     watch: Watch,
 ) -> Fit:
-    updater = _updater(panel, parts, learners, plan)
-    first = FirstStates(panel, episodes, plan.seed)
+    updater = _updater(actions, parts, learners, plan)
+    first = FirstStates(actions, episodes, plan.seed)
     terms: list[NDArray[np.float64]] = []
-    settled = int(_SETTLED * plan.updates)
+    converged = int(_CONVERGED * plan.updates)
     before, done = np.full((len(learners), len(parts)), np.nan), 0
     watch(0.0)
     while done < plan.updates:
-        bound = settled if done < settled else plan.updates
+        bound = converged if done < converged else plan.updates
         count = min(_BLOCK if done else _FIRST, bound - done)
         updater.run(count)
         done += count
         watch(done / plan.updates)
-        if done == settled:
+        if done == converged:
             before = _values(first, learners, parts)
-        if done > settled:
+        if done > converged:
             terms.append(_terms(learners))
     values = _values(first, learners, parts)
     if not np.all(np.isfinite(values)):
@@ -201,22 +201,22 @@ def _fit(
 
 
 def _updater(
-    panel: PolicyActions, parts: Sequence[Resample], learners: Sequence[Sequence[FQE]], plan: Plan
+    actions: PolicyActions, parts: Sequence[Resample], learners: Sequence[Sequence[FQE]], plan: Plan
 ) -> Updater:
-    """What makes the updates of all members; one alone needs no stack."""
+    """The updater of all members; a single member is not stacked."""
     updaters = []
     for place, some in enumerate(learners):
         for part, learner in zip(parts, some, strict=True):
             accelerate(learner, plan.acceleration)
-            source = EpisodeSampler(panel, place, part, learner.generator)
+            source = EpisodeSampler(actions, place, part, learner.generator)
             updaters.append(Updater(learner, source, plan.batch_size))
     if len(updaters) == 1:
         return updaters[0]
-    return PanelUpdater(Stack([updater.learner for updater in updaters]), updaters, parts)
+    return FQEUpdater(Stack([updater.learner for updater in updaters]), updaters, parts)
 
 
 def _terms(learners: Sequence[Sequence[FQE]]) -> NDArray[np.float64]:
-    """Share of clipped targets and loss of the last update, `[2, K, B]`."""
+    """Share of clipped targets, and loss, of the last update, `[2, K, B]`."""
     names = ("clipped_share", "critic_loss")
     return np.array([[[float(one.terms[name]) for one in some] for some in learners] for name in names])
 
@@ -224,7 +224,7 @@ def _terms(learners: Sequence[Sequence[FQE]]) -> NDArray[np.float64]:
 def _values(
     first: FirstStates, learners: Sequence[Sequence[FQE]], parts: Sequence[Resample]
 ) -> NDArray[np.float64]:
-    """The mean value over the first states of each resample, `[K, B]`."""
+    """Mean value of the first states of each resample, `[K, B]`."""
     found = [
         [
             float((first.values(learner, place) * part.counts.cpu()).sum() / part.counts.sum())

@@ -1,8 +1,8 @@
-"""Importance sampling over whole episodes, for discrete logs that tell how likely their actions were.
+"""Importance sampling over whole episodes, for discrete data with logged action probabilities.
 
-Weighted importance sampling (Precup et al. 2000) divides by the sum of the weights; the doubly robust estimate
-(Jiang & Li 2016) corrects FQE's values with the rewards that were logged. Episodes that were cut count as they are
-for the first, and go on with FQE's value of their last state for the second.
+Weighted importance sampling (Precup et al. 2000) divides by the sum of the weights. The doubly robust estimate
+(Jiang & Li 2016) corrects FQE's values with the logged rewards. A truncated episode contributes its partial return
+to the former, and is bootstrapped with FQE's value of its last next state in the latter.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class Logs:
         return np.concatenate(found)
 
     def ratios(self, policy: Policy, *, sampled: bool) -> Floats:
-        """pi(a|s) over the logged probability, `[n]`."""
+        """pi(a|s) divided by the logged probability, `[n]`."""
         return self.chosen(policy, sampled=sampled) / self.action_probs
 
 
 def log_weights(ratios: Floats, episodes: Episodes) -> Floats:
-    """The logarithm of each episode's weight, the product of its ratios, `[E]`; -inf where one is 0."""
+    """Logarithm of each episode's weight (the product of its ratios), `[E]`; -inf if a ratio is 0."""
     with np.errstate(divide="ignore"):
         found: Floats = np.add.reduceat(np.log(ratios), episodes.starts)
     return found
 
 
 def weighted_mean(weights: Floats, returns: Floats, parts: Sequence[Resample]) -> Floats:
-    """Weighted importance sampling on each resample, `[B]`, from log weights; NaN where every weight is 0."""
+    """Weighted importance sampling on each resample, `[B]`, from log weights; NaN if all weights are 0."""
     counts = np.stack([part.counts.cpu().numpy() for part in parts])  # [B, E]
     highest = weights.max()
     if not np.isfinite(highest):
@@ -67,7 +67,7 @@ def weighted_mean(weights: Floats, returns: Floats, parts: Sequence[Resample]) -
 
 
 def effective_episodes(weights: Floats) -> float:
-    """How many episodes of equal weight would say as much: (sum w)^2 / sum w^2."""
+    """Effective sample size in episodes: (sum w)^2 / sum w^2."""
     highest = weights.max()
     if not np.isfinite(highest):
         return 0.0
@@ -84,10 +84,10 @@ def doubly_robust(
     episodes: Episodes,
     gamma: float,
 ) -> Floats:
-    """The estimate of each episode, `[E]`: V(s) + ratio (r + gamma next - Q(s, a)), from its last row back.
+    """Estimate of each episode, `[E]`: V(s) + ratio (r + gamma next - Q(s, a)), backwards from its last row.
 
-    `q [n]` and `values [n]` are the model's, Q of the logged action and V of the state; `last_values [E]` is what
-    follows an episode's last row: V of its next state where it was cut, 0 where it ended.
+    `q [n]` is Q of the logged actions and `values [n]` is V of the states. `last_values [E]` is V of the next state
+    of an episode's last row, or 0 if the episode terminated there.
     """
     found = last_values.copy()
     for back in range(int(episodes.lengths.max())):
@@ -101,7 +101,7 @@ def doubly_robust(
 def doubly_robust_of(
     logs: Logs, policy: Policy, ratios: Floats, learners: Sequence[FQE], parts: Sequence[Resample], *, sampled: bool
 ) -> Floats:
-    """The doubly robust estimate on each resample with the values of its own learner, `[B]`."""
+    """Doubly robust estimate on each resample, with the values of the resample's own learner, `[B]`."""
     dataset, episodes = logs.dataset, logs.episodes
     rewards, found = dataset.rewards.astype(np.float64), []
     last = torch.from_numpy(episodes.ends)

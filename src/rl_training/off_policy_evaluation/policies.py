@@ -1,4 +1,4 @@
-"""The policies that are judged: found, loaded, and checked against the data."""
+"""Find and load the policies to evaluate, and check that they fit the data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Data = TransitionDataset | Place
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy that may be taken: as it was named, where it lies, and what it needs."""
+    """A policy to evaluate: the name the caller gave, its checkpoint, and its spaces."""
 
     name: str
     checkpoint: Path
@@ -37,25 +37,25 @@ class Candidate:
 
     @classmethod
     def load(cls, place: Place, warn: Callable[[str], None] = warnings.warn) -> Candidate:
-        """The policy of a run folder (its newest checkpoint) or checkpoint."""
+        """Load the policy of a checkpoint, or of the newest checkpoint of a run folder."""
         checkpoint = open_checkpoint(Path(at_home(str(place))), warn)
         loaded = load_policy(checkpoint)
         return cls(str(place), checkpoint.path, loaded.policy, loaded.spaces)
 
 
 def candidates(places: Place | Iterable[Place], warn: Callable[[str], None] = warnings.warn) -> list[Candidate]:
-    """Every policy, loaded; each place once."""
+    """Load all policies; raise if a path is given twice."""
     given = [places] if isinstance(places, str | os.PathLike) else list(places)
     names = [str(place) for place in given]
     if not names:
-        raise ConfigError("give at least one run folder or checkpoint to judge")
+        raise ConfigError("give at least one run folder or checkpoint to evaluate")
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"{twice[0]}: is given twice; each policy is judged once")
+        raise ConfigError(f"{twice[0]}: is given twice; each policy is evaluated once")
     return [Candidate.load(place, warn) for place in given]
 
 
 def load_data(place: Data, found: Sequence[Candidate]) -> TransitionDataset:
-    """The data to judge by; a file that does not tell its action space is read with that of the policies."""
+    """Load the data; a file that does not declare its spaces gets those of the policies."""
     if isinstance(place, TransitionDataset):
         dataset = place
     else:
@@ -74,7 +74,7 @@ def _spaces_for(columns: Columns, first: Candidate) -> SpaceSpec | None:
 
 
 def _require_fit(candidate: Candidate, name: str, data: SpaceSpec) -> None:
-    """Refuse data of other spaces; bounds that differ by rounding, as files have them, are the same."""
+    """Raise if the data have other spaces; action bounds may differ by rounding."""
     policy = candidate.spaces
     bounds = (policy.low, policy.high), (data.low, data.high)
     if len(policy.low) == len(data.low):
@@ -87,7 +87,7 @@ def _require_fit(candidate: Candidate, name: str, data: SpaceSpec) -> None:
 
 @torch.no_grad()
 def probabilities(policy: Policy, obs: Tensor, num_actions: int, *, sampled: bool) -> Tensor:
-    """pi(a|s) of every discrete action, `[n, K]`, in float64: 0 and 1 where the policy acts by its mode."""
+    """pi(a|s) of every discrete action, `[n, K]`, in float64: one-hot if the policy acts deterministically."""
     if not (sampled and policy.stochastic):
         chosen = acts(policy, obs)[:, 0].long()
         return torch.nn.functional.one_hot(chosen, num_actions).double()

@@ -1,4 +1,4 @@
-"""Which trial of a study to take: by FQE on logged data, or by the return of its evaluations."""
+"""Select a trial of a study, by FQE on logged data or by the return of its evaluations."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from rl_training.runtime.offline import _build_offline_dataset, _infer_env_space
 
 By = Literal["fqe", "return"]
 RETURN = "eval_return_mean"
-# What training does to rewards and rows, and judging does not.
-_UNTOUCHED = DatasetConfig.affecting("rows")
+# Settings that transform rewards and rows for training, but not for evaluation.
+_TRAINING_ONLY = DatasetConfig.affecting("rows")
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The trial to take and its checkpoint, all trials compared by (name, value), best first, and how.
+    """The selected trial and its checkpoint; `ranking` has (name, value) of all compared trials, best first.
 
-    `judgement` is there if FQE decided. If returns did, `scores` has the interquartile mean of the returns of each
-    trial's configuration, by which the ranking goes first. `left_out` are trials that are not done, or have nothing
-    to compare, or whose configuration has such trials.
+    `judgement` is the result of FQE, or None if returns decided. `scores` has the interquartile mean of the returns
+    of each trial's configuration if returns decided; the ranking is ordered by it first. `left_out` are trials that
+    are not done, have no value to compare, or belong to a configuration with such a trial.
     """
 
     trial: str
@@ -42,7 +42,7 @@ class Selection:
     scores: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole as plain data."""
+        """Return the selection as JSON-serialisable data."""
         judgement = None if self.judgement is None else self.judgement.to_dict()
         return asdict(replace(self, judgement=None)) | {"checkpoint": str(self.checkpoint), "judgement": judgement}
 
@@ -58,10 +58,10 @@ class Candidate:
 
 
 def by_return(trials: Sequence[Candidate], left_out: Sequence[str], scores: Mapping[str, float]) -> Selection:
-    """Of the configuration with the highest score the trial with the highest return of its last evaluation.
+    """Select the configuration with the highest score, then its trial with the highest last evaluation return.
 
-    The configuration comes first, so that one lucky seed of many does not decide; among its seeds the policy that
-    was measured best is the one to use. `scores` are those of the trials' configurations, by the name of the trial.
+    Comparing configurations first keeps one lucky seed from deciding. `scores` maps the name of a trial to the
+    score of its configuration.
     """
     scored = [trial for trial in trials if trial.name in scores]
     if not any(RETURN in trial.metrics for trial in trials):
@@ -84,7 +84,7 @@ def by_fqe(
     warn: Callable[[str], None] = warnings.warn,
     **options: Any,
 ) -> Selection:
-    """The trial that FQE ranks first on `dataset`, or on what the trials learned from; `options` as in `ope`."""
+    """Select the trial that FQE ranks first on `dataset`, by default the training data; `options` as in `ope`."""
     if not trials:
         raise ConfigError("select: no trial is done")
     configs = [TrainConfig.parse({**trial.settings, "allow_import": False}) for trial in trials]
@@ -105,16 +105,16 @@ def _sections(configs: Sequence[TrainConfig]) -> list[DatasetConfig]:
             found.append(resolve(config)[DatasetConfig])
         except KeyError:
             raise ConfigError(
-                f"select: {config.algo} learned from no data set; name one with --dataset FILE"
+                f"select: {config.algo} did not learn from a data set; name one with --dataset FILE"
             ) from None
     return found
 
 
 def _own_data(configs: Sequence[TrainConfig]) -> TransitionDataset:
-    """What the trials learned from, rewards and episodes as they were logged; it must be the same for all."""
+    """The data the trials learned from, with the logged rewards and all episodes; raise if trials differ."""
     usual = DatasetConfig()
     plain = [
-        section.model_copy(update={name: getattr(usual, name) for name in _UNTOUCHED})
+        section.model_copy(update={name: getattr(usual, name) for name in _TRAINING_ONLY})
         for section in _sections(configs)
     ]
     if any(section != plain[0] for section in plain[1:]):
@@ -125,7 +125,7 @@ def _own_data(configs: Sequence[TrainConfig]) -> TransitionDataset:
 
 
 def _own_fraction(configs: Sequence[TrainConfig]) -> float:
-    """The fraction that every trial held out; it must be the same for all."""
+    """The fraction that the trials held out; raise if trials differ."""
     fractions = sorted({float(config.algo_kwargs.get("validation_fraction", 0.0)) for config in configs})
     if len(fractions) > 1:
         raise ConfigError(
