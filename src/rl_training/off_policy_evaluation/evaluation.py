@@ -45,7 +45,7 @@ CAVEAT = (
 )
 # Number of rows whose actions are compared with the logged ones, and of rows searched for their nearest neighbours.
 _COMPARED, _NEIGHBOURS = 2_000, 10_000
-# A policy acts unlike the data if its distance exceeds `_FAR` times the data's own distance (at least this minimum).
+# A policy acts unlike the data if its distance exceeds `_FAR` times the data's own distance, or this minimum.
 _FAR, _FAR_AT_LEAST = 2.0, 0.05
 # Fewer time constants of FQE than this, 1 / (tau (1 - gamma)) updates each, add a note that it has not converged.
 _ENOUGH = 3.0
@@ -243,7 +243,7 @@ def _evaluate(
 def _by_importance(
     logs: Logs, policies: Sequence[Policy], parts: Sequence[Resample], fitted: Fit | None, sampled: bool
 ) -> tuple[Floats, list[float]]:
-    """Values `[K, B]` by importance sampling (doubly robust if FQE was fitted), and effective episodes per policy."""
+    """Values `[K, B]` by importance sampling, doubly robust if FQE was fitted, and effective episodes `[K]`."""
     values, effective = [], []
     returns = logs.dataset.episode_returns(logs.gamma)
     for k, policy in enumerate(policies):
@@ -338,8 +338,8 @@ def _notes(
             share = 1.0 - math.exp(-plan.updates * constant)
             needed = math.ceil(_ENOUGH / constant / 1000) * 1000
             notes.append(
-                f"after {plan.updates:,} updates FQE has converged by about {share:.0%}; use {needed:,} updates or a "
-                "larger tau"
+                f"after {plan.updates:,} updates FQE has converged by about {share:.0%}; use {needed:,} updates or "
+                "a larger tau"
             )
         if float(fitted.clipped.mean()) > 0.05:
             notes.append("many targets were clipped: FQE overestimates what these rewards allow")
@@ -353,8 +353,8 @@ def _notes(
 def _far_from(estimates: Sequence[PolicyEstimate], own: float) -> list[str]:
     """A note for each policy whose actions are far from the data."""
     return [
-        f"{one.name} acts unlike the data (distance {one.distance:.2f}, between similar states {own:.2f}): its value "
-        "is extrapolated"
+        f"{one.name} acts unlike the data (distance {one.distance:.2f}, between similar states {own:.2f}): its "
+        "value is extrapolated"
         for one in estimates
         if one.distance > _FAR * max(own, _FAR_AT_LEAST)
     ]
