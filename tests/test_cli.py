@@ -959,7 +959,7 @@ def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signal
 def test_the_options_in_front_say_where_they_stand() -> None:
     result = run("train", "--algo", "sac", "--quiet")
     assert result.exit_code == 2
-    assert result.stderr == "error: --quiet stands before the command: rl-training --quiet …\n"
+    assert result.stderr == "error: --quiet goes before the command: rl-training --quiet …\n"
 
 
 def test_a_setting_given_as_an_option_is_told_how_settings_are_given() -> None:

@@ -176,7 +176,7 @@ def test_of_prior_data_nothing_is_in_it(tmp_path: Path) -> None:
     run = model.learn(40, progress_bar=False).run_dir
     Walk.steps[:] = Walk.steps[70:]
     done = command("from-run", run, "-o", tmp_path / "data.npz")
-    assert "rewards are as the run scaled and shifted them" in done.stdout
+    assert "rewards are scaled and shifted as the run configured" in done.stdout
     data, expected = read(tmp_path / "data.npz"), happened(1, 40)
     np.testing.assert_array_equal(data["observations"], expected["observations"])
     np.testing.assert_array_equal(data["rewards"], 2 * expected["rewards"])
@@ -188,7 +188,7 @@ def test_a_run_without_a_buffer_is_one_line(tmp_path: Path) -> None:
     for place in (run, run / "checkpoints"):
         done = command("from-run", place, "-o", tmp_path / "data.npz")
         assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-        assert "holds no replay buffer; give the folder of an online run, or of RLPD's" in done.stderr
+        assert "holds no replay buffer; give the folder of an online run or of RLPD" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 

@@ -127,7 +127,7 @@ def test_json(folder: Path) -> None:
 
 def test_what_is_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     none = command(folder, "--algo", "dqn")
-    assert (none.exit_code, none.stdout, none.stderr) == (0, "", "no run fits\n")
+    assert (none.exit_code, none.stdout, none.stderr) == (0, "", "no run matches\n")
     monkeypatch.chdir(folder.parent)
     assert command("--status", "finished").stdout.count("finished") == 2  # runs/ by default
     monkeypatch.chdir(folder)

@@ -396,7 +396,7 @@ def test_the_doctor_tells_what_draws(headless: pytest.MonkeyPatch) -> None:
     headless.setattr(filming.ctypes.util, "find_library", lambda name: name if name == "OSMesa" else None)
     assert (doctor.rendering().state, doctor.rendering().text) == (
         "ok",
-        "no display: MuJoCo is drawn through osmesa",
+        "no display: MuJoCo renders with osmesa",
     )
     headless.setattr(filming.ctypes.util, "find_library", lambda name: None)
     assert doctor.rendering().state == "note"

@@ -55,10 +55,10 @@ def test_plot(tmp_path: Path, kind: str) -> None:
     [
         (["report", "nowhere", "-o", "report.html"], "nowhere: no such file or folder"),
         (["report", ".", "-o", "report.html"], "no runs in it"),
-        (["report", ".", "-o", "report.txt"], "a report is a file .html"),
+        (["report", ".", "-o", "report.txt"], "a report is an .html file"),
         (["report", ".", "-o", "report.html", "--reference", "a=1"], "expected TASK=LOW,HIGH"),
         (["report", ".", "-o", "report.html", "--threshold", "x"], "expected a number"),
-        (["plot", ".", "-o", "curve.gif"], "a figure is a file .svg"),
+        (["plot", ".", "-o", "curve.gif"], "a figure is an .svg"),
     ],
 )
 def test_mistakes_are_one_line(

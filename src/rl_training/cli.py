@@ -1,6 +1,6 @@
-"""`rl-training`: a thin skin over the registry, the workflows and the data formats.
+"""The command line `rl-training`.
 
-Each command imports what it needs, so that help and mistakes in typing are answered without importing torch.
+Each command imports what it needs, so that `--help` and usage errors do not import torch.
 """
 
 from __future__ import annotations
@@ -103,15 +103,15 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="0..9|0,3,7", help="Several runs at once, one for each seed.")
+        str | None, typer.Option(metavar="0..9|0,3,7", help="Train several runs at once, one per seed.")
     ] = None,
     device: Device = None,
     output_dir: Annotated[str | None, typer.Option(help="Folder that receives the run folder.")] = None,
     overrides: Overrides = None,
-    init_from: Annotated[str | None, typer.Option(metavar="CHECKPOINT", help="Start from its networks.")] = None,
+    init_from: Annotated[str | None, typer.Option(metavar="CHECKPOINT", help="Start from these networks.")] = None,
     allow_import: AllowImport = False,
 ) -> None:
-    """Train in a new run folder, from a configuration or from --algo, --env and --steps, which also change one."""
+    """Train in a new run folder, from --config, or from --algo, --env and --steps, which override a config."""
     if config is None and algo is None:
         raise typer.BadParameter("give --config, or --algo, --env and --steps")
     if seed is not None and seeds is not None:
@@ -144,7 +144,7 @@ def train(
 
 
 def _number(text: str) -> Any:
-    """`1e5` as YAML reads it."""
+    """Parse a number such as `1e5` as YAML."""
     from rl_training.experiment.strict_yaml import parse_yaml
 
     return parse_yaml(text, "--steps").value if text.strip() else text
@@ -153,7 +153,7 @@ def _number(text: str) -> Any:
 def _loaded(
     config: str | None, overrides: Sequence[str] = (), options: dict[str, Any] | None = None
 ) -> LoadedConfig:
-    """A configuration, having said where it was found if that is not where the user pointed."""
+    """Load a configuration; print a note if it was found in another place than the given path."""
     from rl_training.experiment.config import load_config
     from rl_training.experiment.registry import setting_names
 
@@ -165,7 +165,7 @@ def _loaded(
 
 @contextmanager
 def _explained(loaded: LoadedConfig) -> Iterator[None]:
-    """Put the file and line of a wrong setting, or the option that gave it, in front of its error."""
+    """Prefix the error of a wrong setting with its file and line, or with the option that set it."""
     try:
         yield
     except ConfigError as error:
@@ -177,10 +177,10 @@ def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN_DIR|CHECKPOINT")],
     overrides: Overrides = None,
     device: Device = None,
-    alone: Annotated[bool, typer.Option("--alone", help="This member without its population.")] = False,
+    alone: Annotated[bool, typer.Option("--alone", help="Resume this member without its population.")] = False,
     allow_import: AllowImport = False,
 ) -> None:
-    """Go on with a run where its newest valid checkpoint stands; a member of a population with all the others."""
+    """Resume a run from its newest valid checkpoint; a member of a population is resumed with all members."""
     from rl_training.console.results import show_results
     from rl_training.experiment.manager import ExperimentManager
 
@@ -202,7 +202,7 @@ def evaluate(
     as_json: AsJson = False,
     allow_import: AllowImport = False,
 ) -> None:
-    """Play episodes on fixed seeds with the deterministic policy; --json tells each episode too."""
+    """Evaluate the deterministic policy on episodes with fixed seeds; --json includes each episode."""
     from rl_training.console.results import evaluation_rows
     from rl_training.runtime.workflows import play_checkpoint
 
@@ -227,21 +227,21 @@ def record(
     run: Annotated[Path, typer.Argument(metavar="CHECKPOINT|RUN_DIR")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A new .mp4 or .gif file.")],
     episodes: Annotated[int, typer.Option(min=1)] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, help="Other episodes than those of every evaluation.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of other episodes than an evaluation's.")] = None,
     fps: Annotated[
-        float | None, typer.Option(help="Frames per second; by default what the environment says.")
+        float | None, typer.Option(help="Frames per second; by default those of the environment.")
     ] = None,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Cut each episode after so many steps.")] = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Maximum number of steps per episode.")] = None,
     stochastic: Stochastic = False,
     overrides: Overrides = None,
     allow_import: AllowImport = False,
 ) -> None:
-    """Film the policy: the first episodes of an evaluation, or those of another seed."""
+    """Record a video of the policy: the first episodes of an evaluation, or episodes of another seed."""
     from rl_training.console.results import show_recording
     from rl_training.runtime.workflows import record_checkpoint
 
     place = _checkpoint_given(run, None)
-    note(f"filming {place}")
+    note(f"recording {place}")
     show_recording(
         record_checkpoint(
             place,
@@ -264,10 +264,10 @@ def export(
     path: Annotated[Path | None, typer.Argument(metavar="CHECKPOINT|RUN_DIR")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The same as the argument.")] = None,
     stochastic: Annotated[
-        bool, typer.Option("--stochastic", help="Sample the policy's actions by a second input, noise.")
+        bool, typer.Option("--stochastic", help="Sample actions from a second input, noise.")
     ] = False,
 ) -> None:
-    """Write the policy as a file that needs neither this package nor torch, once it acts as predict does."""
+    """Export the policy to a file that needs neither this package nor torch; its actions are checked first."""
     from rl_training.console.results import show_exported
     from rl_training.export.writing import export_checkpoint
 
@@ -294,13 +294,13 @@ def predict(
 
     loaded = load_policy(open_checkpoint(_checkpoint_given(path, checkpoint)))
     obs = parse_observations(observations, loaded.spaces)
-    with np.errstate(over="ignore"):  # what does not fit float32 is refused as infinite
+    with np.errstate(over="ignore"):  # values that overflow float32 are rejected as infinite
         actions = loaded.predict(obs, deterministic=not stochastic)
     print(json.dumps(np.asarray(actions).tolist()))
 
 
 def _checkpoint_given(path: Path | None, checkpoint: Path | None) -> Path:
-    """The checkpoint meant by the argument or the option."""
+    """The checkpoint given as the argument or with --checkpoint."""
     if (path is None) == (checkpoint is None):
         raise typer.BadParameter("give one checkpoint, as the argument or with --checkpoint")
     from rl_training.experiment.retention import find_checkpoint
@@ -323,7 +323,7 @@ def algos(as_json: AsJson = False) -> None:
 
 @main.command()
 def configs(
-    name: Annotated[str | None, typer.Argument(metavar="ALGO/NAME", help="Print this one.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="ALGO/NAME", help="The configuration to print.")] = None,
 ) -> None:
     """List the packaged configurations, or print one."""
     from rl_training.experiment.config import load_config, packaged_configs
@@ -339,12 +339,12 @@ def configs(
 @main.command()
 def prune(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of runs.")],
-    keep: Annotated[Literal["best", "last"], typer.Option(help="best/ alone, or the last checkpoint beside it.")],
+    keep: Annotated[Literal["best", "last"], typer.Option(help="Keep best/ alone, or also the last checkpoint.")],
     force: Annotated[
-        bool, typer.Option("--force", help="Also runs that are neither finished nor stopped.")
+        bool, typer.Option("--force", help="Also prune runs that are neither finished nor stopped.")
     ] = False,
 ) -> None:
-    """Delete checkpoints to free disk space; best/ always stays."""
+    """Delete checkpoints to free disk space; best/ is always kept."""
     from rl_training.console.pruning import find_runs, prune_run
     from rl_training.memory import human_bytes
 
@@ -355,7 +355,7 @@ def prune(
 
 @main.command()
 def doctor(
-    output_dir: Annotated[Path, typer.Option(help="Where runs would be written.")] = Path("runs"),
+    output_dir: Annotated[Path, typer.Option(help="The output folder to check.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """Check this machine: versions, device, MuJoCo, memory, disk, optional packages."""

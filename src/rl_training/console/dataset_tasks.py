@@ -1,4 +1,4 @@
-"""What the commands of `rl-training dataset` do; apart from them, because it imports torch."""
+"""Implementation of `rl-training dataset`, separate from its options because it imports torch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def validate(source: str, env: str | None, actions: DatasetConfig, *, download: 
 
 
 def _all_faults(source: str, first: DatasetError, faults: list[DatasetError]) -> DatasetError:
-    """The error for a file with `faults`. Several are printed, a line each, and the error says how many."""
+    """The error for a file with `faults`. Several faults are printed, one per line, and counted in the error."""
     if len(faults) < 2:
         return first
     for fault in faults[:MOST_FAULTS]:
@@ -128,20 +128,18 @@ def from_run(run: str, output: str) -> None:
 
 
 def replay_of(checkpoint: Checkpoint) -> TransitionDataset:
-    """The replay buffer of a checkpoint in the order of its episodes, each environment's after the other's.
+    """The replay buffer of a checkpoint as episodes, one environment after another.
 
-    Truncations are not stored: an episode that did not terminate ends where the next observation is not the
-    following row's observation (a reset to the very observation it ended with is not seen). Once the ring has
-    wrapped, its oldest rows are gone, and the first episode of each environment is the rest of one.
+    Truncations are not stored: an episode that did not terminate ends at a row whose next observation differs from
+    the observation of the following row (a reset to the same observation is not detected). If the buffer was full,
+    its oldest rows were overwritten, and the first episode of each environment is incomplete.
     """
     info, config, spaces = checkpoint.rows, config_of(checkpoint), spaces_from(checkpoint)
     if info is None or info.filled == 0:
-        raise ConfigError(
-            f"{checkpoint.path}: holds no replay buffer; give the folder of an online run, or of RLPD's"
-        )
+        raise ConfigError(f"{checkpoint.path}: holds no replay buffer; give the folder of an online run or of RLPD")
     slots = allocate_rows(str(checkpoint.path), info.filled, info.width)
     checkpoint.read_rows(torch.from_numpy(slots))
-    numbers = np.arange(info.added - info.filled, info.added)  # every row ever added has one
+    numbers = np.arange(info.added - info.filled, info.added)  # rows in the order they were added
     numbers = numbers[np.argsort(numbers % config.num_envs, kind="stable")]
     rows = allocate_rows(str(checkpoint.path), info.filled, info.width)
     np.take(slots, numbers % info.capacity, axis=0, out=rows)
@@ -152,12 +150,12 @@ def replay_of(checkpoint: Checkpoint) -> TransitionDataset:
     notes = [f"the oldest {info.added - info.filled:,} transitions are lost"] if info.added > info.filled else []
     scaled = resolve(config).to_dict()
     if scaled.get("reward_scale", 1) != 1 or scaled.get("reward_shift", 0) or scaled.get("reward_range_scaling"):
-        notes.append("rewards are as the run scaled and shifted them")
+        notes.append("rewards are scaled and shifted as the run configured")
     return TransitionDataset(rows, spaces, np.flatnonzero(ends), str(checkpoint.path), tuple(notes))
 
 
 def _policy_actions(policy: str, config: TrainConfig, spaces: SpaceSpec, stochastic: bool) -> Any:
-    """`act(obs [1, O]) -> internal actions` of a checkpoint."""
+    """Return `act(obs [1, O]) -> internal actions` of a checkpoint's policy."""
     loaded = load_policy(open_checkpoint(policy))
     if difference := spaces.difference(loaded.spaces):
         raise ConfigError(f"--env {config.env_id}: does not fit the policy of {policy} ({difference})")
@@ -179,7 +177,7 @@ def _policy_actions(policy: str, config: TrainConfig, spaces: SpaceSpec, stochas
 
 
 def _range_of_actions(columns: Columns) -> SpaceSpec:
-    """Spaces to look at data with whose own are unknown: bounds as wide as the data."""
+    """Spaces for showing data that declare none: action bounds as wide as the data."""
     chunks = [columns.data["actions"].read(*chunk) for chunk in columns.chunks()]
     if len(columns.data["actions"].shape) == 1:
         if columns.data["actions"].dtype.kind not in "iu":
@@ -189,7 +187,7 @@ def _range_of_actions(columns: Columns) -> SpaceSpec:
     with np.errstate(invalid="ignore"):
         low = np.min([chunk.min(0) for chunk in chunks], 0).astype(np.float64)
         high = np.max([chunk.max(0) for chunk in chunks], 0).astype(np.float64)
-    finite = np.isfinite(low) & np.isfinite(high)  # the check of the rows says which is not
+    finite = np.isfinite(low) & np.isfinite(high)  # non-finite values are reported when the rows are checked
     low, high = np.where(finite, low, -1.0), np.where(finite, high, 1.0)
     return SpaceSpec(columns.obs_dim, tuple(low.tolist()), tuple(np.where(high > low, high, low + 1.0).tolist()))
 
@@ -201,7 +199,7 @@ def _spaces(env: str | None, allow_import: bool) -> SpaceSpec | None:
 
 
 def action_space(low: str | None, high: str | None, num_actions: int | None) -> DatasetConfig:
-    """The action space of the options, checked as settings."""
+    """Parse and validate the options of the action space."""
     given = {"action_low": low, "action_high": high}
     values: dict[str, Any] = {"num_actions": num_actions}
     for name, text in given.items():
@@ -214,7 +212,7 @@ def action_space(low: str | None, high: str | None, num_actions: int | None) -> 
 
 
 def _kind_of_target(target: str) -> FileKind:
-    """The format of a new data set by its name; a name that no format allows is refused."""
+    """The format of a new data set, from its name; raise if no format allows the name."""
     kind = kind_of(target)
     if kind == "minari":
         minari_folder(target)
@@ -222,13 +220,13 @@ def _kind_of_target(target: str) -> FileKind:
 
 
 def _refuse_existing(target: str, kind: FileKind) -> None:
-    """Refuse a target that exists or cannot be written, before data are collected for it."""
+    """Raise if the target exists or cannot be written, before data are collected."""
     place = minari_folder(target) if kind == "minari" else Path(target)
     if place.exists():
         raise DatasetError(f"{place}: already exists and is not overwritten; choose another name or remove it")
     parent = next(folder for folder in place.absolute().parents if folder.exists())
     if not os.access(parent, os.W_OK) or not parent.is_dir():
-        raise DatasetError(f"{place}: cannot be written: {parent} is not a folder one can write to")
+        raise DatasetError(f"{place}: cannot be written: {parent} is not a writable folder")
 
 
 def _statistics_rows(of: DatasetStatistics, spaces: SpaceSpec, *, bounded: bool = True) -> list[tuple[str, str]]:
@@ -243,7 +241,7 @@ def _statistics_rows(of: DatasetStatistics, spaces: SpaceSpec, *, bounded: bool 
         rows.append(("episodes", "unordered transitions"))
     kind = f"{spaces.num_actions} discrete" if spaces.discrete else f"{spaces.action_dim} continuous"
     if spaces.discrete and not bounded:
-        kind = "discrete, their number is unknown: give an environment (env_id) or num_actions"
+        kind = "discrete, number unknown: give an environment (env_id) or num_actions"
     rows += [
         ("terminations", f"{of.terminals:,}"),
         ("reward", f"{of.reward_mean:.4g}, {of.reward_min:.4g} to {of.reward_max:.4g}"),
@@ -262,7 +260,7 @@ def _statistics_rows(of: DatasetStatistics, spaces: SpaceSpec, *, bounded: bool 
 
 
 def _shares(counts: tuple[int, ...], start: int) -> str:
-    """How often each discrete action was taken, the first few by name, those that never were by their number."""
+    """The shares of the first few discrete actions, and the number of actions never taken."""
     total, shown = sum(counts), min(len(counts), _ACTIONS_SHOWN)
     parts = [f"{start + i}: {counts[i] / total:.1%}" for i in range(shown)]
     if len(counts) > shown:

@@ -1,4 +1,4 @@
-"""`rl-training dataset`: look at data, check it, convert it, collect it."""
+"""`rl-training dataset`: show, validate, convert and collect data sets."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ datasets = typer.Typer(no_args_is_help=True, help="Show, validate, convert and c
 
 Source = Annotated[str, typer.Argument(metavar="PATH|MINARI_ID", help="An .npz or .hdf5 file, or a Minari id.")]
 Env = Annotated[str | None, typer.Option("--env", help="The environment the data belong to, for its spaces.")]
-Low = Annotated[str | None, typer.Option(help="Lower action bounds where the file has none: -2 or -1,-2.")]
+Low = Annotated[str | None, typer.Option(help="Lower action bounds if the file has none: -2 or -1,-2.")]
 High = Annotated[str | None, typer.Option(help="Upper action bounds.")]
-NumActions = Annotated[int | None, typer.Option(min=1, help="Number of discrete actions where the file has none.")]
-Download = Annotated[bool, typer.Option("--download", help="Fetch a Minari data set that is not here.")]
+NumActions = Annotated[int | None, typer.Option(min=1, help="Number of discrete actions if the file has none.")]
+Download = Annotated[bool, typer.Option("--download", help="Download a Minari data set that is not local.")]
 AllowImport = Annotated[bool, typer.Option("--allow-import", help="Permit an env id of the form module:Env.")]
 
 
@@ -45,7 +45,7 @@ def validate(
     download: Download = False,
     allow_import: AllowImport = False,
 ) -> None:
-    """Check everything that is checked before training; exit code 3 and one line where something is wrong."""
+    """Run all checks made before training; exit with code 3 and one line per fault if the data are invalid."""
     from rl_training.console import dataset_tasks
 
     actions = dataset_tasks.action_space(action_low, action_high, num_actions)
@@ -75,7 +75,7 @@ def convert(
 def collect(
     env: Annotated[str, typer.Option("--env", help="A Gymnasium id.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="PATH|MINARI_ID")],
-    size: Annotated[int, typer.Option(min=1, help="How many transitions.")] = 10_000,
+    size: Annotated[int, typer.Option(min=1, help="Number of transitions.")] = 10_000,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     policy: Annotated[str | None, typer.Option(metavar="CHECKPOINT", help="By default actions are random.")] = None,
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the policy's actions.")] = False,
@@ -94,9 +94,9 @@ def from_run(
 ) -> None:
     """Write the replay buffer of a run as a data set.
 
-    Episode by episode, environment by environment. The buffer does not tell time limits: an episode ends where the
-    next observation is not the following row's observation. If more was collected than the buffer holds, the oldest
-    transitions are lost, and the first episodes are the rest of some.
+    Rows are written episode by episode, one environment after another. The buffer does not store time limits: an
+    episode ends at a row whose next observation differs from the observation of the following row. If more was
+    collected than the buffer holds, the oldest transitions are lost, and the first episodes are incomplete.
     """
     from rl_training.console import dataset_tasks
 

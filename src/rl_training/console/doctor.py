@@ -1,4 +1,4 @@
-"""`rl-training doctor`: what a run needs of a machine, tried out where that is cheap, else looked up."""
+"""`rl-training doctor`: check that the machine has what a run needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rl_training.spaces import SpaceSpec
 State = Literal["ok", "note", "broken"]
 
 _CORE = ("torch", "numpy", "gymnasium", "pydantic", "typer", "rich", "safetensors", "PyYAML", "tensorboard")
-# What each extra brings; a bar stands between packages of which one serves.
+# Packages of each extra; "a|b" means that either package is enough.
 _EXTRAS = {
     "mujoco": ("mujoco", "imageio"),
     "box2d": ("box2d|box2d-py", "pygame-ce|pygame"),
@@ -50,7 +50,7 @@ _BUFFERS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at; `broken` means that runs cannot work, a `note` that something optional is missing."""
+    """Result of one check; `broken`: runs cannot work; `note`: something optional is missing."""
 
     state: State
     subject: str
@@ -58,7 +58,7 @@ class Finding:
 
 
 def examine(output_dir: Path = Path("runs")) -> list[Finding]:
-    """All checks, the basic ones first; nothing is left behind in `output_dir`."""
+    """Run all checks, the basic ones first; temporary files in `output_dir` are removed."""
     return [
         *versions(),
         *device(),
@@ -74,7 +74,7 @@ def examine(output_dir: Path = Path("runs")) -> list[Finding]:
 
 
 def versions() -> Iterator[Finding]:
-    """This package, Python, and what every run imports."""
+    """Versions of this package, Python, and the packages that every run imports."""
     yield Finding("ok", "rl_training", package_version())
     yield Finding("ok", "python", f"{platform.python_version()} ({sys.executable})")
     for package in _CORE:
@@ -86,10 +86,10 @@ def versions() -> Iterator[Finding]:
 
 
 def _busy(load: float) -> Iterator[Finding]:
-    """Torch's threads spin while they wait for each other, so a shared core makes updates many times slower."""
+    """Note a busy machine: torch's threads spin while they wait, so sharing cores slows updates many times."""
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     if threads > 1 and load + threads > cores + 1:
-        text = f"a load of {load:.1f} on {cores} cores: beside others OMP_NUM_THREADS=1 is likely to train faster"
+        text = f"a load of {load:.1f} on {cores} cores: OMP_NUM_THREADS=1 is likely to train faster"
         yield Finding("note", "busy", text)
 
 
@@ -119,7 +119,7 @@ def device() -> Iterator[Finding]:
 
 
 def environments() -> Finding:
-    """An environment that comes with Gymnasium itself."""
+    """Step an environment that is part of Gymnasium."""
     problem = _step("Pendulum-v1")
     if problem:
         return Finding("broken", "environments", f"Pendulum-v1 fails: {problem}; reinstall gymnasium")
@@ -127,7 +127,7 @@ def environments() -> Finding:
 
 
 def mujoco() -> Iterator[Finding]:
-    """MuJoCo is two distributions, which an upgrade in place can leave at different versions."""
+    """Check that both distributions of MuJoCo have the same version (an upgrade can miss one), and step Hopper."""
     version, core = _version("mujoco"), _version("mujoco-core")
     if version is None:
         return
@@ -140,7 +140,7 @@ def mujoco() -> Iterator[Finding]:
     except Exception as error:
         yield Finding("broken", "mujoco", f"{version} does not import ({type(error).__name__}: {error}); {remedy}")
         return
-    if _missing("mujoco"):  # Gymnasium's environments then cannot be made; `extras` says what to install
+    if _missing("mujoco"):  # Gymnasium's environments need the whole extra; `extras` reports what is missing
         yield Finding("ok", "mujoco", f"{version} imports")
         return
     problem = _step("Hopper-v5")
@@ -151,7 +151,7 @@ def mujoco() -> Iterator[Finding]:
 
 
 def box2d() -> Iterator[Finding]:
-    """Box2D, where its extra is there."""
+    """Step LunarLander if the extra `box2d` is installed."""
     if _missing("box2d"):
         return
     problem = _step("LunarLander-v3")
@@ -162,7 +162,7 @@ def box2d() -> Iterator[Finding]:
 
 
 def rendering() -> Finding:
-    """What MuJoCo draws with, which only videos need."""
+    """The backend MuJoCo renders with; only videos need it."""
     backend = drawing_backend()
     if backend is None:
         return Finding("note", "rendering", NO_BACKEND)
@@ -170,19 +170,19 @@ def rendering() -> Finding:
         return Finding("ok", "rendering", f"MUJOCO_GL={backend}")
     if has_display():
         return Finding("ok", "rendering", "MUJOCO_GL is not set: the display is used")
-    return Finding("ok", "rendering", f"no display: MuJoCo is drawn through {backend}")
+    return Finding("ok", "rendering", f"no display: MuJoCo renders with {backend}")
 
 
 def compiler() -> Finding:
     """torch.compile needs a C compiler."""
     found = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
     if found is None:
-        return Finding("note", "compiler", "none: acceleration: compile goes on without compiling; install gcc")
+        return Finding("note", "compiler", "none: acceleration: compile runs without compiling; install gcc")
     return Finding("ok", "compiler", f"{found}, for acceleration: compile")
 
 
 def memory() -> Iterator[Finding]:
-    """Free memory, and what replay buffers of usual sizes take."""
+    """Available memory, and the size of typical replay buffers."""
     free = available_memory()
     yield Finding("ok", "memory", f"{human_bytes(free)} available")
     for name, spaces in _BUFFERS.items():
@@ -195,7 +195,7 @@ def memory() -> Iterator[Finding]:
 
 
 def disk(output_dir: Path) -> Iterator[Finding]:
-    """Whether durable writes, hard links and file locks work here; tried in a folder that is removed again."""
+    """Check durable writes, hard links and file locks, in a temporary folder."""
     absolute = output_dir.absolute()
     parent = next(folder for folder in (absolute, *absolute.parents) if folder.exists())
     try:
@@ -219,7 +219,7 @@ def disk(output_dir: Path) -> Iterator[Finding]:
 
 
 def extras() -> Iterator[Finding]:
-    """Optional packages and the line that installs them."""
+    """Optional packages, and the command that installs them."""
     for extra, packages in _EXTRAS.items():
         if missing := _missing(extra):
             text = f"missing {', '.join(missing)}; pip install 'rl-training[{extra}]'"
@@ -233,7 +233,7 @@ def _missing(extra: str) -> list[str]:
 
 
 def _installed(packages: str) -> str | None:
-    """Name and version of the first of `packages` that is there."""
+    """Name and version of the first installed package of `packages`."""
     found = ((package, _version(package)) for package in packages.split("|"))
     return next((f"{package} {version}" for package, version in found if version is not None), None)
 
@@ -246,7 +246,7 @@ def _version(package: str) -> str | None:
 
 
 def _step(env_id: str) -> str:
-    """What is wrong with an environment; empty when it can be reset and stepped."""
+    """Reset and step an environment; return the error, or an empty text."""
     try:
         env = gym.make(env_id)
         try:

@@ -1,4 +1,4 @@
-"""`rl-training check-env`: is this environment fit for training?"""
+"""`rl-training check-env`: check that an environment is suitable for training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_env(
         bool, typer.Option("--allow-import", help="Permit an id of the form module:Id.")
     ] = False,
 ) -> None:
-    """Check an environment: its spaces, its answers, seeds and time limit, and Gymnasium's own checker."""
+    """Check an environment: spaces, observations and rewards, seeding, time limit, and Gymnasium's own checker."""
     from rl_training.environments.checking import check_environment
     from rl_training.experiment.config import TrainConfig
 

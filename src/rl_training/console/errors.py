@@ -1,5 +1,6 @@
-"""Every failure of a command is one line and an exit code; `--debug` adds the traceback. Being interrupted is none:
-its line says how to go on and does not begin with `error:`.
+"""Every failure of a command is one line and an exit code; `--debug` adds the traceback.
+
+An interruption is not a failure: its line shows how to resume and does not begin with `error:`.
 
 0 done · 1 unexpected, or an environment that failed · 2 usage, configuration, memory · 3 checkpoint or data set ·
 4 diverged · 129 SIGHUP · 130 SIGINT · 143 SIGTERM
@@ -27,7 +28,7 @@ _USAGE = 2
 
 
 class OneLineGroup(typer.core.TyperGroup):
-    """A command group that ends the process with the exit code of what went wrong."""
+    """A command group that exits with the code of the error that a command raised."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         prepare_streams()
@@ -43,7 +44,7 @@ class OneLineGroup(typer.core.TyperGroup):
         except (KeyboardInterrupt, typer.Abort):
             return 130
         except BrokenPipeError:
-            # The reader of our output is gone; the interpreter must not complain of that when it flushes at exit.
+            # The reader closed the pipe; keep the interpreter from raising again when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         except Exception as error:
@@ -55,7 +56,7 @@ class OneLineGroup(typer.core.TyperGroup):
 
 
 def _describe(error: Exception) -> tuple[int, str]:
-    """Exit code and message."""
+    """Return exit code and message."""
     if isinstance(error, TrainingInterrupted):
         return error.exit_code, one_line(error)
     if isinstance(error, RLTrainingError):
@@ -67,16 +68,16 @@ def _describe(error: Exception) -> tuple[int, str]:
             return _USAGE, str(error.format_message())
         command = context.command_path if context is not None else "rl-training"
         if (option := getattr(error, "option_name", None)) in ("--quiet", "--debug"):
-            return _USAGE, f"error: {option} stands before the command: rl-training {option} …"
-        said = one_line(error.format_message()).rstrip(".")
-        return _USAGE, f"error: {said}{_settings_hint(error)}; see {command} --help"
+            return _USAGE, f"error: {option} goes before the command: rl-training {option} …"
+        message = one_line(error.format_message()).rstrip(".")
+        return _USAGE, f"error: {message}{_settings_hint(error)}; see {command} --help"
     if isinstance(error, MemoryError):
         return _USAGE, f"error: out of memory: {one_line(error) or 'an allocation failed'}; use smaller settings"
     return 1, f"error: unexpected {type(error).__name__}: {one_line(error)}; --debug shows where"
 
 
 def _settings_hint(error: Exception) -> str:
-    """Who writes `--learning-rate 1e-3` meant `--set learning_rate=1e-3`."""
+    """A hint for a user who wrote `--learning-rate 1e-3` for `--set learning_rate=1e-3`."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ != "NoSuchOption" or context is None:
         return ""
@@ -86,7 +87,7 @@ def _settings_hint(error: Exception) -> str:
 
 @contextmanager
 def _one_line_warnings() -> Iterator[None]:
-    """Warnings of libraries look like ours while a command runs."""
+    """Print warnings of libraries in our format while a command runs."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
     logger = logging.getLogger("rl_training")

@@ -1,4 +1,4 @@
-"""`rl-training runs`: what has been trained, at a glance."""
+"""`rl-training runs`: list runs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def runs(
         list[Path] | None,
         typer.Argument(metavar="DIR", help="Folders of runs, run folders, studies, packed studies; runs if unset."),
     ] = None,
-    algo: Annotated[list[str] | None, typer.Option(help="Of this algorithm; may be repeated.")] = None,
-    env: Annotated[list[str] | None, typer.Option(help="Of this environment: 'Hopper*'.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="With this tag.")] = None,
+    algo: Annotated[list[str] | None, typer.Option(help="Only runs of this algorithm; may be repeated.")] = None,
+    env: Annotated[list[str] | None, typer.Option(help="Only runs of this environment: 'Hopper*'.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Only runs with this tag.")] = None,
     status: Annotated[
         list[str] | None,
         typer.Option(help="finished, stopped, running, interrupted, failed, diverged, missing or broken."),
     ] = None,
-    sort: Annotated[Sort | None, typer.Option(help="The best, or the newest, come first.")] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    sort: Annotated[Sort | None, typer.Option(help="Sort by this column; the best or newest first.")] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List runs: algorithm, environment, seed, status, step, return, best and age."""
@@ -59,11 +59,11 @@ def runs(
         print()
         show_table([(one.kind, one.place, one_line(one.reason)) for one in found.unread])
     if not found.runs and not found.unread:
-        note("no run fits")
+        note("no run matches")
 
 
 def _table(found: tuple[Run, ...]) -> tuple[list[list[str]], list[str]]:
-    """Rows and header; a column in which no run has anything is left out."""
+    """Rows and header; columns that are empty for all runs are left out."""
     now = time.time()
     rows = [_row(run, now) for run in found]
     header = list(rows[0])

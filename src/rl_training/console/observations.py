@@ -1,6 +1,6 @@
-"""Observations as they are typed: numbers with commas, JSON, or a file of either JSON or NumPy.
+"""Parse observations from the command line: numbers separated by commas, JSON, or a JSON or NumPy file.
 
-JSON may have the environment's own form: a mapping for a dictionary, a list for a tuple.
+JSON may have the structure of the environment's space: a mapping for Dict, a list for Tuple.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rl_training.spaces import SpaceSpec
 
 
 def parse_observations(text: str, spaces: SpaceSpec) -> Any:
-    """`1.0,0.0,0.1`, `[[…], […]]`, `{"position": […]}`, `@file.json` or `@file.npy`; one observation or a batch.
+    """Parse `1.0,0.0,0.1`, `[[…], […]]`, `{"position": […]}`, `@file.json` or `@file.npy` for `predict`.
 
-    What comes back is for `predict` of a policy with these `spaces`.
+    The text may be one observation or a batch.
     """
     try:
-        return _in_form(_written(text), spaces)
+        return _structured(_parse(text), spaces)
     except OSError as error:
         raise ConfigError(f"--obs {text}: {error.strerror or error}") from None
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -31,8 +31,8 @@ def parse_observations(text: str, spaces: SpaceSpec) -> Any:
         raise ConfigError(f'--obs {shown}: {error}; write "1.0,0.0,0.1", JSON, @file.json or @file.npy') from None
 
 
-def _written(text: str) -> Any:
-    """The value that was typed, or that the file holds."""
+def _parse(text: str) -> Any:
+    """The value of the text, or of the file that it names."""
     if text.startswith("@"):
         return _read(Path(text[1:]))
     if text.lstrip().startswith(("[", "{")):
@@ -41,8 +41,8 @@ def _written(text: str) -> Any:
     return parts if len(parts) > 1 else parts[0]
 
 
-def _in_form(value: Any, spaces: SpaceSpec) -> Any:
-    """`value` in the environment's own form where it fits, or is a list of such; otherwise as flat numbers."""
+def _structured(value: Any, spaces: SpaceSpec) -> Any:
+    """`value` (or each item of a batch) in the structure of the environment if it fits, otherwise as numbers."""
     if spaces.flattening is None or isinstance(value, np.ndarray):
         if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict)):
             raise ValueError(f"the policy's observations are {spaces.obs_dim} numbers, not a mapping")
@@ -67,7 +67,7 @@ def _in_form(value: Any, spaces: SpaceSpec) -> Any:
 def _read(path: Path) -> Any:
     if path.suffix != ".npy":
         return json.loads(path.read_text(encoding="utf-8"))
-    # Mapped, a file that declares more than it holds is refused before memory is taken.
+    # Memory mapping rejects a file that declares more data than it holds, before memory is allocated.
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 

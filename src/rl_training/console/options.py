@@ -12,8 +12,8 @@ Data = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder of the data files that the study names by a relative path."),
 ]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N, in place of what the study says.")]
-Gpus = Annotated[str | None, typer.Option(metavar="0,1", help="GPUs to share out among the workers, one each.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; overrides the study's setting.")]
+Gpus = Annotated[str | None, typer.Option(metavar="0,1", help="GPUs to distribute among the workers, one each.")]
 Ray = Annotated[
     str | None,
     typer.Option(

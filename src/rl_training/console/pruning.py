@@ -1,4 +1,4 @@
-"""`rl-training prune`: free the disk of checkpoints that nobody will resume from."""
+"""`rl-training prune`: delete checkpoints of runs that are done, to free disk space."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DONE = ("finished", "stopped")
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was done to one run."""
+    """Result of pruning one run."""
 
     run: Path
     freed: int
@@ -27,7 +27,7 @@ class Pruned:
 
 
 def find_runs(places: Iterable[Path]) -> list[Path]:
-    """The run folders meant by `places`: each is one, or holds some."""
+    """The run folders of `places`; each place is a run folder or contains run folders."""
     runs: dict[Path, None] = {}
     for place in places:
         found = [place] if (place / RECORD).is_file() else sorted(file.parent for file in place.glob(f"*/{RECORD}"))
@@ -38,32 +38,32 @@ def find_runs(places: Iterable[Path]) -> list[Path]:
 
 
 def prune_run(run: Path, keep: Keep, *, force: bool = False) -> Pruned:
-    """Delete checkpoints of a run that is not in use; `best/` stays whatever `keep` says.
+    """Delete checkpoints of a run that is not in use; `best/` is always kept.
 
-    `last` keeps the newest valid checkpoint, `best` none, unless there is no valid one in `best/`. Only a finished
-    or stopped run is pruned without `force`.
+    `keep="last"` also keeps the newest valid checkpoint; `keep="best"` does so only if `best/` has no valid one.
+    Only a finished or stopped run is pruned without `force`.
     """
     status = read_run_record(run)["status"]
     if status not in _DONE and not force:
-        return Pruned(run, 0, f"skipped: it is {status}, and would not go on from here; --force prunes it too")
+        return Pruned(run, 0, f"skipped: it is {status} and may still be resumed; --force prunes it anyway")
     with lock_run(run):
         checkpoints = list_checkpoints(run / "checkpoints")
         kept = _kept(run, keep)
-        doomed = [path for path in checkpoints if path not in kept] if kept else []
-        freed = _bytes_freed(doomed)
-        if doomed and not any(path in checkpoints for path in kept):
+        deleted = [path for path in checkpoints if path not in kept] if kept else []
+        freed = _bytes_freed(deleted)
+        if deleted and not any(path in checkpoints for path in kept):
             note_pruned(run)
-        for path in doomed:
+        for path in deleted:
             discard(path)
         sweep(run / "checkpoints")
     if not kept:
         return Pruned(run, 0, "skipped: none of its checkpoints is valid")
     names = ", ".join(str(path.relative_to(run)) for path in kept)
-    return Pruned(run, freed, f"{len(doomed)} checkpoint{'s' * (len(doomed) != 1)} deleted, {names} kept")
+    return Pruned(run, freed, f"{len(deleted)} checkpoint{'s' * (len(deleted) != 1)} deleted, {names} kept")
 
 
 def _kept(run: Path, keep: Keep) -> list[Path]:
-    """What stays: the best, and the newest valid checkpoint where it is asked for or all there is."""
+    """Checkpoints to keep: those of `best/`, and the newest valid one if `keep` is last or `best/` is empty."""
     best = [path for path in list_checkpoints(run / "best") if _is_valid(path)]
     if keep == "best" and best:
         return best
@@ -82,7 +82,7 @@ def _is_valid(path: Path) -> bool:
 
 
 def _bytes_freed(folders: Iterable[Path]) -> int:
-    """Bytes on the disk that only these folders hold; checkpoints share files by hard links."""
+    """Disk space used by these folders alone; checkpoints share files by hard links."""
     links: Counter[tuple[int, int]] = Counter()
     freed = 0
     for file in (file for folder in folders for file in folder.rglob("*") if file.is_file()):

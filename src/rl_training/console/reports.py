@@ -1,4 +1,4 @@
-"""`rl-training report` and `plot`: what runs say, as a page or as one figure."""
+"""`rl-training report` and `plot`: compare runs on a page or in a figure."""
 
 from __future__ import annotations
 
@@ -20,37 +20,35 @@ Paths = Annotated[
         metavar="PATH…", help="Run folders, folders of them, studies or packed studies, in any mixture."
     ),
 ]
-Metric = Annotated[str, typer.Option(help="What is compared, by its name in results or in the log.")]
-Unfinished = Annotated[bool, typer.Option("--unfinished", help="Count runs that are not over, as they stand.")]
+Metric = Annotated[str, typer.Option(help="The metric to compare, by its name in results or in the log.")]
+Unfinished = Annotated[bool, typer.Option("--unfinished", help="Include the results so far of unfinished runs.")]
 Names = Annotated[
     list[str] | None,
-    typer.Option("--name", metavar="OLD=NEW", help="Another name of a method or task; may be repeated."),
+    typer.Option("--name", metavar="OLD=NEW", help="Rename a method or task; may be repeated."),
 ]
-
-
 ByOption = Annotated[
     Literal["settings", "path", "tags"],
-    typer.Option(help="What a method is: algorithm and settings, the path it was given by, or its tags."),
+    typer.Option(help="Group runs into methods by algorithm and settings, by the given path, or by tags."),
 ]
 
 
 def report(
     paths: Paths,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page; its numbers go to .json beside it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page; its numbers go to a .json next to it.")],
     metric: Metric = "eval_return_mean",
     best: Annotated[
-        bool, typer.Option("--best/--last", help="Whether a run counts with its best or its last evaluation.")
+        bool, typer.Option("--best/--last", help="Use the best or the last evaluation of a run.")
     ] = False,
     at: Annotated[
         float | None,
-        typer.Option(metavar="STEP", help="Count evaluations up to this step, of runs that came so far."),
+        typer.Option(metavar="STEP", help="Use evaluations up to this step, of runs that reached it."),
     ] = None,
     unfinished: Unfinished = False,
     by: ByOption = "settings",
     name: Names = None,
     normalize: Annotated[
         Literal["auto", "d4rl", "range"],
-        typer.Option(help="Scores by D4RL's references, by the range of results, or either as it can be."),
+        typer.Option(help="Normalise by D4RL's reference scores, by the range of results, or by d4rl if possible."),
     ] = "auto",
     reference: Annotated[
         list[str] | None,
@@ -58,13 +56,13 @@ def report(
     ] = None,
     threshold: Annotated[
         list[str] | None,
-        typer.Option(metavar="[TASK=]VALUE", help="The result to which steps are counted; may be repeated."),
+        typer.Option(metavar="[TASK=]VALUE", help="Count the steps until this result; may be repeated."),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Of the page; by default the names of the paths.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page; by default the names of the paths.")] = None,
 ) -> None:
-    """Compare runs on one page that needs no network: tables, intervals, curves, and what so few seeds can say."""
+    """Compare runs on a self-contained page: tables, intervals, curves, and what the number of seeds allows."""
     if output.suffix.lower() not in (".html", ".htm"):
-        raise typer.BadParameter(f"{output}: a report is a file .html")
+        raise typer.BadParameter(f"{output}: a report is an .html file")
     from rl_training.report import read
 
     found = read(
@@ -81,23 +79,23 @@ def report(
         title=title,
     )
     found.save(output)
-    _tell(found, output)
+    _show_summary(found, output)
 
 
 def plot(
     paths: Paths,
-    output: Annotated[Path, typer.Option("--output", "-o", help="A file .svg, .pdf or .png.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="An .svg, .pdf or .png file.")],
     metric: Metric = "eval_return_mean",
     x: Annotated[
-        Literal["steps", "updates", "seconds"], typer.Option(help="What the curves are drawn against.")
+        Literal["steps", "updates", "seconds"], typer.Option(help="The horizontal axis of the curves.")
     ] = "steps",
-    seeds: Annotated[bool, typer.Option("--seeds", help="Draw every run as well.")] = False,
+    seeds: Annotated[bool, typer.Option("--seeds", help="Also draw every run.")] = False,
     by: ByOption = "settings",
     name: Names = None,
 ) -> None:
-    """Learning curves: the interquartile mean of each method's runs and its 95 % interval, a panel per task."""
+    """Plot learning curves: the interquartile mean of each method with its 95 % interval, a panel per task."""
     if output.suffix.lower() not in (".svg", ".pdf", ".png"):
-        raise typer.BadParameter(f"{output}: a figure is a file .svg, .pdf or .png")
+        raise typer.BadParameter(f"{output}: a figure is an .svg, .pdf or .png file")
     from rl_training.report import read
 
     names = dict(_pair(text, "--name") for text in name or ())
@@ -107,10 +105,10 @@ def plot(
     from rl_training.report.rendering import save_figure
 
     save_figure(found.curves(x, seeds=seeds), output, seeds=seeds)
-    _tell(found, output)
+    _show_summary(found, output)
 
 
-def _tell(report: Report, output: Path) -> None:
+def _show_summary(report: Report, output: Path) -> None:
     summary = report.summary
     if found := summary.reading.unread:
         several = len(found) > 1
@@ -137,7 +135,7 @@ def _ends(text: str) -> tuple[float, float]:
 
 
 def _thresholds(texts: Sequence[str]) -> Any:
-    """One value for all tasks, or values by task."""
+    """One threshold for all tasks, or a mapping by task."""
     if len(texts) == 1 and "=" not in texts[0]:
         return _number(texts[0], "--threshold")
     found = {task: _number(value, "--threshold") for task, value in (_pair(text, "--threshold") for text in texts)}

@@ -1,4 +1,4 @@
-"""The closing table of a run, and what to type next."""
+"""Tables printed after training, evaluation, recording and export."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_TYPED_NUMBERS = 12
 
 
 def show_results(results: Sequence[TrainResult]) -> None:
-    """One run in full; of several a line each, and their mean."""
+    """Print one run in full, or one line per run and the mean."""
     if len(results) == 1:
         show_result(results[0])
         return
@@ -45,7 +45,7 @@ def _scored(result: TrainResult) -> bool:
 
 
 def show_result(result: TrainResult) -> None:
-    """What was trained, how well, where it is, and the next commands."""
+    """Print the results of a run, its paths, and commands for what to do next."""
     record, metrics = read_run_record(result.run_dir), result.metrics
     spec = get_algorithm_spec(record["algo"])
     rows = [
@@ -75,7 +75,7 @@ def show_result(result: TrainResult) -> None:
 
 
 def evaluation_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The lines of a table that tell of an evaluation; none where there was none."""
+    """Rows for an evaluation; empty if there was none."""
     if "eval_return_mean" not in metrics:
         return []
     mean, std = metrics["eval_return_mean"], metrics["eval_return_std"]
@@ -91,34 +91,35 @@ def evaluation_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     return rows
 
 
-def show_recording(made: Recording) -> None:
-    """What a video shows, and where it is."""
-    returns = ", ".join(f"{one:.2f}" for one in made.returns)
+def show_recording(video: Recording) -> None:
+    """Print the episodes, size and path of a video."""
+    returns = ", ".join(f"{one:.2f}" for one in video.returns)
     show_table(
         [
-            ("episodes", f"{len(made.returns)} ({sum(made.lengths):,} steps)"),
+            ("episodes", f"{len(video.returns)} ({sum(video.lengths):,} steps)"),
             ("returns", returns),
-            ("video", f"{made.frames:,} frames, {made.seconds:.1f} s, {human_bytes(made.path.stat().st_size)}"),
-            ("written to", str(made.path)),
+            ("video", f"{video.frames:,} frames, {video.seconds:.1f} s, {human_bytes(video.path.stat().st_size)}"),
+            ("written to", str(video.path)),
         ]
     )
 
 
-def show_exported(made: Exported) -> None:
-    """What was written, and how near it is to the policy."""
-    compared = f"{made.observations:,} observations ({made.source}, and corners)"
+def show_exported(policy: Exported) -> None:
+    """Print the exported files and their largest difference from the policy."""
+    compared = f"{policy.observations:,} observations ({policy.source}, and corners)"
+    difference = f"{policy.largest_difference:.1e} of {policy.allowed_difference:.1e} allowed, on {compared}"
     show_table(
         [
-            ("policy", f"{made.record['algorithm']}, step {made.record['checkpoint']['step']:,}"),
-            ("largest difference", f"{made.largest_difference:.1e} of {made.allowed_difference:.1e} on {compared}"),
-            ("size", human_bytes(made.num_bytes)),
-            *(("written to", str(path)) for path in made.files),
+            ("policy", f"{policy.record['algorithm']}, step {policy.record['checkpoint']['step']:,}"),
+            ("largest difference", difference),
+            ("size", human_bytes(policy.num_bytes)),
+            *(("written to", str(path)) for path in policy.files),
         ]
     )
 
 
 def _next_commands(result: TrainResult, env_id: str | None) -> list[str]:
-    """What to type next, as this program was called; imports have to be permitted each time."""
+    """Commands for what to do next, under the name this program was called by; each needs --allow-import again."""
     name, permission = program_name(), " --allow-import" if ":" in (env_id or "") else ""
     run, checkpoint = shlex.quote(str(result.run_dir)), shlex.quote(str(result.checkpoint_path))
     total = int(_record_of(result.checkpoint_path, "config.json")["total_timesteps"])
@@ -134,7 +135,7 @@ def _next_commands(result: TrainResult, env_id: str | None) -> list[str]:
 
 
 def _example_observation(checkpoint: Path) -> str:
-    """An observation of the right length that can be typed, or the name of a file where it is long."""
+    """An observation of the right length, or a file name if that is too long to type."""
     size = int(_record_of(checkpoint, "spaces.json")["obs_dim"])
     return ",".join(["0.0"] * size) if size <= _MOST_TYPED_NUMBERS else "@observation.json"
 

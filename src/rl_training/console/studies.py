@@ -1,4 +1,4 @@
-"""`rl-training sweep`, `work`, `status` and `study`: many runs of one plan."""
+"""`rl-training sweep`, `work`, `status` and `study`: run and inspect studies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A study's folder
 def sweep(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The study's YAML file, or its folder.")],
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that train at the same time; by default 1, or one per GPU.")
+        int | None, typer.Option(min=1, help="Number of worker processes; by default 1, or one per GPU.")
     ] = None,
     output_dir: Annotated[Path, typer.Option(help="Folder that receives the study's folder.")] = Path("studies"),
     data: Data = None,
@@ -31,11 +31,11 @@ def sweep(
     ray: Ray = None,
     retry: Annotated[
         Literal["failed"] | None,
-        typer.Option(help="Try failed trials again, unless they would fail in the same way."),
+        typer.Option(help="Retry failed trials, except those that would fail in the same way."),
     ] = None,
     allow_import: AllowImport = False,
 ) -> None:
-    """Run what is missing of a study: all of it, what was interrupted, or what its file has gained since."""
+    """Run the trials of a study that are not done: new, interrupted, or added to its file since."""
     from rl_training.study.study import Study
     from rl_training.study.worker_pool import parse_gpus
 
@@ -59,7 +59,7 @@ def work(
     allow_import: AllowImport = False,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Be a worker of a study, here or on any machine that shares its disk, until nothing is left to claim."""
+    """Start a worker of a study, on any machine that shares its disk; it ends when no trial is left to claim."""
     from rl_training.study.plan import read_plan
 
     read_plan(folder)
@@ -67,15 +67,15 @@ def work(
 
     worked = work_on(folder, quiet=flags.quiet, allow_import=allow_import, parent=parent, say=note)
     if worked.others_hold:
-        note("what is left is held by other workers")
-    if worked.failed and parent is None:  # the sweep that started it tells of all failures itself
+        note("the remaining trials are claimed by other workers")
+    if worked.failed and parent is None:  # a sweep that started this worker reports all failures itself
         raise typer.Exit(1)
 
 
 def status(
     folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 ) -> None:
-    """Show how a study stands: done, running, waiting, failed, time left, returns so far."""
+    """Show the progress of a study: done, running, waiting, failed, time left, returns so far."""
     from rl_training.study.status import read_status
 
     found = read_status(folder)
@@ -91,10 +91,10 @@ def pack(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A .zip file.")],
     policies: Annotated[
         Literal["best", "last", "none"],
-        typer.Option(help="The best policy of each run, that of its last checkpoint, or none."),
+        typer.Option(help="Include the best policy of each run, the policy of its last checkpoint, or none."),
     ] = "best",
 ) -> None:
-    """Write everything a report needs into one file: settings, logs, results, policies; no replay buffers."""
+    """Pack a study for reports into one file: settings, logs, results and policies, without replay buffers."""
     from rl_training.memory import human_bytes
     from rl_training.study.packing import pack_study
 
@@ -107,16 +107,16 @@ def unpack(
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="The folder to make; studies/NAME if unset."),
+        typer.Option("--output", "-o", metavar="DIR", help="The folder to create; by default studies/NAME."),
     ] = None,
     max_size: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="The most it may unpack to: 4GB. By default 256 MiB or 100 times the file."
+            metavar="SIZE", help="Limit of the unpacked size: 4GB. By default 256 MiB or 100 times the file."
         ),
     ] = None,
 ) -> None:
-    """Unpack a study that was packed; nothing is overwritten, and nothing in it can run."""
+    """Unpack a packed study; existing files are not overwritten, and no code from the file is run."""
     from rl_training.settings import byte_size
     from rl_training.study.packing import unpack_study
 
@@ -128,7 +128,7 @@ def unpack(
 
 
 def _show(status: StudyStatus) -> None:
-    """Counts and time left, a line per configuration, and who works on what, or failed."""
+    """Print counts and time left, a line per configuration, and the running and failed trials."""
     counts = ", ".join(f"{count} {state}" for state, count in status.counts.items() if count)
     left = status.seconds_left
     left_text = "" if left is None or not left else f", about {duration_in_words(left)} left"
@@ -148,7 +148,7 @@ def _show(status: StudyStatus) -> None:
 
 
 def _configuration_rows(status: StudyStatus) -> list[tuple[str, str, str, str]]:
-    """A line per configuration: the seeds that are done, and their mean returns so far."""
+    """One row per configuration: number of finished seeds, and mean returns so far."""
     from rl_training.study.plan import described
 
     groups: dict[int, list[TrialStatus]] = {}

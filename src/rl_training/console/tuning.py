@@ -1,4 +1,4 @@
-"""`rl-training tune`: search for better settings."""
+"""`rl-training tune`: tune hyperparameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tune(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The tuning's YAML file.")],
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes that train, and trials asked for, at the same time; by default 1."),
+        typer.Option(min=1, help="Number of worker processes, and of trials proposed at a time; by default 1."),
     ] = None,
     output_dir: Annotated[Path, typer.Option(help="Folder that receives the tuning's folder.")] = Path("studies"),
     data: Data = None,
@@ -29,7 +29,7 @@ def tune(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     allow_import: AllowImport = False,
 ) -> None:
-    """Search for better settings than a configuration's, and confirm the best on fresh seeds; again: go on."""
+    """Search for better settings than a configuration's and confirm the best on fresh seeds; rerun to continue."""
     from rl_training.study.tuning import Tuning
     from rl_training.study.worker_pool import parse_gpus
 
@@ -43,7 +43,7 @@ def tune(
 
 
 def _show(result: TuningResult) -> None:
-    """The base beside the best, then every trial."""
+    """Print the base and the best trials, then every trial."""
     from rl_training.experiment.metric_names import words_of
 
     failed = sum(one.value is None for one in result.trials)
