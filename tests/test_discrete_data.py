@@ -226,7 +226,7 @@ def test_a_counted_number_is_never_written_down(tmp_path: Path) -> None:
 def test_commands(tmp_path: Path) -> None:
     file = save_npz(tmp_path / "data.npz", columns(2 * NUMBERS))
     unknown = command("dataset", "show", file)
-    assert "number unknown" in unknown.stdout
+    assert "their number is unknown" in unknown.stdout
     assert "0: 33.3%, 1: 0.0%, 2: 33.3%, 3: 0.0%, 4: 33.3%, 2 never" in unknown.stdout
     known = command("dataset", "show", file, "--num-actions", 20)
     assert "20 discrete" in known.stdout

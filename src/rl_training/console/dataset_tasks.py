@@ -241,7 +241,7 @@ def _statistics_rows(of: DatasetStatistics, spaces: SpaceSpec, *, bounded: bool 
         rows.append(("episodes", "unordered transitions"))
     kind = f"{spaces.num_actions} discrete" if spaces.discrete else f"{spaces.action_dim} continuous"
     if spaces.discrete and not bounded:
-        kind = "discrete, number unknown: give an environment (env_id) or num_actions"
+        kind = "discrete, their number is unknown: give an environment (env_id) or num_actions"
     rows += [
         ("terminations", f"{of.terminals:,}"),
         ("reward", f"{of.reward_mean:.4g}, {of.reward_min:.4g} to {of.reward_max:.4g}"),
