@@ -150,7 +150,7 @@ def test_a_study_and_the_same_packed(tmp_path: Path) -> None:
         assert (run.study, run.tags, run.best, run.seed) == ("tiny", ("grid",), 7.0, 0)
         assert [(one.kind, one.reason) for one in found.unread] == [
             ("failed", "it diverged"),
-            ("missing", "planned, and not begun"),
+            ("missing", "planned, not started"),
         ]
         assert names(runs(place, tag="grid")) == [run.name]
     assert "tiny" in command(tmp_path / "tiny.zip").stdout.splitlines()[1].split()

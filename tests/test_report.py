@@ -118,8 +118,8 @@ def test_methods_that_count_at_different_steps_are_told(tmp_path: Path) -> None:
     for seed in range(2):
         write_run(tmp_path / f"a{seed}", curve_to(3.0, 4), seed=seed)
         write_run(tmp_path / f"b{seed}", curve_to(3.0, 8), seed=seed, settings=settings_of("td3"))
-    told = "On Pendulum-v1 methods count at different steps: sac at 400, td3 at 800"
-    assert told in words(report.read(tmp_path))
+    notice = "On Pendulum-v1 methods are compared at different steps: sac at 400, td3 at 800"
+    assert notice in words(report.read(tmp_path))
     assert "at different steps" not in words(report.read(tmp_path, at=400))
 
 
@@ -181,7 +181,7 @@ def test_every_state_is_said(tmp_path: Path) -> None:
 def test_one_seed_is_said_and_has_no_interval(tmp_path: Path, drawn: None) -> None:
     found = report.read(two_methods(tmp_path, seeds=1))
     text = words(found)
-    assert "One seed says nothing of the spread" in text
+    assert "One seed does not show the spread" in text
     assert "is better" not in text
     assert "(one seed)" in text
     assert found.tables["tasks"].records()[0]["IQM, last low"] is None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rl_training import report
-from rl_training.console.reports import _tell
+from rl_training.console.reports import _show_summary
 from rl_training.errors import ConfigError
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml, read_dumped
 from rl_training.report.logs import read_log
@@ -99,7 +99,7 @@ def test_strange_numbers_in_settings_and_logs(tmp_path: Path) -> None:
 def test_the_command_names_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "good")
     write_run(tmp_path / "bad", seed=HUGE)
-    _tell(report.read(tmp_path), tmp_path / "report.html")
+    _show_summary(report.read(tmp_path), tmp_path / "report.html")
     line = f"warning: 1 run could not be read or is missing: {tmp_path / 'bad'}: bad/run.json: damaged"
     assert line in capsys.readouterr().err
 
@@ -239,7 +239,7 @@ def test_a_study_and_its_packed_file_say_the_same(tmp_path: Path) -> None:
     write_run(study.folder / "runs" / "stray")
     folder = read_runs(study.folder)
     assert [(one.kind, one.reason) for one in folder.unread] == [
-        ("missing", "planned, and not begun"),
+        ("missing", "planned, not started"),
         ("failed", "it diverged"),
     ]
     assert [run.name for run in folder.runs if run.study is None] == ["stray"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -49,7 +50,7 @@ def runs(
         show_json(
             {
                 "runs": [listing.plain_run(run) for run in found.runs],
-                "unread": [listing.plain_unread(one) for one in found.unread],
+                "unread": [asdict(one) for one in found.unread],
             }
         )
         return

@@ -1,19 +1,19 @@
-"""Reports: what run folders say, with honest statistics, as one page that needs no network.
+"""Reports: compare runs on one self-contained page, with confidence intervals.
 
     from rl_training import report
 
     found = report.read("studies/compare", "runs")
-    found.save("report.html")               # and report.json beside it
+    found.save("report.html")               # and report.json next to it
     found.tables["tasks"].records()
     found.curves(axis="updates")            # a matplotlib figure
 
-reading      run folders, studies and packed studies; `logs` is what is kept of metrics.csv
-listing      runs by algorithm, environment, tag and status, sorted
-grouping     which runs are a method on a task, and which count; `facts` is what else is to be said of them
-statistics   robust means, intervals, comparisons; `curves`, `sweeps` and `normalising` use it
-summary      everything a report says, as data
-tables       and `figures` of it, `rendering` as bytes, `page` as HTML
-report       `read` and `Report`, which need the extra `report`; reading does not
+reading      read run folders, studies and packed studies; `logs` reads metrics.csv
+listing      filter and sort runs
+grouping     group runs by method and task, and select the runs that count; `facts` describes them
+statistics   robust means, intervals, comparisons; used by `curves`, `sweeps` and `normalising`
+summary      the contents of a report, as data
+tables       the summary as tables; `figures` as figures, `rendering` to bytes, `page` as HTML
+report       `read` and `Report`; they need the extra `report`, reading does not
 """
 
 from typing import TYPE_CHECKING

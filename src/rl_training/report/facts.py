@@ -1,4 +1,4 @@
-"""What was compared: settings, seeds, budgets, versions, machines, data, time."""
+"""Facts about the compared runs: settings, seeds, budgets, versions, machines, data, time."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class Facts:
-    """The runs of a method on a task that count; where they differ, all that they have."""
+    """Facts about the runs of a method on a task that count; different values are listed."""
 
     method: str
     task: str
     seeds: str
-    differs: str  # from the base of its algorithm
+    differs: str  # settings that differ from the base of the algorithm
     budget: str
-    episodes: str  # of an evaluation
+    episodes: str  # per evaluation
     data: str
     versions: str
     device: str
-    seconds: float | None  # of a run, the median
-    updates_per_second: float | None  # of a run, the median
-    together: int  # the most runs that were trained as one, whose seconds these are
+    seconds: float | None  # median over runs
+    updates_per_second: float | None  # median over runs
+    together: int  # largest population that a run was trained in; its members share their seconds
 
 
 def bases(groups: Groups) -> dict[str, dict[str, Any]]:
-    """By algorithm: the most frequent value of every setting."""
+    """The most frequent value of every setting, by algorithm."""
     found = {}
     for algo in dict.fromkeys(groups.algos.values()):
         cells = [cell for cell in groups.cells.values() if groups.algos[cell.method] == algo]
@@ -42,7 +42,7 @@ def bases(groups: Groups) -> dict[str, dict[str, Any]]:
 
 
 def facts_of(groups: Groups) -> list[Facts]:
-    """A line per method and task with runs."""
+    """Facts for every method and task with runs that count."""
     known = bases(groups)
     found = []
     for task in groups.tasks:
@@ -74,7 +74,7 @@ def _facts(method: str, task: str, runs: Sequence[Run], base: dict[str, Any]) ->
 
 
 def _several(texts: Iterable[str]) -> str:
-    """Different texts, the first few of them."""
+    """The distinct texts, at most the first few."""
     found = [text for text in dict.fromkeys(texts) if text]
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return "; ".join(found[:_MOST_NAMED]) + more

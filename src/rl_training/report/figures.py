@@ -1,8 +1,8 @@
-"""The figures of a report, as matplotlib makes them: for the page, for papers and for notebooks.
+"""The matplotlib figures of a report, for the page, for papers and for notebooks.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart, without the two that vanish on light or on
-dark ground; lines differ in their dashes as well. Backgrounds are transparent. Names come from files, so no text is
-taken for mathematics.
+Colours are Okabe and Ito's palette for colour-blind readers, without the two that are invisible on a light or dark
+background; lines also differ in their dashes. Backgrounds are transparent. Names come from files, so text is not
+parsed as mathematics.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rl_training.report.sweeps import Effect
 from rl_training.report.tables import words_of
 
 INK = "#0b0c0d"
-"""of text and axes; the page replaces it by the colour of its text"""
+"""colour of text and axes; the page replaces it with its text colour"""
 SEED = "seed"
-"""how the ids of lines begin that the page shows on demand"""
+"""prefix of the ids of single seeds, which the page shows on demand"""
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#A6761D")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _MARKERS = "osD^vPX*"
@@ -60,15 +60,15 @@ _STYLE: dict[str, Any] = {
 _WIDTH = 4.8  # inches: a column of the page, and the width of a phone
 _LABELS = {"steps": "steps", "updates": "updates", "seconds": "seconds of training"}
 _LONG = 28
-_CHARACTERS = 14  # of small text in an inch
-_SAMPLE = 6  # characters that the line before a name takes
+_CHARACTERS = 14  # of small text per inch
+_SAMPLE = 6  # width of the line sample before a name, in characters
 _MOST_TICKS = 8
 _MOST_SEED_POINTS = 40_000
 
 
 @contextmanager
 def style(name: str = "") -> Iterator[None]:
-    """Matplotlib as this module uses it; ids in SVG depend on `name` and the contents alone."""
+    """Set matplotlib's style; ids in SVG depend only on `name` and the contents."""
     settings: Any = {**_STYLE, "svg.hashsalt": f"rl_training {name}"}
     with mpl.rc_context(settings):
         yield
@@ -85,7 +85,7 @@ def _line(summary: Summary, method: str) -> dict[str, Any]:
 
 
 def label(summary: Summary, method: str) -> str:
-    """A method in a figure: where names are long each has a number, by which other figures know it."""
+    """The label of a method in a figure; long names are numbered, and other figures use the number."""
     lines = textwrap.wrap(method, _LONG, max_lines=4, placeholder=" …", break_on_hyphens=False)
     return f"{_key(summary, method)}: " + "\n".join(lines) if _are_long(summary) else method
 
@@ -99,7 +99,7 @@ def _are_long(summary: Summary) -> bool:
 
 
 def short(name: str, most: int = _LONG) -> str:
-    """A name that fits beside a figure; tables have it whole."""
+    """A name shortened to fit a figure; tables show the full name."""
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
@@ -108,8 +108,7 @@ def _legend_label(summary: Summary, method: str) -> str:
 
 
 def _legend(figure: Figure) -> None:
-    """One legend for all panels, below them: in columns where names are short, on several lines where they are
-    long."""
+    """Draw one legend below all panels: short names in columns, long names wrapped."""
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels())}
@@ -124,7 +123,7 @@ def _legend(figure: Figure) -> None:
 
 
 def curves(summary: Summary, task: str, axis: Axis = "steps", *, seeds: bool = True) -> Figure:
-    """IQM and interval of every method shown, and each seed as a thin line."""
+    """Plot the IQM and interval of every method shown, and each seed as a thin line."""
     with style():
         figure = Figure(figsize=(_WIDTH, 3.2))
         axes = figure.add_subplot()
@@ -134,7 +133,7 @@ def curves(summary: Summary, task: str, axis: Axis = "steps", *, seeds: bool = T
 
 
 def draw_curves(axes: Axes, summary: Summary, task: str, axis: Axis, *, seeds: bool) -> None:
-    """Fill a panel with the curves of a task."""
+    """Draw the curves of a task on `axes`."""
     found = [(method, summary.bands.get((axis, task, method))) for method in summary.shown[task]]
     for method, band in found:
         if band is not None:
@@ -165,7 +164,7 @@ def _draw_seeds(axes: Axes, summary: Summary, method: str, task: str, axis: Axis
 
 
 def _draw_band(axes: Axes, band: Band, name: str, line: dict[str, Any]) -> None:
-    """A curve, thin and pale where not all runs have come so far."""
+    """Draw a curve, thin and pale beyond the last point that all runs reached."""
     whole = band.runs == band.of
     end = int(np.flatnonzero(whole)[-1]) + 1 if whole.any() else 0
     axes.fill_between(band.x, band.low, band.high, color=line["color"], alpha=0.16, linewidth=0)
@@ -177,7 +176,7 @@ def _draw_band(axes: Axes, band: Band, name: str, line: dict[str, Any]) -> None:
 
 
 def all_curves(summary: Summary, axis: Axis = "steps", *, seeds: bool = False) -> Figure:
-    """A panel per task, with one legend: the quick look, and the figure of a paper."""
+    """Plot learning curves, a panel per task, with one legend."""
     known = {task for at, task, _ in summary.bands if at == axis}
     tasks = [task for task in summary.groups.tasks if task in known]
     columns = min(3, max(1, len(tasks)))
@@ -192,7 +191,7 @@ def all_curves(summary: Summary, axis: Axis = "steps", *, seeds: bool = False) -
 
 
 def _dots(axes: Axes, rows: Sequence[tuple[str, str, Estimate]]) -> None:
-    """A dot with its interval per row, the first on top; rows are label, colour and estimate."""
+    """Draw a dot with its interval per row, the first on top; rows are label, colour and estimate."""
     for index, (_, shade, found) in enumerate(rows):
         if found.low is not None:
             axes.plot(
@@ -206,12 +205,12 @@ def _dots(axes: Axes, rows: Sequence[tuple[str, str, Estimate]]) -> None:
 
 
 def _height(labels: Sequence[str]) -> float:
-    """Inches that rows with such labels need."""
+    """Height in inches of rows with these labels."""
     return sum(0.2 + 0.14 * (1 + text.count("\n")) for text in labels)
 
 
 def intervals(summary: Summary, task: str) -> Figure:
-    """IQM and interval of each method on a task, with a tick for every seed."""
+    """Plot the IQM and interval of each method on a task, with a tick for every seed."""
     methods = [method for method in summary.shown[task] if (method, task) in summary.results]
     labels = [label(summary, method) for method in methods]
     with style():
@@ -229,7 +228,7 @@ def intervals(summary: Summary, task: str) -> Figure:
 
 
 def overall(summary: Summary) -> Figure:
-    """The four numbers over all tasks."""
+    """Plot IQM, median, mean and optimality gap over all tasks."""
     methods = summary.shown[None]
     labels = [label(summary, method) for method in methods]
     with style():
@@ -251,7 +250,7 @@ def overall(summary: Summary) -> Figure:
 
 
 def profile(summary: Summary) -> Figure:
-    """The share of runs above each score."""
+    """Plot performance profiles: the share of runs above each score."""
     methods = summary.shown[None]
     with style():
         figure = Figure(figsize=(_WIDTH, 3.2))
@@ -275,7 +274,7 @@ def profile(summary: Summary) -> Figure:
 
 
 def improvement(summary: Summary, pairs: Sequence[Pair], where: str = "over all tasks") -> Figure:
-    """How likely the first of each pair beats the second."""
+    """Plot the probability that the first method of each pair beats the second."""
     with style():
         figure = Figure(figsize=(_WIDTH, 0.9 + min(0.34, 6.0 / len(pairs)) * len(pairs)))
         axes = figure.add_subplot()
@@ -285,12 +284,12 @@ def improvement(summary: Summary, pairs: Sequence[Pair], where: str = "over all 
         axes.axvline(0.5, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.set_xlim(-0.02, 1.02)
         axes.set_title(f"Probability of improvement {short(where, 30)}")
-        axes.set_xlabel("P(first beats second)" + (", numbered as beside" if _are_long(summary) else ""))
+        axes.set_xlabel("P(first beats second)" + (", methods by number" if _are_long(summary) else ""))
     return figure
 
 
 def effect(one: Effect, metric: str) -> Figure:
-    """Results against the values of a setting: every run, IQM and interval."""
+    """Plot results against the values of a setting: every run, IQM and interval."""
     with style():
         figure = Figure(figsize=(_WIDTH, 2.7))
         axes = figure.add_subplot()
@@ -308,7 +307,7 @@ def effect(one: Effect, metric: str) -> Figure:
 
 
 def _positions(axes: Axes, one: Effect) -> Floats:
-    """Where the values stand: by size, on a logarithmic axis where they span a decade, or side by side."""
+    """Positions of the values on the axis: numeric (logarithmic if they span a decade), or side by side."""
     if not one.is_numeric:
         names = [short(str(value), 18) for value in one.values]
         axes.set_xticks(range(len(names)), names, rotation=30 if sum(map(len, names)) > _LONG else 0)

@@ -1,7 +1,7 @@
-"""Which runs are compared: methods and tasks, the runs that count, and why others do not.
+"""Group runs into methods and tasks, and select the runs that count.
 
-A method is an algorithm and those of its settings that differ between runs on one task. What differs between tasks
-alone (budgets, mostly) makes no other method, and neither does a setting that the version of some run did not have.
+A method is an algorithm with those settings that differ between runs on the same task. A setting that differs only
+between tasks (usually the budget) does not make another method, nor does a setting that some run's version lacks.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from rl_training.study.plan import described, short
 By = Literal["settings", "path", "tags"]
 BY = ("settings", "path", "tags")
 Score = Literal["last", "best"]
-# What runs are grouped by, and settings of looking on, which make no other method.
+# Settings that do not make another method: those runs are grouped by, and those of evaluation and logging.
 _IGNORED = TrainConfig.affecting("watching") | {"algo", "env_id", "algo_kwargs.eval_interval"}
-# Settings by which runs of 0.2 changed rows before they recorded them, with the values that change nothing.
-_PREPARING = {
+# Settings that changed the rows before runs of 0.2 recorded their fingerprint, with the values that change nothing.
+_PREPARATION = {
     "reward_scale": 1,
     "reward_shift": 0,
     "reward_range_scaling": False,
     "top_fraction": 1,
     "validation_fraction": 0,
 }
-# Algorithms whose runs, before raw rows were recorded, recorded only the rows with a next action.
+# Algorithms whose runs of 0.2 recorded only the rows with a next action.
 _NEXT_ACTIONS = frozenset({"rebrac"})
-_OVER = ("finished", "stopped", "diverged")
+_ENDED = ("finished", "stopped", "diverged")
 _MOST_WORDS = 120
 
 
 @dataclass(frozen=True)
 class Selection:
-    """How runs are grouped, and which number of each counts."""
+    """How runs are grouped, and which evaluation of each run counts."""
 
     by: By = "settings"
     score: Score = "last"
     at: float | None = None
-    """a step: runs count with their last evaluation up to it, and must have come so far"""
+    """a step: only runs that reached it count, with their evaluations up to it"""
     unfinished: bool = False
-    """whether runs that are not over count as well, as they stand"""
+    """whether runs that have not ended count, with their results so far"""
     names: Mapping[str, str] = field(default_factory=dict)
-    """other names of methods and tasks"""
+    """new names of methods and tasks"""
 
     def value_of(self, run: Run) -> float | None:
-        """The number a run counts with."""
+        """The result of a run that counts."""
         values = (run.curve if self.at is None else run.curve.until(self.at)).values
         if not len(values):
             return None
@@ -75,8 +75,8 @@ class Cell:
 
     method: str
     task: str
-    runs: list[Run] = field(default_factory=list)  # that count
-    others: list[Run] = field(default_factory=list)  # with evaluations, which curves show as far as they go
+    runs: list[Run] = field(default_factory=list)  # runs that count
+    others: list[Run] = field(default_factory=list)  # other runs with evaluations, which are drawn in curves only
 
     @property
     def seen(self) -> list[Run]:
@@ -85,12 +85,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Groups:
-    """Methods and tasks in the order in which they were found."""
+    """Methods and tasks in the order they were found."""
 
     methods: tuple[str, ...]
     tasks: tuple[str, ...]
     cells: Mapping[tuple[str, str], Cell]
-    changes: Mapping[str, Mapping[str, Any]]  # by method: the settings that make it
+    changes: Mapping[str, Mapping[str, Any]]  # by method: the settings that define it
     algos: Mapping[str, str]  # by method
     env_ids: Mapping[str, str | None]  # by task
     troubles: tuple[Trouble, ...]
@@ -100,14 +100,14 @@ class Groups:
 
 
 def group(reading: Reading, selection: Selection) -> Groups:
-    """Sort what was read into methods and tasks."""
+    """Group runs into methods and tasks."""
     tasks = _tasks(reading.runs)
     varying = _varying(reading.runs, tasks)
-    made = {
+    varied = {
         run: {key: run.settings[key] for key in varying.get(run.algo, ()) if key in run.settings}
         for run in reading.runs
     }
-    labels = _labels((run.algo, made[run]) for run in reading.runs)
+    labels = _labels((run.algo, varied[run]) for run in reading.runs)
     folders = _folders(run.given for run in reading.runs)
     cells: dict[tuple[str, str], Cell] = {}
     changes: dict[str, Mapping[str, Any]] = {}
@@ -115,35 +115,31 @@ def group(reading: Reading, selection: Selection) -> Groups:
     env_ids: dict[str, str | None] = {}
     for run in reading.runs:
         name = {
-            "settings": labels[run.algo, text_of(made[run])],
+            "settings": labels[run.algo, text_of(varied[run])],
             "path": f"{folders[run.given]}: {run.algo}",
             "tags": f"{run.algo} ({', '.join(run.tags) or 'no tags'})",
         }[selection.by]
-        method, task = _named(name, selection), _named(tasks[run], selection)
-        changes.setdefault(method, made[run] if selection.by == "settings" else {})
+        method, task = (selection.names.get(one, one) for one in (name, tasks[run]))
+        changes.setdefault(method, varied[run] if selection.by == "settings" else {})
         algos.setdefault(method, run.algo)
         env_ids.setdefault(task, run.env_id)
         cells.setdefault((method, task), Cell(method, task)).others.append(run)
     troubles = [_unread(one) for one in reading.unread]
     for cell in cells.values():
-        troubles += _sorted_out(cell, selection)
+        troubles += _select_runs(cell, selection)
     return Groups(tuple(changes), tuple(env_ids), cells, changes, algos, env_ids, tuple(troubles))
 
 
-def _named(name: str, selection: Selection) -> str:
-    return selection.names.get(name, name)
-
-
 def _folders(given: Iterable[str]) -> dict[str, str]:
-    """Paths by their last parts, or whole where those are alike."""
+    """The last part of each path, or the whole path if last parts are equal."""
     last = {path: path.rstrip("/").rpartition("/")[2] or path for path in given}
     alike = Counter(last.values())
     return {path: name if alike[name] == 1 else path for path, name in last.items()}
 
 
-def _labels(made: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[tuple[str, str], str]:
-    """Names of methods by algorithm and settings: short ones, as far as they tell methods apart."""
-    known = {(algo, text_of(changes)): changes for algo, changes in made}
+def _labels(methods: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[tuple[str, str], str]:
+    """Names of methods by algorithm and settings, short if that is unique."""
+    known = {(algo, text_of(changes)): changes for algo, changes in methods}
     found: dict[tuple[str, str], str] = {}
     taken: Counter[str] = Counter(_label(algo, changes, short=True) for (algo, _), changes in known.items())
     for key, changes in known.items():
@@ -162,12 +158,12 @@ def _label(algo: str, changes: Mapping[str, Any], *, short: bool) -> str:
 
 
 def is_offline(run: Run) -> bool:
-    """Whether the data is the task; an online run may have prior data, which is part of its method."""
+    """Whether the data set is part of the task; the prior data of an online run are part of its method."""
     return bool(run.dataset) and "algo_kwargs.buffer_capacity" not in run.settings
 
 
 def _tasks(runs: Iterable[Run]) -> dict[Run, str]:
-    """The task of each run: environment and, offline, the data by name and, where that is not enough, contents."""
+    """The task of each run: environment and, offline, data set, with its fingerprint if names are ambiguous."""
     of_data: dict[tuple[str | None, str], list[Run]] = {}
     for run in filter(is_offline, runs):
         of_data.setdefault((run.env_id, data_name(str(run.dataset.get("name")))), []).append(run)
@@ -180,20 +176,20 @@ def _tasks(runs: Iterable[Run]) -> dict[Run, str]:
 
 
 class _Contents(NamedTuple):
-    """What a run recorded of its data: which preparation it was recorded after, and the rows at that time."""
+    """Fingerprint and number of rows that a run recorded, after the preparation `prepared` (empty: raw rows)."""
 
-    prepared: str  # empty: before any
+    prepared: str
     fingerprint: str
     rows: int | None
-    part: Literal["all", "most", "some"] = "all"  # of the rows of the source
+    part: Literal["all", "most", "some"] = "all"  # the part of the source's rows that was recorded
 
 
 def _contents(run: Run) -> _Contents:
     data = run.dataset
     if "raw_fingerprint" in data:
         return _Contents("", _text(data["raw_fingerprint"]), _count(data.get("raw_rows")))
-    given = {key: run.settings.get(f"algo_kwargs.{key}") for key in _PREPARING}
-    prepared = {key: value for key, value in given.items() if value not in (None, _PREPARING[key])}
+    given = {key: run.settings.get(f"algo_kwargs.{key}") for key in _PREPARATION}
+    prepared = {key: value for key, value in given.items() if value not in (None, _PREPARATION[key])}
     part: Literal["all", "most", "some"] = "all"
     if run.algo in _NEXT_ACTIONS:
         prepared["next_actions"], part = True, "most"
@@ -212,18 +208,18 @@ def _count(value: Any) -> int | None:
 
 
 def data_name(name: str) -> str:
-    """The files that data came from, without folders and kinds: on another machine a file lies elsewhere."""
+    """The names of data files without folders and suffixes, which may differ between machines."""
     parts = (PurePath(part) for part in name.split(" + "))
     return " + ".join(part.stem if part.suffix else str(part) for part in parts)
 
 
 def _other_contents(runs: Iterable[Run]) -> bool:
-    """Whether data of one name are different data.
+    """Whether data sets of the same name have different contents.
 
-    Runs record the fingerprint of the raw rows. Those of 0.2 recorded that of the rows as they prepared them, which
-    identifies data only if the preparations are alike. If they are not, the number of rows is compared: all of a
-    source's, or, where rows were left out, no more than these. A row without a next action is the last of an
-    episode, so leaving these out keeps at least half.
+    Runs record the fingerprint of the raw rows. Runs of 0.2 recorded the fingerprint of the prepared rows, which
+    identifies the data only if the preparations are equal. Otherwise the number of rows is compared: it must equal
+    the source's, or not exceed it if rows were left out. Leaving out rows without a next action, which are the last
+    of their episodes, keeps at least half of the rows.
     """
     found = {_contents(run) for run in runs}
     prints: dict[str, set[str]] = {}
@@ -240,9 +236,9 @@ def _other_contents(runs: Iterable[Run]) -> bool:
 
 
 def _varying(runs: Iterable[Run], tasks: Mapping[Run, str]) -> dict[str, list[str]]:
-    """By algorithm: the settings that take several values on one task."""
+    """The settings with several values on the same task, by algorithm."""
     values: dict[tuple[str, str, str], set[str]] = {}
-    # Runs that differ in their seed alone share their settings, which are looked at once.
+    # Runs that differ only in their seed share one settings object.
     for run in {(run.algo, tasks[run], id(run.settings)): run for run in runs}.values():
         for key, value in run.settings.items():
             of_task = is_offline(run) and key.startswith("algo_kwargs.dataset")
@@ -256,7 +252,7 @@ def _varying(runs: Iterable[Run], tasks: Mapping[Run, str]) -> dict[str, list[st
 
 
 def text_of(value: Any) -> str:
-    """A setting as text by which equal ones are known."""
+    """A value as text; equal values give equal texts."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
@@ -264,15 +260,15 @@ def _unread(one: Unread) -> Trouble:
     return Trouble(one.place, one.kind, one.reason, "not counted")
 
 
-def _sorted_out(cell: Cell, selection: Selection) -> list[Trouble]:
-    """Move the runs that count to `runs`; returns what is to be said of the others, and of some that count."""
+def _select_runs(cell: Cell, selection: Selection) -> list[Trouble]:
+    """Move the runs that count to `cell.runs`; return the remarks on all runs."""
     troubles, others = [], []
     newest: dict[int | None, Run] = {}
-    for run in sorted(cell.others, key=lambda run: (len(run.curve) > 0, run.status in _OVER, run.created or 0.0)):
+    for run in sorted(cell.others, key=lambda run: (len(run.curve) > 0, run.status in _ENDED, run.created or 0.0)):
         newest[run.seed] = run
     for run in cell.others:
         again = newest[run.seed] is not run and run.seed is not None
-        counts, what, reason = _judged(run, selection) if not again else _repeated(newest[run.seed])
+        counts, what, reason = _assess(run, selection) if not again else _repeated(newest[run.seed])
         if counts:
             cell.runs.append(run)
         elif len(run.curve) and not again:
@@ -285,11 +281,11 @@ def _sorted_out(cell: Cell, selection: Selection) -> list[Trouble]:
 
 
 def _repeated(newest: Run) -> tuple[bool, str, str]:
-    return False, "repeated", f"the same settings and seed as {newest.place}, which is newer or further"
+    return False, "repeated", f"has the settings and seed of {newest.place}, which is newer or longer"
 
 
-def _judged(run: Run, selection: Selection) -> tuple[bool, str, str]:
-    """Whether a run counts, what it is, and what is to be said of that, if anything."""
+def _assess(run: Run, selection: Selection) -> tuple[bool, str, str]:
+    """Whether a run counts, its state, and a remark (may be empty)."""
     cause = f": {run.cause}" if run.cause else ""
     if not len(run.curve):
         return False, run.status, f"{run.status} without an evaluation{cause}"
@@ -298,7 +294,7 @@ def _judged(run: Run, selection: Selection) -> tuple[bool, str, str]:
         return reached, run.status, "" if reached else f"{run.status} before step {selection.at:,.0f}{cause}"
     if run.status == "diverged":
         return True, "diverged", f"counts with its evaluations up to step {run.curve.steps[-1]:,.0f}{cause}"
-    if run.status not in _OVER:
+    if run.status not in _ENDED:
         total = run.settings.get("total_timesteps")
         of = f" of {total:,}" if isinstance(total, int) else ""
         seen = f", last seen {_moment(run.updated)}" if run.status == "running" and run.updated else ""
@@ -310,7 +306,7 @@ def _moment(seconds: float) -> str:
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (OverflowError, ValueError, OSError):
-        return "at no time of this calendar"
+        return "at an invalid time"
 
 
 def base_of(runs: Iterable[Run]) -> dict[str, Any]:

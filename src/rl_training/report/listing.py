@@ -1,19 +1,19 @@
-"""Runs as a list: those that are asked for, in the order that is asked for."""
+"""List runs: filter and sort."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError, nearest
-from rl_training.report.reading import Reading, Run, Unread, read_runs
+from rl_training.report.reading import Reading, Run, read_runs
 
 Patterns = str | Iterable[str] | None
 
-# What runs are sorted by; of numbers the largest comes first, and the newest of times.
+# Sort keys.
 SORTS: dict[str, Callable[[Run], Any]] = {
     "name": lambda run: run.name,
     "algo": lambda run: run.algo,
@@ -38,12 +38,12 @@ def runs(
     sort: str | None = None,
     reverse: bool = False,
 ) -> Reading:
-    """The runs below `paths`: run folders, folders of such at any depth, studies and packed studies.
+    """List the runs below `paths`: run folders, folders of run folders at any depth, studies and packed studies.
 
-    `algo`, `env`, `tag` and `status` are one or several patterns each (`Hopper*`), whatever their case; a run that
-    fits one of each is kept. What cannot be read has the status `broken`, and a trial that was planned and is not
-    there `missing` or `failed`; it is kept where nothing is asked that it cannot tell. `sort` is one of `SORTS`;
-    unsorted, runs come folder by folder.
+    `algo`, `env`, `tag` and `status` are each one or several case-insensitive patterns (`Hopper*`). A run is listed
+    if it matches one pattern of each. A run that cannot be read has the status `broken`; a planned trial without a
+    run folder is `missing` or `failed`; both are listed only if `algo`, `env` and `tag` are not given. `sort` is
+    one of `SORTS`, the largest number or the newest first; by default runs are listed folder by folder.
     """
     if sort is not None and sort not in SORTS:
         raise ConfigError(f"sort: unknown {sort!r}{nearest(sort, SORTS)}; known: {', '.join(SORTS)}")
@@ -73,12 +73,12 @@ def _fits(run: Run, algo: list[str], env: list[str], tag: list[str], status: lis
 
 
 def _one_of(patterns: list[str], words: Iterable[str]) -> bool:
-    """Whether any of the words fits any of the patterns; none of them asks for nothing."""
+    """Whether any word matches any pattern; true without patterns."""
     return not patterns or any(fnmatchcase(word.casefold(), pattern) for word in words for pattern in patterns)
 
 
 def _ordered(found: list[Run], sort: str, reverse: bool) -> list[Run]:
-    """By one key; what has no such value is last either way."""
+    """Sort by one key; runs without a value come last in either order."""
     key = SORTS[sort]
     known = [run for run in found if key(run) is not None]
     known.sort(key=key, reverse=reverse != (sort in _LARGEST_FIRST))
@@ -86,7 +86,7 @@ def _ordered(found: list[Run], sort: str, reverse: bool) -> list[Run]:
 
 
 def plain_run(run: Run) -> dict[str, Any]:
-    """A run of a list as plain data."""
+    """A run as JSON-serialisable data."""
     return {
         "place": run.place,
         "algo": run.algo,
@@ -106,8 +106,3 @@ def plain_run(run: Run) -> dict[str, Any]:
         "varied": dict(run.varied),
         "notes": list(run.notes),
     }
-
-
-def plain_unread(one: Unread) -> dict[str, Any]:
-    """The same for what could not be read."""
-    return asdict(one)

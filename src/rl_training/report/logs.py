@@ -1,4 +1,4 @@
-"""metrics.csv as the evaluations of a run: only the columns that a report needs are kept."""
+"""Read the evaluations of a run from metrics.csv."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ def _none() -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """The evaluations of a run, one entry each, by rising step."""
+    """The evaluations of a run, in order of their steps."""
 
     steps: Floats = field(default_factory=_none)
-    """environment steps online, updates offline, the sum of both for a run that begins on prior data"""
+    """environment steps online, updates offline, the sum of both for offline-to-online runs"""
     updates: Floats = field(default_factory=_none)
-    """NaN where the log does not tell"""
+    """NaN if the log does not have them"""
     seconds: Floats = field(default_factory=_none)
-    """spent training, without the time between an interruption and its resumption"""
+    """time of training, without the time between an interruption and its resumption"""
     values: Floats = field(default_factory=_none)
 
     def __len__(self) -> int:
         return len(self.values)
 
     def until(self, step: float) -> Curve:
-        """What was evaluated up to `step`."""
+        """The evaluations up to `step`."""
         return self._kept(self.steps <= step)
 
     def since(self, step: float) -> Curve:
-        """What was evaluated from `step` on."""
+        """The evaluations from `step` on."""
         return self._kept(self.steps >= step)
 
     def _kept(self, kept: NDArray[np.bool_]) -> Curve:
@@ -54,20 +54,20 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What is kept of metrics.csv."""
+    """The contents of metrics.csv that a report uses."""
 
     curve: Curve
     step: int = 0
-    """of the last row"""
+    """step of the last row"""
     time: float | None = None
     """Unix seconds of the last row"""
     bad: int = 0
-    """evaluations that are not a finite number"""
+    """number of evaluations that are not finite"""
 
 
 @dataclass
 class _Rows:
-    """Columns as they are collected; a step that is logged twice (0.1 did so) is completed by its later row."""
+    """Columns of a log; the later row of a step that was logged twice (as 0.1 did) completes the earlier one."""
 
     times: list[float] = field(default_factory=list)
     last: int = 0
@@ -76,7 +76,7 @@ class _Rows:
 
 
 def read_log(data: bytes, metric: str, created: float | None = None, resumed: Sequence[float] = ()) -> Log:
-    """The evaluations in a metrics.csv, which may be written to at this moment; ValueError where it is none."""
+    """Parse a metrics.csv, which may be incomplete while a run writes it; raise ValueError if it is not a log."""
     text = data[: data.rfind(b"\n") + 1].decode("utf-8", "replace")
     try:
         lines = csv.reader(io.StringIO(text))
@@ -90,13 +90,13 @@ def read_log(data: bytes, metric: str, created: float | None = None, resumed: Se
         return Log(Curve(), bad=bad)
     steps = np.array(sorted(rows.evaluated), dtype=np.float64)
     found = np.array([rows.evaluated[int(step)] for step in steps]).reshape(-1, 2)
-    worked = _worked(np.array(rows.times), found[:, 0], created, resumed)
-    curve = Curve(steps, _updates_at(steps, rows.updated), worked, found[:, 1].copy())
+    seconds = _training_seconds(np.array(rows.times), found[:, 0], created, resumed)
+    curve = Curve(steps, _updates_at(steps, rows.updated), seconds, found[:, 1].copy())
     return Log(curve, rows.last, rows.times[-1], bad)
 
 
 def _collect(lines: Any, header: list[str], tag: str) -> tuple[_Rows, int]:
-    """Rows that are whole; cells that are no numbers (a file somebody edited) count as empty."""
+    """Collect the complete rows; a row without a valid step and time is skipped."""
     rows, bad, width = _Rows(), 0, len(header)
     value_at = header.index(tag) if tag in header else None
     updates_at = header.index(_UPDATES) if _UPDATES in header else None
@@ -129,7 +129,7 @@ def _number(cell: str) -> float:
 
 
 def _updates_at(steps: Floats, known: dict[int, float]) -> Floats:
-    """Updates at each evaluation, between two rows that tell them in proportion to the steps."""
+    """Updates at each evaluation, interpolated linearly between the rows that have them."""
     known = {step: count for step, count in known.items() if math.isfinite(count)}
     if not known:
         return np.full_like(steps, np.nan)
@@ -138,8 +138,8 @@ def _updates_at(steps: Floats, known: dict[int, float]) -> Floats:
     return found
 
 
-def _worked(rows: Floats, at: Floats, created: float | None, resumed: Sequence[float]) -> Floats:
-    """Seconds of work up to the times `at`; what lies between a last row and a resumption is no work."""
+def _training_seconds(rows: Floats, at: Floats, created: float | None, resumed: Sequence[float]) -> Floats:
+    """Training time up to the times `at`, without the time from the last row to a resumption."""
     start = rows[0] if created is None else min(created, rows[0])
     idle = np.zeros_like(at)
     since = start

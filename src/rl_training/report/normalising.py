@@ -1,4 +1,4 @@
-"""Scores that tasks have in common: 0 and 1 of each, and who says so."""
+"""Normalised scores: the returns that score 0 and 1 on each task, and their source."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def scale_of(
     normalize: str = "auto",
     references: Mapping[str, tuple[float, float]] | None = None,
 ) -> Scale | None:
-    """The scale of a task: as given, by D4RL's references, or by the range of all that counts.
+    """The scale of a task: as given in `references`, by D4RL's reference scores, or by the range of all results.
 
-    `references` are by the name of the task or of its environment. None where the range is empty.
+    The keys of `references` are names of tasks or environments. Returns None if the range is empty.
     """
     if normalize not in NORMALIZE:
         raise ConfigError(f"normalize must be one of {', '.join(NORMALIZE)}, got {normalize!r}", key="normalize")
@@ -48,7 +48,7 @@ def scale_of(
     if known is not None:
         return Scale(*known, "D4RL's reference returns of a random and an expert policy (its v2 tasks)")
     if normalize == "d4rl":
-        raise ConfigError(f"normalize d4rl: {task} has no reference returns; give it a range", key="normalize")
+        raise ConfigError(f"normalize d4rl: {task} has no reference returns; pass references", key="normalize")
     values = [float(value) for result in results for value in result]
     if not values or not min(values) < max(values):
         return None

@@ -1,7 +1,7 @@
-"""One page that needs nothing else: no network, no script, no other file.
+"""The self-contained HTML page of a report: no network, no script, no other file.
 
-Whatever comes from files is escaped by jinja2; figures come from matplotlib, which escapes its texts. The page's
-own policy forbids it to load or run anything.
+jinja2 escapes all text that comes from files; matplotlib escapes the text of figures. The page's content security
+policy forbids loading or running anything.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TYPES = {"csv": "text/csv", "md": "text/markdown", "tex": "application/x-tex"}
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure in the page, and as files inside links."""
+    """A figure of the page, with download links."""
 
     name: str
     figure: Figure
@@ -58,8 +58,8 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A table in the page, and as files inside links."""
+class PageTable:
+    """A table of the page, with download links."""
 
     whole: Table
 
@@ -73,14 +73,14 @@ class Shown:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """A class of the style sheet for each column: numbers, short texts, others."""
+        """CSS class of each column: numbers, short texts, others."""
         table = self.table
         columns = range(len(table.columns))
         return ["n" if table.is_number(i) else "t" if table.is_short(i) else "" for i in columns]
 
     @property
     def same(self) -> list[tuple[str, str]]:
-        """What is the same in every row, and said once."""
+        """Columns with the same value in every row, which are shown once."""
         return self._slim[1]
 
     @property
@@ -90,7 +90,7 @@ class Shown:
 
 
 def _link(name: str, kind: str, data: bytes, of: str) -> tuple[str, str, str]:
-    """Label, file name and address of a file inside the page."""
+    """Label, file name and data URL of a file embedded in the page."""
     label = {"md": "Markdown", "tex": "LaTeX"}.get(kind, kind.upper())
     file = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-")
     return label, f"{file}.{kind}", f"data:{of};base64,{base64.b64encode(data).decode()}"
@@ -108,7 +108,7 @@ class Pictures:
 
 
 def pictures(summary: Summary) -> Pictures:
-    """Every figure that has something to show."""
+    """All figures that have data."""
     found = Pictures()
     if summary.overall:
         found.overall.append(Picture("overall", figures.overall(summary), "Scores over all tasks", wide=True))
@@ -134,7 +134,7 @@ def _settings(summary: Summary) -> Iterator[Picture]:
 
 
 def _improvement(summary: Summary) -> Iterator[Picture]:
-    """Over all tasks, or on each where no score is common to them."""
+    """Over all tasks, or on each task if scores are not comparable."""
     tasks = [None] if summary.overall else list(summary.tasks)
     for number_, task in enumerate(tasks):
         pairs = [pair for pair in summary.pairs if pair.task == task]
@@ -145,7 +145,7 @@ def _improvement(summary: Summary) -> Iterator[Picture]:
 
 
 def verdicts(summary: Summary) -> list[str]:
-    """What the seeds show, in sentences, over all tasks first."""
+    """One sentence per difference that the seeds show, over all tasks first."""
     found = []
     for pair in sorted(summary.pairs, key=lambda pair: pair.task is not None):
         if pair.better is None:
@@ -160,7 +160,7 @@ def verdicts(summary: Summary) -> list[str]:
 
 
 def coverage() -> dict[str, Any]:
-    """How often intervals cover the truth, as benchmarks/coverage.py measured it."""
+    """Coverage of the intervals, as measured by benchmarks/coverage.py."""
     text = resources.files("rl_training").joinpath("assets", "report", "coverage.json").read_text("utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
@@ -176,7 +176,7 @@ def _sizes(cases: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str:
 
 
 def render(summary: Summary, title: str) -> str:
-    """The page as text."""
+    """Render the page as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("rl_training", "assets/report"),
         autoescape=True,
@@ -189,7 +189,7 @@ def render(summary: Summary, title: str) -> str:
         title=title,
         summary=summary,
         metric=words_of(summary.reading.metric),
-        tables={name: Shown(table) for name, table in tables(summary).items()},
+        tables={name: PageTable(table) for name, table in tables(summary).items()},
         pictures=drawn,
         verdicts=verdicts(summary),
         bases=bases(summary.groups),
@@ -204,8 +204,8 @@ def render(summary: Summary, title: str) -> str:
         text_of=text_of,
         number=number,
         json_text=lambda value: json.dumps(value, ensure_ascii=False),
-        lonely=[key for key, result in summary.results.items() if result.seeds == 1],
+        single_seeds=[key for key, result in summary.results.items() if result.seeds == 1],
         pairs=len(summary.pairs),
         most=MOST_SHOWN,
-        crowded=any(len(of) == MOST_SHOWN for of in summary.shown.values()) and len(summary.methods) > MOST_SHOWN,
+        truncated=any(len(of) == MOST_SHOWN for of in summary.shown.values()) and len(summary.methods) > MOST_SHOWN,
     )

@@ -1,7 +1,7 @@
-"""Run folders, read as they are: one after another, lean, and without torch.
+"""Read run folders, without importing torch.
 
-A path is a run folder, a folder of run folders at any depth, a study's folder, or a packed study. Runs may be of
-any length and age, in work at this moment, interrupted or broken; what cannot be read is listed with its reason.
+A path is a run folder, a folder of run folders at any depth, a study's folder, or a packed study. Runs may be still
+running, interrupted, broken or written by older versions; runs that cannot be read are listed with the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rl_training.study.trials import Failure, failure_name, parse_failure
 METRICS = "metrics.csv"
 RETURN = "eval_return_mean"
 _LARGEST_FILE = MAX_JSON_BYTES
-# Control characters but for tab and line breaks, halves of pairs, and what turns the direction of text around.
+# Control characters except tab and line breaks, lone surrogates, and characters that change the text direction.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u2028-\u202e\u2066-\u2069\ufffe\uffff]"
 )
@@ -36,30 +36,30 @@ _SEED = re.compile(r"^seed:.*\n", re.M)
 
 Kind = Literal["broken", "missing", "failed"]
 ReadFile = Callable[[str], bytes | None]
-"""a file of a run by name; None where there is none"""
+"""returns a file of a run by name, or None if it does not exist"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One run: what its folder says."""
+    """One run, as read from its folder."""
 
     place: str
     name: str
-    given: str  # the path, as the caller gave it, below which it was found
+    given: str  # the caller's path below which the run was found
     study: str | None
     algo: str
     env_id: str | None
     seed: int | None
     status: str
-    cause: str | None  # why it ended, where it was not the end of its budget
-    settings: Mapping[str, Any]  # flat, without seed, and without where and how it ran; empty where unknown
-    varied: Mapping[str, Any]  # those that its study varies
+    cause: str | None  # why it ended before the end of its budget
+    settings: Mapping[str, Any]  # flat, without seed, place and execution settings; empty if unknown
+    varied: Mapping[str, Any]  # the settings that its study varies
     tags: tuple[str, ...]
     record: Mapping[str, Any] = field(repr=False)  # run.json
     curve: Curve = field(repr=False)
-    step: int  # of the last row of its log
-    updated: float | None  # Unix seconds of the last sign of life
-    notes: tuple[str, ...] = ()  # what is wrong with a run that could be read
+    step: int  # step of the last row of its log
+    updated: float | None  # Unix seconds of the last update of its files
+    notes: tuple[str, ...] = ()  # problems found while reading
 
     @property
     def created(self) -> float | None:
@@ -67,31 +67,31 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Of work so far, all resumptions together."""
+        """Training time so far, over all resumptions."""
         return finite(self.record.get("seconds"))
 
     @property
     def metrics(self) -> Mapping[str, Any]:
-        """Results of a run that is over."""
+        """Results of a run that has ended."""
         found = self.record.get("metrics")
         return found if isinstance(found, Mapping) else {}
 
     @property
     def members(self) -> int:
-        """How many runs were trained as one with this, itself included."""
+        """Size of the population that this run was trained in, 1 if it was trained alone."""
         population = self.record.get("population")
         names = population.get("members") if isinstance(population, Mapping) else None
         return len(names) if isinstance(names, list) and names else 1
 
     @property
     def dataset(self) -> Mapping[str, Any]:
-        """Name, rows and fingerprint of the data it learned from."""
+        """Name, rows and fingerprint of the training data."""
         found = self.record.get("dataset")
         return found if isinstance(found, Mapping) else {}
 
     @property
     def last(self) -> float | None:
-        """The newest evaluation."""
+        """The last evaluation."""
         return float(self.curve.values[-1]) if len(self.curve) else None
 
     @property
@@ -102,7 +102,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A run that is not there, or cannot be read, and why."""
+    """A run that is missing or cannot be read, and why."""
 
     place: str
     kind: Kind
@@ -123,17 +123,17 @@ class Reading:
 
 
 def read_runs(paths: str | Path | Iterable[str | Path], metric: str = RETURN) -> Reading:
-    """Every run below `paths`, each once, with the evaluations of `metric` (a name of results or of the log)."""
+    """Read every run below `paths` once, with the evaluations of `metric` (a name of results or of the log)."""
     places = [paths] if isinstance(paths, str | Path) else list(paths)
     reader = _Reader(metric)
     for place in places:
-        reader.take(Path(place))
+        reader.read(Path(place))
     return Reading(tuple(reader.runs), tuple(reader.unread), metric)
 
 
 @dataclass
-class _Home:
-    """Where a run is read from, and what its study says of it."""
+class _Source:
+    """Where a run is read from, and the facts that its study records about it."""
 
     place: str
     name: str
@@ -146,7 +146,7 @@ class _Home:
 
 
 class _Reader:
-    """Goes through paths; `runs` and `unread` fill up. Equal settings are kept once."""
+    """Collects `runs` and `unread` from paths. Equal settings are stored once."""
 
     def __init__(self, metric: str) -> None:
         self.runs: list[Run] = []
@@ -156,8 +156,8 @@ class _Reader:
         self._seen: set[tuple[int, int]] = set()
         self._settings: dict[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {}
 
-    def take(self, path: Path) -> None:
-        """Everything below a path that the caller named."""
+    def read(self, path: Path) -> None:
+        """Read everything below a path given by the caller."""
         self._given = str(path)
         found = len(self.runs) + len(self.unread)
         if not path.exists():
@@ -173,23 +173,23 @@ class _Reader:
         if len(self.runs) + len(self.unread) == found:
             raise ConfigError(f"{path}: no runs in it (no {RECORD} at any depth)")
 
-    def _is_seen(self, path: Path) -> bool:
-        """Whether it was read before; from now on it is."""
+    def _mark_seen(self, path: Path) -> bool:
+        """Mark a path as read; return whether it was marked before."""
         known = _inode(path) in self._seen
         self._seen.add(_inode(path))
         return known
 
     def _folder(self, folder: Path) -> None:
-        """A run, a study, or a folder of either; links are followed, each folder once."""
+        """Read a run, a study, or a folder of either; links are followed, each folder is read once."""
         try:
-            if self._is_seen(folder):
+            if self._mark_seen(folder):
                 return
             names = {entry.name: entry.is_dir() for entry in os.scandir(folder)}
         except OSError as error:
             self.unread.append(Unread.of(folder, "broken", f"cannot be read: {error.strerror}"))
             return
         if RECORD in names:
-            self._run(_Home(str(folder), folder.name, _reader_of(folder)))
+            self._run(_Source(str(folder), folder.name, _reader_of(folder)))
         elif PLAN in names:
             self._study(folder)
         elif METRICS in names or RESOLVED in names:
@@ -208,13 +208,13 @@ class _Reader:
             self._trials(plan, read, lambda trial: _reader_of(folder / RUNS / trial), str(folder))
             for trial in plan.trials:
                 if (folder / RUNS / trial.name).is_dir():
-                    self._is_seen(folder / RUNS / trial.name)
+                    self._mark_seen(folder / RUNS / trial.name)
         if (folder / RUNS).is_dir():
             self._folder(folder / RUNS)
 
     def _packed(self, file: Path) -> None:
         try:
-            if self._is_seen(file):
+            if self._mark_seen(file):
                 return
             with open_packed_study(file) as packed:
                 self._trials(packed.plan, packed.read, lambda trial: _inside(packed.read, trial), str(file))
@@ -224,63 +224,63 @@ class _Reader:
             self.unread.append(Unread.of(file, "broken", f"cannot be read: {error.strerror or error}"))
 
     def _trials(self, plan: Plan, read: ReadFile, inside: Callable[[str], ReadFile], place: str) -> None:
-        """The trials of a plan; those without a folder are told by what is known of them."""
+        """Read the trials of a plan; a trial without a run folder is listed as failed or missing."""
         settings = [printable(identity(one.settings)) for one in plan.configurations]
         for trial in plan.trials:
             configuration = plan.configurations[trial.configuration]
-            home = _Home(f"{place}/{RUNS}/{trial.name}", trial.name, inside(trial.name), plan.name)
-            home.settings, home.varied = settings[trial.configuration], printable(configuration.changes)
-            home.tags = _tags(configuration.settings)
+            source = _Source(f"{place}/{RUNS}/{trial.name}", trial.name, inside(trial.name), plan.name)
+            source.settings, source.varied = settings[trial.configuration], printable(configuration.changes)
+            source.tags = _tags(configuration.settings)
             data = read(name := failure_name(trial))
-            home.failure = None if data is None else parse_failure(data, f"{place}/{name}")
-            if home.read(RECORD) is not None:
-                self._run(home)
-            elif home.failure is not None:
-                self.unread.append(Unread.of(home.place, "failed", home.failure.message))
+            source.failure = None if data is None else parse_failure(data, f"{place}/{name}")
+            if source.read(RECORD) is not None:
+                self._run(source)
+            elif source.failure is not None:
+                self.unread.append(Unread.of(source.place, "failed", source.failure.message))
             else:
-                self.unread.append(Unread.of(home.place, "missing", "planned, and not begun"))
+                self.unread.append(Unread.of(source.place, "missing", "planned, not started"))
 
-    def _run(self, home: _Home) -> None:
+    def _run(self, source: _Source) -> None:
         try:
-            record = parse_run_record(home.read(RECORD) or b"", f"{home.name}/{RECORD}")
-            self.runs.append(self._read(home, printable(record)))
+            record = parse_run_record(source.read(RECORD) or b"", f"{source.name}/{RECORD}")
+            self.runs.append(self._parse(source, printable(record)))
         except RLTrainingError as error:
-            self.unread.append(Unread.of(home.place, "broken", error))
+            self.unread.append(Unread.of(source.place, "broken", error))
         except OSError as error:
-            self.unread.append(Unread.of(home.place, "broken", f"cannot be read: {error.strerror or error}"))
+            self.unread.append(Unread.of(source.place, "broken", f"cannot be read: {error.strerror or error}"))
 
-    def _read(self, home: _Home, record: Mapping[str, Any]) -> Run:
+    def _parse(self, source: _Source, record: Mapping[str, Any]) -> Run:
         notes: list[str] = []
-        settings, tags = self._settings_of(home, notes)
-        log = self._log_of(home, record, notes)
+        settings, tags = self._settings_of(source, notes)
+        log = self._log_of(source, record, notes)
         status, cause = record["status"], record.get("cause") or record.get("stop_reason")
-        if home.failure is not None and status not in ("finished", "stopped", "diverged"):
-            status, cause = "failed", home.failure.message
-        signs = [log.time, _timestamp(record.get("updated"))]
+        if source.failure is not None and status not in ("finished", "stopped", "diverged"):
+            status, cause = "failed", source.failure.message
+        updates = [log.time, _timestamp(record.get("updated"))]
         return Run(
-            place=printable(home.place),
-            name=printable(home.name),
+            place=printable(source.place),
+            name=printable(source.name),
             given=printable(self._given),
-            study=home.study,
+            study=source.study,
             algo=record["algo"],
             env_id=record["env_id"],
             seed=record["seed"],
             status=status,
             cause=None if cause is None else printable(str(cause)),
             settings=settings,
-            varied=home.varied,
+            varied=source.varied,
             tags=tags,
             record=record,
             curve=log.curve,
             step=log.step,
-            updated=max((sign for sign in signs if sign is not None), default=None),
+            updated=max((time for time in updates if time is not None), default=None),
             notes=tuple(notes),
         )
 
-    def _settings_of(self, home: _Home, notes: list[str]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        if home.settings is not None:
-            return home.settings, home.tags
-        data = home.read(RESOLVED)
+    def _settings_of(self, source: _Source, notes: list[str]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        if source.settings is not None:
+            return source.settings, source.tags
+        data = source.read(RESOLVED)
         if data is None:
             notes.append(f"it has no {RESOLVED}: its settings are unknown")
             return {}, ()
@@ -289,10 +289,10 @@ class _Reader:
             self._settings[text] = _parsed(text, notes)
         return self._settings[text]
 
-    def _log_of(self, home: _Home, record: Mapping[str, Any], notes: list[str]) -> Log:
+    def _log_of(self, source: _Source, record: Mapping[str, Any], notes: list[str]) -> Log:
         resumed = [moment for text in record["resumed"] if (moment := _timestamp(text)) is not None]
         try:
-            log = read_log(home.read(METRICS) or b"", self._metric, _timestamp(record.get("created")), resumed)
+            log = read_log(source.read(METRICS) or b"", self._metric, _timestamp(record.get("created")), resumed)
         except ValueError as error:
             notes.append(f"{METRICS} cannot be read: {error}")
             return Log(Curve())
@@ -306,7 +306,7 @@ class _Reader:
 
 
 def _parsed(text: str, notes: list[str]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Settings and tags in a resolved configuration without its seed."""
+    """Settings and tags of a resolved configuration."""
     try:
         value = read_dumped(text, RESOLVED)
         if not isinstance(value, dict) or not isinstance(value.get("algo_kwargs"), dict):
@@ -327,7 +327,7 @@ def _tags(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def printable(value: Any) -> Any:
-    """The same data without characters that no page, figure or terminal can show, in keys and values."""
+    """Replace characters that a page, figure or terminal cannot show, in keys and values."""
     if isinstance(value, str):
         return _UNPRINTABLE.sub("\ufffd", value)
     if isinstance(value, Mapping):
@@ -340,7 +340,7 @@ def finite(value: Any) -> float | None: ...
 @overload
 def finite(value: Any, otherwise: float) -> float: ...
 def finite(value: Any, otherwise: float | None = None) -> float | None:
-    """A number of a file as a float, if it is one and finite."""
+    """A number read from a file as a float, or `otherwise` if it is not a finite number."""
     try:
         found = float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:
@@ -370,7 +370,7 @@ def _inside(read: ReadFile, trial: str) -> ReadFile:
 
 
 def _timestamp(text: Any) -> float | None:
-    """Unix seconds of a time in run.json; None where it is none."""
+    """Unix seconds of a time in run.json, or None if it is not a time."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except (TypeError, ValueError, OverflowError, OSError):

@@ -1,4 +1,4 @@
-"""Figures as bytes: SVG inside the page, SVG, PDF and PNG as files. The same figure gives the same bytes."""
+"""Render figures as SVG for the page and as SVG, PDF and PNG files. Equal figures give equal bytes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 _ID = re.compile(r' id="([^"]*)"')
 _DRAWN_SEED = re.compile(rf'<g id="{SEED}[0-9-]*">.*?</g>\s*', re.S)
-_STYLE = re.compile(r"<style.*?</style>\s*", re.S)  # which would hold for the whole page
+_STYLE = re.compile(r"<style.*?</style>\s*", re.S)  # it would apply to the whole page
 _REFERENCE = re.compile(r"#([\w-]+)")
 
 
 def rendered(figure: Figure, kind: str = "svg", name: str = "", *, dpi: float = 200) -> bytes:
-    """A figure as a file of some kind; seeds that are drawn are left out."""
+    """Render a figure without the lines of single seeds."""
     seeds = [line for axes in figure.axes for line in axes.lines if str(line.get_gid()).startswith(SEED)]
     for line in seeds:
         line.set_visible(False)
@@ -40,14 +40,14 @@ def rendered(figure: Figure, kind: str = "svg", name: str = "", *, dpi: float = 
 def _saved(figure: Figure, kind: str, name: str, dpi: float) -> bytes:
     out = io.BytesIO()
     with style(name), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # readers of SVG have other fonts
-        ground = "white" if kind == "png" else "none"
-        figure.savefig(out, format=kind, metadata=_METADATA[kind], dpi=dpi, facecolor=ground)
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # SVG viewers use their own fonts
+        background = "white" if kind == "png" else "none"
+        figure.savefig(out, format=kind, metadata=_METADATA[kind], dpi=dpi, facecolor=background)
     return out.getvalue()
 
 
 def svg_with_seeds(figure: Figure, name: str) -> str:
-    """A figure as SVG, with all that is drawn."""
+    """Render a figure as SVG, including the lines of single seeds."""
     return _saved(figure, "svg", name, 72).decode()
 
 
@@ -56,7 +56,7 @@ def without_seeds(svg: str) -> str:
 
 
 def inline(svg: str, words: str) -> str:
-    """SVG for the page: its ink is the page's, its seeds have a class, and no id is there twice."""
+    """Prepare SVG for the page: use the text colour of the page, mark seeds with a class, drop unused ids."""
     text = _STYLE.sub("", svg[svg.index("<svg") :]).replace(INK, "currentColor")
     used = set(_REFERENCE.findall(text))
 
@@ -70,10 +70,10 @@ def inline(svg: str, words: str) -> str:
 
 
 def save_figure(figure: Figure, path: Path, *, seeds: bool = False) -> None:
-    """Write a figure to a file of the kind its name says."""
+    """Write a figure to a file; the suffix determines the format."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
-        raise ConfigError(f"{path}: a figure is a file .svg, .pdf or .png")
+        raise ConfigError(f"{path}: a figure is an .svg, .pdf or .png file")
     data = _saved(figure, kind, path.stem, 200) if seeds else rendered(figure, kind, path.stem)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

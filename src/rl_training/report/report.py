@@ -1,4 +1,4 @@
-"""`Report`: a page, its numbers, its figures and its tables."""
+"""`Report`: a page with its numbers, figures and tables."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _MOST_NAMED = 3
 
 
 class Report:
-    """What some runs say; a notebook shows it as the page."""
+    """A comparison of runs; a notebook shows it as the page."""
 
     def __init__(self, summary: Summary, title: str) -> None:
         self.summary, self.title = summary, title
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to `path`, and its numbers beside it, to the same name with `.json`."""
+        """Write the page to `path` and its numbers to the same name with `.json`."""
         path = Path(path)
         if path.suffix.lower() not in (".html", ".htm"):
-            raise ConfigError(f"{path}: a report is a file .html")
+            raise ConfigError(f"{path}: a report is an .html file")
         page, numbers = self.html().encode(), self.json().encode()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,29 +50,29 @@ class Report:
         return path
 
     def html(self) -> str:
-        """The page."""
+        """Return the page as HTML."""
         return render(self.summary, self.title)
 
     def json(self) -> str:
-        """What report.json holds."""
+        """Return the contents of report.json."""
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
-        """Every number of the report as plain data."""
+        """Return every number of the report as JSON-serialisable data."""
         return _to_dict(self.summary, self.title)
 
     @cached_property
     def tables(self) -> dict[str, Table]:
-        """The tables by name; `records()`, `csv()`, `markdown()` and `latex()` of each."""
+        """The tables by name; each has `records()`, `csv()`, `markdown()` and `latex()`."""
         return tables(self.summary)
 
     @cached_property
     def figures(self) -> dict[str, Figure]:
-        """The figures of the page by name, as matplotlib's objects."""
+        """The matplotlib figures of the page by name."""
         return {picture.name: picture.figure for picture in _all(self.summary)}
 
     def curves(self, axis: Axis = "steps", *, seeds: bool = False) -> Figure:
-        """Learning curves, a panel per task."""
+        """Plot learning curves, a panel per task."""
         return drawing.all_curves(self.summary, axis, seeds=seeds)
 
     def _repr_html_(self) -> str:
@@ -99,12 +99,13 @@ def read(
     threshold: Mapping[str, float] | float | None = None,
     title: str | None = None,
 ) -> Report:
-    """A report of every run below some paths: run folders, folders of them, studies, packed studies.
+    """Report on every run below some paths: run folders, folders of run folders, studies, packed studies.
 
-    `metric` is a name of results or of the log; a run counts with its `last` or `best` evaluation, `at` a step.
-    `by` says what a method is: `settings`, the `path` it was given by, or its `tags`; `names` are other names for
-    methods and tasks. `normalize` is `auto`, `d4rl` or `range`; `references` are the results that score 0 and 1, by
-    task. `threshold` is the result to which steps are counted, for all tasks or by task.
+    `metric` is a name of results or of the log. The `score` of a run is its `last` or `best` evaluation, up to the
+    step `at` if given. `unfinished` includes runs that have not ended. `by` groups runs into methods: by
+    `settings`, by the `path` given here, or by `tags`; `names` renames methods and tasks. `normalize` is `auto`,
+    `d4rl` or `range`; `references` are the results that score 0 and 1, by task. `threshold` is the result until
+    which steps are counted, for all tasks or by task.
     """
     places = [paths, *more] if isinstance(paths, str | Path) else [*paths, *more]
     selection = Selection(checked_by(by), score, at, unfinished, names or {})
@@ -138,7 +139,7 @@ def _to_dict(summary: Summary, title: str) -> dict[str, Any]:
         "tasks": {task: {"env_id": groups.env_ids[task], "scale": summary.scales[task]} for task in groups.tasks},
         "bases": bases(groups),
         "compared": facts_of(groups),
-        "runs": _runs(summary),
+        "runs": summary.runs,
         "results": list(summary.results.values()),
         "overall": list(summary.overall.values()),
         "taus": summary.taus,
@@ -154,27 +155,8 @@ def _to_dict(summary: Summary, title: str) -> dict[str, Any]:
     return found
 
 
-def _runs(summary: Summary) -> list[dict[str, Any]]:
-    return [
-        {
-            "place": run.place,
-            "method": cell.method,
-            "task": cell.task,
-            "seed": run.seed,
-            "status": run.status,
-            "counted": run in cell.runs,
-            "last": run.last,
-            "best": run.best,
-            "step": run.step,
-            "seconds": run.seconds,
-        }
-        for cell in summary.groups.cells.values()
-        for run in cell.seen
-    ]
-
-
 def _plain(value: Any) -> Any:
-    """Plain data; numbers that JSON has no name for become null."""
+    """Convert to JSON-serialisable data; NaN and infinity become null."""
     if is_dataclass(value) and not isinstance(value, type):
         return {name: _plain(item) for name, item in asdict(value).items()}
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""What few runs can say: robust means, intervals, comparisons.
+"""Statistics for few runs: robust means, intervals, comparisons.
 
-Scores come as one array per task, one number per seed. Resampling within each task is the stratified bootstrap; the
-interquartile mean (IQM) is the mean of the middle half of all scores. The definitions are those of Agarwal et al.,
-"Deep reinforcement learning at the edge of the statistical precipice" (2021); scipy does the statistics.
+Scores are one array per task, with one number per seed. The stratified bootstrap resamples within each task. The
+interquartile mean (IQM) is the mean of the middle half of all scores. Definitions follow Agarwal et al., "Deep
+reinforcement learning at the edge of the statistical precipice" (2021).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 Samples = Sequence[Floats]
 """scores, one array per task"""
 Statistic = Callable[..., Any]
-"""of samples, taken along `axis`, so that scipy computes it for all resamples at once"""
+"""function of samples along `axis`, vectorised so that scipy computes all resamples at once"""
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -29,7 +29,7 @@ RESAMPLES = 4_999
 EXPANDED = "expanded percentile"
 METHODS = ("percentile", "basic", "BCa", EXPANDED)
 METHOD = EXPANDED
-"""the one whose intervals cover the truth most nearly as often as they say; measured by benchmarks/coverage.py"""
+"""the method whose coverage is closest to `CONFIDENCE`, as measured by benchmarks/coverage.py"""
 _SEED = 0
 
 
@@ -49,12 +49,12 @@ def median(*samples: Floats, axis: int = -1) -> Any:
 
 
 def optimality_gap(*samples: Floats, axis: int = -1) -> Any:
-    """By how much scores miss 1 on average; what exceeds 1 makes up for nothing."""
+    """Mean amount by which scores fall short of 1; scores above 1 count as 1."""
     return 1.0 - mean(*(np.minimum(sample, 1.0) for sample in samples), axis=axis)
 
 
 def probability_of_improvement(*samples: Floats, axis: int = -1) -> Any:
-    """How likely a run of the first half of the samples beats one of the second on a task; a tie counts half."""
+    """Probability that a run of the first half of the samples beats one of the second half; a tie counts half."""
     ours, theirs = _halves(samples)
     wins = [
         stats.mannwhitneyu(x, y, axis=axis, method="asymptotic").statistic / (x.shape[axis] * y.shape[axis])
@@ -64,13 +64,13 @@ def probability_of_improvement(*samples: Floats, axis: int = -1) -> Any:
 
 
 def difference_of_iqm(*samples: Floats, axis: int = -1) -> Any:
-    """IQM of the first half of the samples minus that of the second."""
+    """IQM of the first half of the samples minus the IQM of the second half."""
     ours, theirs = _halves(samples)
     return iqm(*ours, axis=axis) - iqm(*theirs, axis=axis)
 
 
 def profile(thresholds: Floats) -> Statistic:
-    """The share of runs whose score exceeds each threshold, tasks counting alike."""
+    """The share of runs whose score exceeds each threshold; all tasks have the same weight."""
 
     def shares(*samples: Floats, axis: int = -1) -> Any:
         return np.stack([mean(*(np.asarray(x > t, float) for x in samples), axis=axis) for t in thresholds])
@@ -85,12 +85,12 @@ def _halves(samples: Samples) -> tuple[Samples, Samples]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic, and where the truth lies by an interval of `CONFIDENCE`; None where one seed tells nothing."""
+    """A statistic with its confidence interval and standard error; both are None for a single seed."""
 
     value: Any
     low: Any = None
     high: Any = None
-    error: Any = None  # the standard error
+    error: Any = None
 
     @property
     def excludes_zero(self) -> bool:
@@ -100,13 +100,13 @@ class Estimate:
 def estimate(
     samples: Samples, statistic: Statistic = iqm, *, method: str = METHOD, resamples: int = RESAMPLES
 ) -> Estimate:
-    """`statistic` with its interval; scores are along the last axis, any other axis is computed at once."""
+    """Compute `statistic` with its interval, over the last axis of the samples."""
     samples = [np.asarray(sample, dtype=np.float64) for sample in samples]
     value = statistic(*samples, axis=-1)
     if any(sample.shape[-1] < 2 for sample in samples):
         return Estimate(value)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # BCa has none where all scores are equal
+        warnings.simplefilter("ignore")  # BCa gives no interval if all scores are equal
         found = stats.bootstrap(
             tuple(samples),
             statistic,
@@ -122,10 +122,11 @@ def estimate(
 
 
 def _level(samples: Samples) -> float:
-    """The level at which percentiles of few scores have the width of Student's interval.
+    """The level at which percentiles of few scores have the width of Student's t interval.
 
-    Resamples of n scores vary by a factor of (n - 1) / n too little, and the normal distribution has thinner tails
-    than Student's; Hesterberg, "What teachers should know about the bootstrap" (2015), widens percentiles by both.
+    The variance of resamples of n scores is too small by a factor of (n - 1) / n, and the normal distribution has
+    thinner tails than Student's t. Hesterberg, "What teachers should know about the bootstrap" (2015), corrects
+    both.
     """
     scores = sum(sample.shape[-1] for sample in samples)
     freedom = scores - len(samples)
@@ -134,22 +135,22 @@ def _level(samples: Samples) -> float:
 
 
 def compare(ours: Samples, theirs: Samples, statistic: Statistic = difference_of_iqm) -> Estimate:
-    """Two methods on the same tasks."""
+    """Compare two methods on the same tasks."""
     return estimate([*ours, *theirs], statistic)
 
 
 def enough(ours: Samples, theirs: Samples) -> bool:
-    """Whether so many seeds can tell two methods apart at all.
+    """Whether the number of seeds can show a difference at all.
 
-    Even where every run of one beats all of the other, chance does the same to two equal methods once in so many
-    arrangements: with three seeds each on one task, in one case of ten.
+    Even if every run of one method beats every run of the other, two equal methods may be separated completely by
+    chance: with three seeds each on one task, in one case of ten.
     """
     arrangements = math.prod(math.comb(len(x) + len(y), len(x)) for x, y in zip(ours, theirs))
     return 2 / arrangements <= 1 - CONFIDENCE
 
 
 def detectable(difference: Estimate) -> float | None:
-    """The smallest true difference that so many seeds would have shown in `POWER` of all repetitions."""
+    """The smallest true difference that these seeds would show with probability `POWER`."""
     if difference.error is None:
         return None
     return float((stats.norm.ppf((1 + CONFIDENCE) / 2) + stats.norm.ppf(POWER)) * difference.error)

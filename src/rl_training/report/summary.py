@@ -1,4 +1,4 @@
-"""What a report says, as data: all of report.json, from which tables, figures and the page are made."""
+"""The contents of a report as data; tables, figures, the page and report.json are made from it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -18,36 +19,36 @@ from rl_training.report.statistics import Estimate, Floats, Samples, estimate
 from rl_training.report.sweeps import Effect, effects
 
 MOST_SHOWN = 8
-"""methods that are drawn and compared in pairs on a task; tables have all"""
+"""most methods that are drawn and compared in pairs on a task; tables show all methods"""
 _THRESHOLD = 0.9
 _EVEN = 1.05
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a report is asked for."""
+    """Options of a report."""
 
     selection: Selection = field(default_factory=Selection)
     normalize: str = "auto"
     references: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     threshold: Mapping[str, float] | float | None = None
-    """a return, for all tasks or by task; None: 90 % of the way from the first evaluations to the best IQM"""
+    """a result, for all tasks or by task; None: first evaluations + 90 % of the difference to the best IQM"""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A method on a task."""
+    """Result of a method on a task."""
 
     method: str
     task: str
     values: Floats  # one per seed
-    last: Estimate  # IQM
-    best: Estimate  # IQM of each run's best evaluation
-    chosen: Estimate  # the one of the two that counts
+    last: Estimate  # IQM of last evaluations
+    best: Estimate  # IQM of best evaluations
+    chosen: Estimate  # `last` or `best`, as selected by the options
     threshold: float | None
-    reached: int  # runs that reached it,
-    steps_to: float | None  # and the median of the steps of all, where half of them did
-    step: float  # the median step of the last evaluation that counts
+    reached: int  # number of runs that reached the threshold
+    steps_to: float | None  # median steps until the threshold, if at least half of the runs reached it
+    step: float  # median step of the last evaluation
 
     @property
     def seeds(self) -> int:
@@ -64,19 +65,19 @@ class Result:
 
 @dataclass(frozen=True)
 class Overall:
-    """A method over all tasks, in scores."""
+    """Normalised scores of a method over all tasks."""
 
     method: str
     iqm: Estimate
     median: Estimate
     mean: Estimate
     gap: Estimate
-    profile: Estimate | None  # of the methods shown
+    profile: Estimate | None  # only of methods shown
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two methods on a task, in returns, or over all (`task` None), in scores."""
+    """Comparison of two methods, in results on a task or (`task` None) in scores over all tasks."""
 
     first: str
     second: str
@@ -84,11 +85,11 @@ class Pair:
     difference: Estimate
     probability: Estimate
     detectable: float | None
-    enough: bool  # seeds to tell them apart
+    enough: bool  # whether the seeds can show a difference
 
     @property
     def better(self) -> str | None:
-        """Who is better, where the interval of the difference excludes 0 and the seeds are enough."""
+        """The better method, if the interval of the difference excludes 0 and there are enough seeds."""
         if not self.enough or not self.difference.excludes_zero:
             return None
         return self.first if self.difference.value > 0 else self.second
@@ -96,7 +97,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Summary:
-    """Everything a report says; what takes long is computed when it is first asked for."""
+    """The contents of a report; expensive parts are computed on first access."""
 
     reading: Reading
     options: Options
@@ -112,15 +113,35 @@ class Summary:
     def methods(self) -> tuple[str, ...]:
         return self.groups.methods
 
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """Every run with its method and task, as a record."""
+        return [
+            {
+                "place": run.place,
+                "method": cell.method,
+                "task": cell.task,
+                "seed": run.seed,
+                "status": run.status,
+                "counted": run in cell.runs,
+                "last": run.last,
+                "best": run.best,
+                "step": run.step,
+                "seconds": run.seconds,
+            }
+            for cell in self.groups.cells.values()
+            for run in cell.seen
+        ]
+
     @cached_property
     def tasks(self) -> tuple[str, ...]:
-        """Those with a result."""
+        """The tasks with a result."""
         known = {task for _, task in self.results}
         return tuple(task for task in self.groups.tasks if task in known)
 
     @cached_property
     def shown(self) -> dict[str | None, tuple[str, ...]]:
-        """The methods that are drawn and compared, by task and (None) over all: all, or the best of too many."""
+        """The methods drawn and compared, by task and (None) over all tasks; at most the best `MOST_SHOWN`."""
         means = {m: float(np.mean([np.mean(x) for x in found.values()])) for m, found in self.scores.items()}
         found: dict[str | None, tuple[str, ...]] = {None: _best(self.methods, means)}
         for task in self.groups.tasks:
@@ -131,23 +152,23 @@ class Summary:
 
     @cached_property
     def drawn(self) -> tuple[str, ...]:
-        """The methods of any figure."""
+        """The methods that appear in a figure."""
         known = {method for methods in self.shown.values() for method in methods}
         return tuple(method for method in self.methods if method in known)
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Floats]]:
-        """By method and task, of methods with results on every task, where there are several tasks."""
+        """Scores by method and task, of methods with results on every task; empty for a single task."""
         return _scores(self.groups, self.results, self.scales)
 
     @cached_property
     def taus(self) -> Floats:
-        """Where the profiles are computed."""
+        """Scores at which the profiles are computed."""
         return _taus(self.scores)
 
     @cached_property
     def overall(self) -> dict[str, Overall]:
-        """By method, of those with scores."""
+        """Statistics over all tasks, of methods with scores."""
         return {
             method: _overall(method, list(found.values()), self.taus if method in self.shown[None] else None)
             for method, found in self.scores.items()
@@ -155,7 +176,7 @@ class Summary:
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
-        """Every two methods shown, over all tasks and on each."""
+        """All pairs of methods shown, over all tasks and on each task."""
         return tuple(_pairs(self.shown, self.results, self.scores))
 
     @cached_property
@@ -175,7 +196,7 @@ class Summary:
 
     @cached_property
     def uneven(self) -> dict[str, dict[str, float]]:
-        """By task: the median step at which each method counts, where methods count at different steps."""
+        """The median last step of each method, for tasks on which these steps differ."""
         found: dict[str, dict[str, float]] = {}
         for (method, task), result in self.results.items():
             found.setdefault(task, {})[method] = result.step
@@ -183,7 +204,7 @@ class Summary:
 
 
 def summarise(reading: Reading, options: Options | None = None) -> Summary:
-    """What a report says of what was read."""
+    """Summarise runs."""
     options = options or Options()
     groups = group(reading, options.selection)
     cells = [cell for cell in groups.cells.values() if cell.runs]
@@ -245,7 +266,7 @@ def _scale(task: str, groups: Groups, results: Results, options: Options) -> Sca
 
 
 def _scores(groups: Groups, results: Results, scales: Mapping[str, Scale | None]) -> dict[str, dict[str, Floats]]:
-    """Scores of methods that have them on every task that can be scored, where there are several."""
+    """Scores of methods with results on every task that has a scale; empty for a single task."""
     tasks = [task for task in groups.tasks if scales[task] is not None]
     found: dict[str, dict[str, Floats]] = {}
     for method in groups.methods if len(tasks) > 1 else ():
@@ -277,7 +298,7 @@ def _overall(method: str, samples: Samples, taus: Floats | None) -> Overall:
 
 
 def _best(methods: Sequence[str], values: Mapping[str, float]) -> tuple[str, ...]:
-    """Those of `methods` that have a value, or the best of too many, in their order."""
+    """The methods with a value, at most the best `MOST_SHOWN`, in the order of `methods`."""
     best = sorted(values, key=lambda method: -values[method])[:MOST_SHOWN]
     return tuple(method for method in methods if method in best)
 

@@ -1,4 +1,4 @@
-"""Sweeps: the return against each setting that was varied."""
+"""Sweeps: results against each setting that was varied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl_training.study.plan import short
 
 @dataclass(frozen=True)
 class Effect:
-    """The results of an algorithm on a task by the value of one setting, whatever the others were."""
+    """Results of an algorithm on a task by the value of one setting, over all values of the other settings."""
 
     algo: str
     task: str
@@ -31,7 +31,7 @@ class Effect:
 
 
 def effects(groups: Groups, results: Mapping[tuple[str, str], Floats]) -> Iterator[Effect]:
-    """Every setting that makes a method, by algorithm and task."""
+    """The effect of every setting in which methods differ, by algorithm and task."""
     keys = dict.fromkeys((groups.algos[m], key) for m in groups.methods for key in groups.changes[m])
     for algo, key in keys:
         for task in groups.tasks:

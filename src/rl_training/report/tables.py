@@ -1,4 +1,4 @@
-"""The tables of a report, and each of them as records, CSV, Markdown and LaTeX."""
+"""The tables of a report, as records, CSV, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LATEX = {
     "…": r"\dots{}",
 }
 _SHORT = 24
-# What a spreadsheet would take for a formula.
+# Texts that a spreadsheet would interpret as a formula.
 _FORMULA = re.compile(r"^[=+\-@\t\r]")
 
 
@@ -49,7 +49,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
 
     def records(self) -> list[dict[str, Any]]:
-        """Each row by column; of an estimate also `… low` and `… high`."""
+        """Each row as a mapping by column; an estimate also has `… low` and `… high`."""
         found = []
         for row in self.rows:
             record: dict[str, Any] = {}
@@ -63,7 +63,7 @@ class Table:
         return found
 
     def texts(self) -> list[list[str]]:
-        """The cells as they are read."""
+        """The cells as shown on the page."""
         return [[text_of(cell) for cell in row] for row in self.rows]
 
     def csv(self) -> str:
@@ -85,7 +85,7 @@ class Table:
         return "\n".join([line(rows[0]), rule, *map(line, rows[1:])]) + "\n"
 
     def latex(self) -> str:
-        """A tabular for the package booktabs."""
+        """A tabular that needs the package booktabs."""
         kinds = "".join("r" if self.is_number(i) else "l" for i in range(len(self.columns)))
         rows = [" & ".join(_latex(cell) for cell in row) + r" \\" for row in (self.columns, *self.texts())]
         body = [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule"]
@@ -95,11 +95,11 @@ class Table:
         return any(isinstance(row[column], int | float | Estimate) for row in self.rows)
 
     def is_short(self, column: int) -> bool:
-        """Whether the texts of a column need no breaks."""
+        """Whether the texts of a column fit on one line."""
         return all(len(text_of(row[column])) <= _SHORT for row in self.rows)
 
     def slim(self) -> tuple[Table, list[tuple[str, str]]]:
-        """The table without columns that are empty or the same in every row, and the latter by name."""
+        """The table without constant columns, and these columns with their value unless it is empty."""
         cells = [{text_of(row[i]) for row in self.rows} for i in range(len(self.columns))]
         kept = [i for i, found in enumerate(cells) if len(found) > 1]
         same = [(name, *found) for name, found in zip(self.columns, cells) if len(found) == 1]
@@ -109,7 +109,7 @@ class Table:
 
 
 def text_of(cell: Cell) -> str:
-    """A cell as it is read."""
+    """A cell as shown on the page."""
     if isinstance(cell, Estimate):
         if cell.low is None:
             return number(cell.value)
@@ -138,7 +138,7 @@ def _latex(text: str) -> str:
 
 
 def words_of(metric: str) -> str:
-    """The metric of a report in words."""
+    """The name of a metric in words."""
     return next((known.words for known in METRICS if known.tag and known.tag == tag_of(metric)), metric)
 
 
@@ -187,7 +187,7 @@ def _overall(summary: Summary) -> Table:
 
 
 def verdict(pair: Pair) -> str:
-    """What may be said of two methods."""
+    """The conclusion about two methods."""
     if pair.difference.low is None:
         return "one seed: no interval"
     if not pair.enough:
@@ -210,7 +210,7 @@ def _pairs(summary: Summary) -> Table:
         )
         for pair in sorted(summary.pairs, key=lambda pair: order.get(pair.task, 0))
     ]
-    return Table("differences", "Differences, and what the seeds can say", columns, tuple(rows))
+    return Table("differences", "Differences between methods", columns, tuple(rows))
 
 
 def _facts(summary: Summary) -> Table:
@@ -249,14 +249,9 @@ def _facts(summary: Summary) -> Table:
 
 
 def _runs(summary: Summary) -> Table:
-    rows = []
-    for cell in summary.groups.cells.values():
-        for run in cell.seen:
-            counts = "yes" if run in cell.runs else "no"
-            found = (run.last, run.best, run.step, run.seconds, run.place)
-            rows.append((cell.task, cell.method, run.seed, run.status, counts, *found))
     columns = ("task", "method", "seed", "status", "counts", "last", "best", "step", "seconds", "folder")
-    return Table("runs", "Every run", columns, tuple(rows))
+    runs = (run | {"counts": "yes" if run["counted"] else "no", "folder": run["place"]} for run in summary.runs)
+    return Table("runs", "Every run", columns, tuple(tuple(run[name] for name in columns) for run in runs))
 
 
 def _scales(summary: Summary) -> Table:
@@ -296,6 +291,6 @@ _MAKERS: tuple[Callable[[Summary], Table], ...] = (
 
 
 def tables(summary: Summary) -> dict[str, Table]:
-    """Every table that has rows, by name."""
+    """All tables that have rows, by name."""
     found = (make(summary) for make in _MAKERS)
     return {table.name: table for table in found if table.rows}
