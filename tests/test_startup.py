@@ -76,7 +76,7 @@ assert not any(name in sys.modules for name in {(*HEAVY, "matplotlib", "scipy")}
         (["status", "nowhere"], 2, "nowhere: no such folder"),
         (["work", "nowhere"], 2, "nowhere: no such folder"),
         (["report", "--help"], 0, "Usage: rl-training report"),
-        (["plot", ".", "-o", "curve.gif"], 2, "a figure is a file .svg"),
+        (["plot", ".", "-o", "curve.gif"], 2, "a figure is an .svg"),
     ],
 )
 def test_answers_without_torch(commanded: Bare, tmp_path: Path, args: list[str], code: int, words: str) -> None:
