@@ -10,7 +10,7 @@ import pytest
 from rl_training.errors import ConfigError
 from rl_training.settings import seed_list
 from rl_training.study import description
-from rl_training.study.description import Here, read_description
+from rl_training.study.description import Location, read_description
 from rl_training.study.plan import hash_of, identity
 from tests.studies import tiny_study
 
@@ -169,7 +169,7 @@ def offline(**paths: Any) -> dict[str, Any]:
 
 def test_data_are_found_in_the_folder_that_is_given_and_make_no_other_trial(tmp_path: Path) -> None:
     (tmp_path / "some.npz").touch()
-    here = read_description(offline(), Here(tmp_path, "cpu")).wanted[0].config
+    here = read_description(offline(), Location(tmp_path, "cpu")).wanted[0].config
     assert here.algo_kwargs["dataset_path"] == str(tmp_path / "some.npz")
     assert here.device == "cpu"
     nowhere = read_description(offline()).wanted[0].config
@@ -184,13 +184,13 @@ def test_data_of_mixtures_are_found_too_and_absolute_paths_stay(tmp_path: Path) 
     parts = ["one.npz", str(tmp_path / "two" / "other.npz")]
     mixture = [{"dataset_kind": "npz", "dataset_path": part} for part in parts]
     study = offline(dataset_kind=None, dataset_path=None, datasets=mixture)
-    found = read_description(study, Here(tmp_path)).wanted[0].config.algo_kwargs["datasets"]
+    found = read_description(study, Location(tmp_path)).wanted[0].config.algo_kwargs["datasets"]
     assert [part["dataset_path"] for part in found] == [str(tmp_path / "one.npz"), parts[1]]
 
 
 def test_data_that_are_not_there_are_missed_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"some\.npz: no such file, which the study learns from") as refused:
-        read_description(offline(), Here(tmp_path))
+        read_description(offline(), Location(tmp_path))
     assert "\n" not in str(refused.value)
 
 

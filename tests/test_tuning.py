@@ -378,7 +378,7 @@ def test_one_process_asks_at_a_time(tmp_path: Path, instant: list[tuple[float, i
 
 def test_folders_of_something_else_are_left_alone(tmp_path: Path, instant: list[tuple[float, int]]) -> None:
     study_in(tmp_path).plan()
-    with pytest.raises(ConfigError, match="holds a study that is no tuning"):
+    with pytest.raises(ConfigError, match="holds a study that is not a tuning"):
         tuning_in(tmp_path).run()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("")

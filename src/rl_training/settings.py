@@ -179,7 +179,8 @@ class Settings(BaseModel):
             return cls.model_validate(dict(values))
         except ValidationError as error:
             path = ".".join(str(part) for part in (place, *error.errors()[0]["loc"]) if part != "")
-            raise ConfigError(describe(error, cls.model_fields, place), key=path) from None
+            fields = {info.alias or name: info for name, info in cls.model_fields.items()}
+            raise ConfigError(describe(error, fields, place), key=path) from None
 
     @classmethod
     def affecting(cls, *what: Effect) -> frozenset[str]:

@@ -15,7 +15,7 @@ from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import read_columns
 from rl_training.data.formats.minari import minari_folder
 from rl_training.data.packing import allocate_rows
-from rl_training.data.placement import MemoryBudget, Slot
+from rl_training.data.placement import MemoryBudget, PackedFile
 from rl_training.data.validation import with_action_space
 from rl_training.errors import ConfigError
 from rl_training.settings import (
@@ -198,8 +198,8 @@ def load_dataset(
     `random` kind. With `budgets`, rows that host memory has no room for are packed into a file beside the data,
     once.
     """
-    slot = None if budgets is None else _slot(config, spaces, next_actions, budgets)
-    if budgets is not None and slot is not None and (found := slot.find()) is not None:
+    packed_file = None if budgets is None else _packed_file(config, spaces, next_actions, budgets)
+    if budgets is not None and packed_file is not None and (found := packed_file.find()) is not None:
         return unpacked(found, _name(config), spaces, budgets)
     with ExitStack() as open_files:
         parts = []
@@ -218,15 +218,16 @@ def load_dataset(
         if budgets is None:
             return build.into(allocate_rows(build.name, *build.shape))
         room = budgets.on_host()
-        slot = slot or _slot(config, spaces, next_actions, budgets)  # the files may have been downloaded just now
-        if build.nbytes <= room or slot is None:
+        # The files may have been downloaded just now.
+        packed_file = packed_file or _packed_file(config, spaces, next_actions, budgets)
+        if build.nbytes <= room or packed_file is None:
             return build.into(allocate_rows(build.name, *build.shape, memory_limit=room))
-        return unpacked(slot.make(build.shape, build.contents, room), _name(config), spaces, budgets)
+        return unpacked(packed_file.make(build.shape, build.contents, room), _name(config), spaces, budgets)
 
 
-def _slot(
+def _packed_file(
     config: DatasetConfig, spaces: SpaceSpec | None, next_actions: bool, budgets: MemoryBudget
-) -> Slot | None:
+) -> PackedFile | None:
     """Where a packed file of just this belongs; None where some of the data are collected."""
     files = [choice.files() for choice in config.choices()]
     if not all(files):
@@ -235,7 +236,7 @@ def _slot(
         "spaces": None if spaces is None else spaces.record(),
         "next_actions": next_actions,
     }
-    return Slot.of([file for some in files for file in some], settings, budgets.spare)
+    return PackedFile.of([file for some in files for file in some], settings, budgets.spare)
 
 
 def _name(config: DatasetConfig) -> str:

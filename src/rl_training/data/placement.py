@@ -1,7 +1,7 @@
 """Where the packed rows of a run live: on the GPU, in host memory, or in a packed file beside the data.
 
 The first place that has the room is taken; what is drawn from the rows is the same in all of them. `MemoryBudget`
-says how much room there is, `Slot` where the packed file of some data and settings belongs and what identifies it.
+is how much room there is, `PackedFile` where the packed file of some data and settings is stored, and its identity.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ class MemoryBudget:
 
 
 @dataclass(frozen=True)
-class Slot:
+class PackedFile:
     """The packed file of some source files and settings, and the places where it may be, the best one first."""
 
     identity: str
     places: tuple[Path, ...]
 
     @classmethod
-    def of(cls, sources: Sequence[Path], settings: Mapping[str, Any], spare: Path | None) -> Slot | None:
+    def of(cls, sources: Sequence[Path], settings: Mapping[str, Any], spare: Path | None) -> PackedFile | None:
         """None where a source is not there, which its reader will tell better."""
         try:
             states = [_state(source) for source in sources]

@@ -13,37 +13,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from rl_training.display.output import note
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import (
-    PlainMapping,
-    TrainConfig,
-    explain,
-    load_config,
-    put_setting,
-)
+from rl_training.experiment.config import PlainMapping, TrainConfig, load_config, put_setting
 from rl_training.experiment.registry import get_algorithm_spec, setting_names
-from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
 from rl_training.runs.init_from import find_origin
 from rl_training.runs.regime import RunSpec
 from rl_training.runtime.online import OnlineConfig, require_updates
-from rl_training.settings import PathText, PositiveInt, Settings, at_home, describe, list_as_tuple, seed_list
+from rl_training.settings import PathText, PositiveInt, Settings, at_home, list_as_tuple, seed_list
+from rl_training.study.document import StudyDocument, plain_name
 from rl_training.study.plan import LONGEST_TIMEOUT, MOST_THREADS, described
 
 Thing = TypeVar("Thing")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 MOST_TRIALS = 100_000
 # Planning this many trials or more is announced.
 _MANY_TRIALS = 5_000
@@ -101,12 +92,6 @@ def _population(value: Any) -> Any:
     raise ValueError(f"must be auto, off or the most trials trained together, got {value!r}")
 
 
-def plain_name(value: Any) -> Any:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise ValueError(f"must be a plain folder name of letters, digits, '.', '_' and '-', got {value!r}")
-    return value
-
-
 class Task(Settings):
     """One configuration to vary, with settings of its own."""
 
@@ -130,15 +115,6 @@ class ManyRuns(Settings):
     because bits depend on it"""
     claim_timeout: Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT)] = 60.0
     """seconds without a sign of life after which a worker's trial is given to another"""
-
-    @classmethod
-    def parse(cls, values: Mapping[str, Any], place: str = "") -> Self:
-        try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            keys = {info.alias or name: info for name, info in cls.model_fields.items()}
-            path = ".".join(str(part) for part in error.errors()[0]["loc"])
-            raise ConfigError(describe(error, keys, place), key=path) from None
 
 
 class StudyFile(ManyRuns):
@@ -166,68 +142,13 @@ class StudyFile(ManyRuns):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedConfig:
     """A configuration of the study: its settings with every default written out, and its seeds."""
 
     task: int
     changes: Mapping[str, Any]  # what varies, by dotted place
     config: TrainConfig
     seeds: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class StudyDocument:
-    """The YAML document of a study or a tuning, from a file or a mapping."""
-
-    text: str
-    place: str  # its name in messages
-    stem: str  # the study's name if the document has none
-    folder: Path | None  # the folder of the file
-    lines: Mapping[str, int]  # line number of each key
-    values: dict[str, Any]
-
-    @classmethod
-    def read(cls, source: str | Path | Mapping[str, Any], kind: str, keys: str) -> StudyDocument:
-        """Read a file, or dump a mapping to text. `kind` and `keys` say in messages what the document should be."""
-        if isinstance(source, Mapping):
-            text, place, stem, folder = dump_yaml(dict(source)), kind, str(source.get("name", kind)), None
-        else:
-            path = Path(source).expanduser()
-            text, place, stem, folder = _read_text(path, str(source), kind), str(source), path.stem, path.parent
-        document = parse_yaml(text, place)
-        if not isinstance(document.value, dict):
-            raise ConfigError(f"{place}: a {kind} is a mapping with {keys}")
-        return cls(text, place, stem, folder, {} if folder is None else document.lines, document.value)
-
-    def name(self, file: ManyRuns) -> str:
-        """The name of the study."""
-        try:
-            return file.name or str(plain_name(self.stem))
-        except ValueError as error:
-            raise ConfigError(f"name {error}", key="name") from None
-
-    def find_config(self, config: str) -> str:
-        """The path of a configuration that is stored next to this file; else `config`, a path or packaged name."""
-        if self.folder is not None and not Path(config).is_file() and (self.folder / config).is_file():
-            return str(self.folder / config)
-        return config
-
-    @contextlib.contextmanager
-    def explaining(self) -> Iterator[None]:
-        """Prefix the `ConfigError`s of a block with file and line."""
-        try:
-            yield
-        except ConfigError as error:
-            raise explain(error, self.place, self.lines, {}) from None
-
-
-def _read_text(path: Path, place: str, kind: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{place}: not UTF-8 text (byte {error.start}); is this the file of a {kind}?") from None
-    except OSError as error:
-        raise ConfigError(f"{place}: cannot be read: {error.strerror}") from None
 
 
 @dataclass(frozen=True)
@@ -239,11 +160,11 @@ class Description:
     file: ManyRuns
     sources: tuple[str, ...]  # of each task, the name or path of its configuration
     bases: tuple[TrainConfig, ...]
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[WantedConfig, ...]
 
 
 @dataclass(frozen=True)
-class Here:
+class Location:
     """Where the trials of a study run. This is not part of its file, and does not change which trials there are."""
 
     data: Path | None = None
@@ -252,11 +173,11 @@ class Here:
     """replaces the device of each configuration"""
 
     @classmethod
-    def of(cls, data: str | Path | None, device: str | None) -> Here:
+    def of(cls, data: str | Path | None, device: str | None) -> Location:
         """From the arguments of a user."""
         return cls(None if data is None else Path(at_home(str(data))).absolute(), device)
 
-    def put(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def apply(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """`values` of a configuration with the device and data paths of this machine; missing data files raise."""
         moved = {} if self.device is None else {"device": self.device}
         if self.data is not None:
@@ -277,16 +198,16 @@ def _below(folder: Path, value: Any, name: str = "") -> Any:
     return str(path)
 
 
-def read_description(source: str | Path | Mapping[str, Any], here: Here | None = None) -> Description:
+def read_description(source: str | Path | Mapping[str, Any], location: Location | None = None) -> Description:
     """Read and expand a study's file, or its contents as a mapping, and check every configuration."""
     document = StudyDocument.read(source, "study", "`base` or `tasks`, and seeds or settings to vary")
     with document.explaining():
         file = StudyFile.parse(document.values)
         tasks = file.tasks or (Task(config=str(file.base)),)
         tasks = tuple(Task(config=document.find_config(task.config), set=task.set) for task in tasks)
-        name = document.name(file)
+        name = document.name_or_stem(file.name)
         _check_number(file, len(tasks))
-        expanded = [_expand(i, task, file, here or Here()) for i, task in enumerate(tasks)]
+        expanded = [_expand(i, task, file, location or Location()) for i, task in enumerate(tasks)]
     sources, bases = tuple(task.config for task in tasks), tuple(base for base, _ in expanded)
     return Description(name, document, file, sources, bases, tuple(one for _, found in expanded for one in found))
 
@@ -318,7 +239,7 @@ def require_few_trials(configurations: int, seeds: int, key: str) -> None:
         )
 
 
-def _expand(index: int, task: Task, file: StudyFile, here: Here) -> tuple[TrainConfig, list[Wanted]]:
+def _expand(index: int, task: Task, file: StudyFile, location: Location) -> tuple[TrainConfig, list[WantedConfig]]:
     """The base of a task, and all its configurations."""
     loaded = load_config(task.config, owners=setting_names)
     values = loaded.config.to_dict()
@@ -330,12 +251,14 @@ def _expand(index: int, task: Task, file: StudyFile, here: Here) -> tuple[TrainC
     if not seeds:
         raise ConfigError(f"{task.config} has `seed: null`; give the study's `seeds`", key="seeds")
     wanted = [
-        Wanted(index, changes, checked(here.put(point), described(changes) or task.config, seeds[0]), seeds)
+        WantedConfig(
+            index, changes, checked(location.apply(point), described(changes) or task.config, seeds[0]), seeds
+        )
         for point, changes in announced(_points(values, places, file), "configurations checked")
     ]
     require_origins((one.config for one in wanted), seeds)
     try:
-        return checked(here.put(values), task.config, seeds[0]), wanted
+        return checked(location.apply(values), task.config, seeds[0]), wanted
     except ConfigError:  # the base is only complete together with the settings that vary
         return wanted[0].config, wanted
 

@@ -219,7 +219,7 @@ def _checked(archive: zipfile.ZipFile, file: Path) -> dict[str, zipfile.ZipInfo]
     for info in infos:
         name, mode = info.filename, info.external_attr >> 16
         if not _MEMBER.fullmatch(name) or info.orig_filename != name:
-            raise CheckpointError(f"{file}: {name[:200]!r} is no file of a packed study")
+            raise CheckpointError(f"{file}: {name[:200]!r} is not a file of a packed study")
         if name in members:
             raise CheckpointError(f"{file}: {name!r} is in it twice")
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG) or info.flag_bits & 1:

@@ -22,7 +22,7 @@ from rl_training.memory import available_cores
 from rl_training.runs.building import MOST_THREADS
 from rl_training.runtime.populations import signature
 from rl_training.study.claims import CLAIMS, DiskClock, read_claim
-from rl_training.study.description import Description, Wanted, announced
+from rl_training.study.description import Description, WantedConfig, announced
 from rl_training.study.plan import MOST_THREADS as MOST_STUDY_THREADS
 from rl_training.study.plan import (
     PLAN,
@@ -47,7 +47,7 @@ _TOGETHER = 16
 _MOST_DIFFERENCES = 6
 
 
-class Contents:
+class Checksums:
     """Size and checksum of data files as text; each file is read once."""
 
     def __init__(self) -> None:
@@ -134,10 +134,10 @@ def _first(description: Description, workers: int) -> Plan:
 
 
 def _tasks(description: Description) -> list[dict[str, Any]]:
-    contents, found = Contents(), []
+    checksums, found = Checksums(), []
     for source, base in zip(description.sources, description.bases):
         settings = base.to_dict()
-        data = contents.of_all(settings)
+        data = checksums.of_all(settings)
         found.append({"source": source, "settings": settings} | ({"data": data} if data else {}))
     return found
 
@@ -181,7 +181,7 @@ def _require_same_bases(old: Plan, description: Description) -> None:
         raise ConfigError(f"the task {gone} was planned and is missing now; a study only grows", key="tasks")
     changes = [*(one.changes for one in old.configurations), *(one.changes for one in description.wanted)]
     varied = {place for each in changes for place in each}
-    contents = Contents()
+    checksums = Checksums()
     for task, base in zip(old.tasks, description.bases):
         before, now = identity(task["settings"]), identity(base.to_dict())
         new = {name for name in now if name not in before}
@@ -190,7 +190,7 @@ def _require_same_bases(old: Plan, description: Description) -> None:
             changed = [name for name in changed if name not in new]
         differences = "; ".join(f"{short(n)} {before.get(n)} -> {now.get(n)}" for n in changed[:_MOST_DIFFERENCES])
         if not changed:
-            other = contents.differing(task["settings"], task.get("data", {}), base.to_dict())
+            other = checksums.differing(task["settings"], task.get("data", {}), base.to_dict())
             changed = [place for place in other if not any(f"{place}.".startswith(f"{one}.") for one in varied)]
             differences = "; ".join(f"{short(n)} names a file of other contents" for n in changed)
         if changed:
@@ -217,7 +217,7 @@ def at_default(config: TrainConfig, names: Iterable[str]) -> bool:
 def _with_wanted(plan: Plan, description: Description) -> Plan:
     """The plan with every wanted trial: known ones stay in place, new ones are added in groups at the end."""
     known = _Known(plan.configurations)
-    places: dict[int, Wanted] = {}
+    places: dict[int, WantedConfig] = {}
     for wanted in announced(description.wanted, "configurations planned"):
         index = known.place(wanted)
         if index in places:
@@ -242,7 +242,7 @@ def _kept(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     return dict(new) if same_keys else with_how(old, new)
 
 
-def _label(wanted: Wanted) -> str:
+def _label(wanted: WantedConfig) -> str:
     return described(wanted.changes) or f"task {wanted.task + 1}"
 
 
@@ -251,7 +251,7 @@ class _Known:
 
     def __init__(self, configurations: Iterable[Configuration]) -> None:
         self.configurations = list(configurations)
-        self._contents = Contents()
+        self._checksums = Checksums()
         self._alike: dict[str, list[int]] = {}  # by the hash of the identity alone: they differ in their data
         self._names: set[frozenset[str]] = set()
         for index, one in enumerate(self.configurations):
@@ -261,10 +261,10 @@ class _Known:
         self._alike.setdefault(hash_of(known), []).append(index)
         self._names.add(frozenset(known))
 
-    def place(self, wanted: Wanted) -> int:
+    def place(self, wanted: WantedConfig) -> int:
         """The index of a wanted configuration in the plan; a new one is added."""
         settings = wanted.config.to_dict()
-        now, data, changes = identity(settings), self._contents.of_all(settings), dict(wanted.changes)
+        now, data, changes = identity(settings), self._checksums.of_all(settings), dict(wanted.changes)
         index = self._find(wanted.config, settings, now)
         if index is None:
             index = len(self.configurations)
@@ -297,10 +297,10 @@ class _Known:
 
     def _differs(self, index: int, settings: Mapping[str, Any]) -> bool:
         one = self.configurations[index]
-        return bool(self._contents.differing(one.settings, one.data, settings))
+        return bool(self._checksums.differing(one.settings, one.data, settings))
 
 
-def _require_nothing_gone(plan: Plan, places: Mapping[int, Wanted]) -> None:
+def _require_nothing_gone(plan: Plan, places: Mapping[int, WantedConfig]) -> None:
     for trial in plan.trials:
         wanted = places.get(trial.configuration)
         if wanted is None or trial.seed not in wanted.seeds:

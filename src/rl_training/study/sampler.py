@@ -31,7 +31,7 @@ def require_optuna() -> Any:
 def propose(
     space: Mapping[str, Dimension], known: Sequence[tuple[Point, float | None]], numbers: Sequence[int], seed: int
 ) -> list[dict[str, Any]]:
-    """A point for each trial in `numbers`, all of which run at the same time.
+    """A point for each trial in `numbers`; these trials run at the same time.
 
     `known` are points and their values, which are maximised; a point without a value (it failed) counts as the
     worst.

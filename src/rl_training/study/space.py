@@ -104,7 +104,7 @@ def _range(entry: Mapping[str, Any]) -> Range:
         raise ValueError(f"has no {missing[0]}")
     for name in ("low", "high", "step"):
         if name in entry and (type(entry[name]) not in (int, float) or not math.isfinite(entry[name])):
-            raise ValueError(f"has a {name} that is no number: {entry[name]!r}")
+            raise ValueError(f"has a {name} that is not a number: {entry[name]!r}")
     if type(entry.get("log", False)) is not bool:
         raise ValueError(f"has a log that is neither true nor false: {entry['log']!r}")
     found = Range(**entry)

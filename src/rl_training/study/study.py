@@ -17,6 +17,7 @@ from rl_training.study.trials import FULL_DISK, NEVER_RETRIED, home_of, reopen_f
 
 if TYPE_CHECKING:
     from rl_training.off_policy_evaluation.selecting import Selection
+    from rl_training.study.description import Description
 
 By = Literal["iqm", "mean", "median", "min"]
 Say = Callable[[str], None]
@@ -79,24 +80,27 @@ class Study:
         data: str | Path | None = None,
         device: str | None = None,
     ) -> None:
-        self._source: str | Path | Mapping[str, Any] | None = source
+        self._description: Description | None = None
         if not isinstance(source, Mapping) and (place := Path(at_home(str(source)))).is_dir():
-            self._source, self.folder = None, place
+            self.folder = place
             read_plan(place)
             if data is not None or device is not None:
                 raise ConfigError(
                     f"{place}: a study's folder has its data and device; give its file to change them"
                 )
             return
-        from rl_training.study.description import Here, read_description
+        from rl_training.study.description import Location, read_description
 
-        named = source if name is None else _named(source, name)
-        self._description = read_description(named, Here.of(data, device))
+        if name is not None:
+            if not isinstance(source, Mapping):
+                raise ConfigError("name: a study's file has its own; give it there")
+            source = {**source, "name": name}
+        self._description = read_description(source, Location.of(data, device))
         self.folder = Path(at_home(str(output_dir))) / self._description.name
 
     def plan(self, workers: int = 1) -> Plan:
         """Write the plan, or extend the existing one."""
-        if self._source is None:
+        if self._description is None:
             return read_plan(self.folder)
         from rl_training.study.planning import prepare
 
@@ -242,12 +246,6 @@ class Study:
         return by_return(
             candidates, left_out, {one["trial"]: complete[key] for key in complete for one in groups[key]}
         )
-
-
-def _named(source: str | Path | Mapping[str, Any], name: str) -> dict[str, Any]:
-    if not isinstance(source, Mapping):
-        raise ConfigError("name: a study's file has its own; give it there")
-    return {**source, "name": name}
 
 
 def _of_task(records: list[dict[str, Any]], task: str | None, caller: str) -> list[dict[str, Any]]:

@@ -19,9 +19,9 @@ from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.settings import at_home
 from rl_training.study.claims import WATCH_INTERVAL, Claim, DiskClock, Owner, is_ahead, take
-from rl_training.study.description import Here, Wanted
+from rl_training.study.description import Location, WantedConfig
 from rl_training.study.plan import PLAN, TUNING, Plan, described, hash_of, identity, read_plan, short
-from rl_training.study.planning import Contents, has_begun, prepare, require_own
+from rl_training.study.planning import Checksums, has_begun, prepare, require_own
 from rl_training.study.sampler import propose, require_optuna
 from rl_training.study.status import StudyStatus, TrialStatus
 from rl_training.study.study import ONE_THREAD_EACH, Say, Study, require_workers
@@ -50,11 +50,11 @@ class Tuning:
         data: str | Path | None = None,
         device: str | None = None,
     ) -> None:
-        self._description = read_tuning(source, Here.of(data, device))
+        self._description = read_tuning(source, Location.of(data, device))
         self._file = self._description.file
         self.folder = Path(at_home(str(output_dir))) / self._description.name
         self._candidates: dict[int, tuple[TrainConfig | None, str]] = {}
-        self._contents = Contents()
+        self._checksums = Checksums()
 
     def run(
         self,
@@ -77,7 +77,7 @@ class Tuning:
         require_optuna()
         options = {"gpus": gpus, "ray": ray, "allow_import": allow_import, "quiet": quiet}
         runner = _Runner(self.folder, workers if ray else together, options, say)
-        self._candidates, self._contents = {}, Contents()
+        self._candidates, self._checksums = {}, Checksums()
         with self._claimed() as claim:
             result = self._begun(claim, together)
             self._plan(result, runner.sharing)  # raises if the base has changed, before anything is written
@@ -97,7 +97,7 @@ class Tuning:
         try:
             require_own(self.folder)
             if (self.folder / PLAN).exists() and not (self.folder / TUNING).exists():
-                raise ConfigError(f"{self.folder}: holds a study that is no tuning; give this one another name")
+                raise ConfigError(f"{self.folder}: holds a study that is not a tuning; give this one another name")
             self.folder.mkdir(parents=True, exist_ok=True)
             timeout, clock, me = self._file.claim_timeout, DiskClock(self.folder), Owner.me()
             while (claim := take(self.folder, _ASKING, me, timeout, clock=clock)) is None:
@@ -110,7 +110,7 @@ class Tuning:
             raise ConfigError(f"{self.folder}: the tuning cannot go on: {error.strerror or error}") from None
 
     def _begun(self, claim: Claim, together: int) -> TuningResult:
-        """The stored trials; if no run has begun yet, new ones, the first of which is the base."""
+        """The stored trials; if no run has begun yet, new ones, starting with the base."""
         fixed = self._fixed()
         old = read_record(self.folder, self._description.name)
         plan = read_plan(self.folder) if (self.folder / PLAN).exists() else None
@@ -184,7 +184,7 @@ class Tuning:
             try:
                 config = self._description.config_at(trial.parameters) if trial.number else self._description.base
                 settings = config.to_dict()
-                digest = hash_of(identity(settings), self._contents.of_all(settings))
+                digest = hash_of(identity(settings), self._checksums.of_all(settings))
                 self._candidates[trial.number] = config, digest
             except ConfigError as error:
                 self._candidates[trial.number] = None, one_line(error)
@@ -200,7 +200,7 @@ class Tuning:
         """Plan all trials."""
         first = self._first_alike(result)
         wanted = tuple(
-            Wanted(
+            WantedConfig(
                 0,
                 trial.parameters,
                 config,

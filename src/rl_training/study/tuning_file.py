@@ -33,14 +33,14 @@ from rl_training.settings import NonNegativeInt, PathText, PositiveInt, Settings
 from rl_training.study.description import (
     MOST_TRIALS,
     Description,
-    Here,
+    Location,
     ManyRuns,
-    StudyDocument,
     checked,
     put_settings,
     require_few_trials,
     require_origins,
 )
+from rl_training.study.document import StudyDocument
 from rl_training.study.plan import described
 from rl_training.study.space import Dimension, parse_space
 
@@ -100,7 +100,7 @@ class TuningDescription(Description):
     file: TuningFile
     space: Mapping[str, Dimension]  # by dotted place
     values: Mapping[str, Any]  # the base as plain values
-    here: Here
+    location: Location
 
     @property
     def base(self) -> TrainConfig:
@@ -110,7 +110,7 @@ class TuningDescription(Description):
         """The base with the settings of a point; `ConfigError` if they contradict each other."""
         values = copy.deepcopy(dict(self.values))
         put_settings(point, "space", values, {})
-        return checked(self.here.put(values), described(point), self.file.seeds[0])
+        return checked(self.location.apply(values), described(point), self.file.seeds[0])
 
     def base_point(self) -> dict[str, Any] | None:
         """The point of the base in the space; None if it is outside."""
@@ -118,20 +118,20 @@ class TuningDescription(Description):
         return point if all(self.space[place].holds(value) for place, value in point.items()) else None
 
 
-def read_tuning(source: str | Path | Mapping[str, Any], here: Here | None = None) -> TuningDescription:
+def read_tuning(source: str | Path | Mapping[str, Any], location: Location | None = None) -> TuningDescription:
     """Read a tuning's file, or its contents as a mapping, and check the base at every corner of the space."""
     document = StudyDocument.read(source, "tuning", "`base`, `seeds` and `space`")
     with document.explaining():
-        return _described(document, TuningFile.parse(document.values), here or Here())
+        return _described(document, TuningFile.parse(document.values), location or Location())
 
 
-def _described(document: StudyDocument, file: TuningFile, here: Here) -> TuningDescription:
+def _described(document: StudyDocument, file: TuningFile, location: Location) -> TuningDescription:
     _check_seeds(file)
-    name, source = document.name(file), document.find_config(file.base)
+    name, source = document.name_or_stem(file.name), document.find_config(file.base)
     values = load_config(source, owners=setting_names).config.to_dict()
     places: dict[str, str] = {}
     put_settings(file.common, "set", values, places)
-    base = checked(here.put(values), source, file.seeds[0])
+    base = checked(location.apply(values), source, file.seeds[0])
     require_origins([base], (*file.seeds, *file.fresh_seeds))
     space = put_settings(file.space, "space", copy.deepcopy(values), places)
     for key, setting in zip(sorted(file.space, key=lambda key: key != "algo"), list(space)):
@@ -139,7 +139,7 @@ def _described(document: StudyDocument, file: TuningFile, here: Here) -> TuningD
             space[setting] = space[setting].like(_value_at(base, setting))
         except ValueError as error:
             raise ConfigError(f"space: {key} {error}", key=f"space.{key}") from None
-    found = TuningDescription(name, document, file, (source,), (base,), (), space, values, here)
+    found = TuningDescription(name, document, file, (source,), (base,), (), space, values, location)
     for corner in _corners(space):
         try:
             found.config_at(corner)

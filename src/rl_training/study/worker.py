@@ -136,7 +136,7 @@ def _clear(home: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Worked:
+class WorkerResult:
     """Result of a worker: whether others still hold groups, and how many trials of the study have failed."""
 
     others_hold: bool
@@ -151,7 +151,7 @@ def work(
     allow_import: bool = False,
     parent: int | None = None,
     say: Callable[[str], None] = lambda text: None,
-) -> Worked:
+) -> WorkerResult:
     """Work on the study in `folder` until nothing is left to claim.
 
     The worker stops if the process `parent` exits. `say` receives a line for each trial that ends.
@@ -166,7 +166,7 @@ def work(
         raise ConfigError(
             f"{error.filename or folder}: the study cannot go on: {error.strerror or error}"
         ) from None
-    return Worked(worker.others_hold, sum(has_failed(folder, trial) for trial in read_plan(folder).trials))
+    return WorkerResult(worker.others_hold, sum(has_failed(folder, trial) for trial in read_plan(folder).trials))
 
 
 class _Worker:
