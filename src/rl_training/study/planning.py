@@ -236,12 +236,6 @@ def _with_wanted(plan: Plan, description: Description) -> Plan:
     return replace(plan, members=[*plan.members, *groups])
 
 
-def _kept(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a planned configuration that is wanted again; its device and data folder may have changed."""
-    same_keys = identity(old).keys() == identity(new).keys()
-    return dict(new) if same_keys else with_how(old, new)
-
-
 def _label(wanted: WantedConfig) -> str:
     return described(wanted.changes) or f"task {wanted.task + 1}"
 
@@ -272,7 +266,8 @@ class _Known:
             self.configurations.append(Configuration(hash_of(now, data), wanted.task, changes, settings, data))
         else:
             old = self.configurations[index]
-            kept = _kept(old.settings, settings)
+            # The device and the data folder may have changed; settings that are new since are left out.
+            kept = settings if identity(old.settings).keys() == now.keys() else with_how(old.settings, settings)
             self.configurations[index] = Configuration(old.hash, wanted.task, changes, kept, {**old.data, **data})
         return index
 
@@ -284,7 +279,8 @@ class _Known:
             if new and now.keys() > names and at_default(config, new):
                 digest = hash_of({name: value for name, value in now.items() if name in names})
                 alike += self._alike.get(digest, ())
-        same = [index for index in alike if not self._differs(index, settings)]
+        planned = ((index, self.configurations[index]) for index in alike)
+        same = [i for i, one in planned if not self._checksums.differing(one.settings, one.data, settings)]
         if len(same) > 1:  # a file of that name is missing: compare the paths
             paths = data_files(settings)
             same = [index for index in same if data_files(self.configurations[index].settings) == paths]
@@ -294,10 +290,6 @@ class _Known:
                     key="dataset_path",
                 )
         return same[0] if same else None
-
-    def _differs(self, index: int, settings: Mapping[str, Any]) -> bool:
-        one = self.configurations[index]
-        return bool(self._checksums.differing(one.settings, one.data, settings))
 
 
 def _require_nothing_gone(plan: Plan, places: Mapping[int, WantedConfig]) -> None:

@@ -93,7 +93,8 @@ class Cluster:
         try:
             for node, _, task in asked:
                 if problem := self._problem(task):
-                    raise ConfigError(f"{folder}: node {_name(node)} {problem}")
+                    name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+                    raise ConfigError(f"{folder}: node {name} {problem}")
         finally:
             for _, marker, _ in asked:
                 marker.unlink(missing_ok=True)
@@ -249,10 +250,6 @@ def _work(
 
 def _python_path() -> list[str]:
     return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-
-
-def _name(node: Mapping[str, Any]) -> str:
-    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
 def last_line(error: BaseException) -> str:

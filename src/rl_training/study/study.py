@@ -264,12 +264,11 @@ def _scored(
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         groups.setdefault(record["hash"], []).append(record)
-    return groups, {key: _score(trials, metric, by) for key, trials in groups.items()}
-
-
-def _score(trials: Sequence[Mapping[str, Any]], metric: str, by: str) -> float | None:
-    values = [trial["metrics"].get(metric) for trial in trials]
-    return None if None in values else _MEASURES[by]([float(value) for value in values if value is not None])
+    values = {key: [record["metrics"].get(metric) for record in group] for key, group in groups.items()}
+    return groups, {
+        key: None if None in some else _MEASURES[by]([float(value) for value in some])
+        for key, some in values.items()
+    }
 
 
 class _Watcher:

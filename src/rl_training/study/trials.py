@@ -85,11 +85,11 @@ def reopen_failed(study: Path, plan: Plan, never: Sequence[int] = (), only: Sequ
     for trial in plan.trials:
         failure = read_failure(study, trial)
         if failure is not None and failure.code not in never and (only is None or failure.code in only):
-            _failure_file(study, trial).unlink(missing_ok=True)
+            (study / failure_name(trial)).unlink(missing_ok=True)
 
 
 def read_failure(study: Path, trial: Trial) -> Failure | None:
-    file = _failure_file(study, trial)
+    file = study / failure_name(trial)
     try:
         return parse_failure(file.read_bytes(), str(file))
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def parse_failure(data: bytes, place: str) -> Failure:
 
 
 def note_failure(study: Path, trial: Trial, failure: Failure) -> None:
-    path = _failure_file(study, trial)
+    path = study / failure_name(trial)
     path.parent.mkdir(exist_ok=True)
     record = {"code": failure.code, "message": failure.message, "time": round(time.time(), 3)}
     files.replace_atomically(path, files.encode_json(record))
@@ -117,10 +117,6 @@ def note_failure(study: Path, trial: Trial, failure: Failure) -> None:
 def failure_name(trial: Trial) -> str:
     """The path of a trial's failure in the study's folder."""
     return f"{FAILURES}/{trial.name}.json"
-
-
-def _failure_file(study: Path, trial: Trial) -> Path:
-    return study / failure_name(trial)
 
 
 def logged_progress(home: Path) -> tuple[int, float | None]:

@@ -230,7 +230,8 @@ class Tuning:
         parameters = result.trials[self._first_alike(result)[trial.number]].parameters
         index = next(i for i, one in enumerate(status.plan.configurations) if one.changes == parameters)
         found = {one.trial.seed: one for one in status.trials if one.trial.configuration == index}
-        failed = [f"seed {seed}: {_why(found[seed])}" for seed in seeds if found[seed].state == "failed"]
+        failures = ((seed, found[seed].failure) for seed in seeds)
+        failed = [f"seed {seed}: {one_line(why.message)}" for seed, why in failures if why is not None]
         values = tuple(self._number(found[seed]) for seed in seeds)
         return Outcome(values, failed[0] if failed else None)
 
@@ -285,10 +286,6 @@ class _Runner:
 
     def run(self) -> StudyStatus:
         return Study(self.folder).run(self.workers, say=self.say, **self.options)
-
-
-def _why(one: TrialStatus) -> str:
-    return one_line(one.failure.message) if one.failure is not None else "failed"
 
 
 def _differing(before: Any, now: Any) -> str:

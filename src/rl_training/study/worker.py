@@ -221,13 +221,12 @@ class _Worker:
     def _is_open(self, group: Group, claim: Claim) -> bool:
         """Whether a claimed group has open trials; its last owner may have finished them. The claim is released if
         not, or if a signal arrives."""
+        is_open = False
         try:
             is_open = bool(self._open_trials(group))
-        except BaseException:
-            claim.release()
-            raise
-        if not is_open:
-            claim.release()
+        finally:
+            if not is_open:
+                claim.release()
         return is_open
 
     def _open_trials(self, group: Group) -> list[Trial]:
