@@ -149,7 +149,7 @@ def render_api() -> str:
 
 def render_package() -> str:
     """The stub of the package: the names of the API, and those with other homes."""
-    homes = dict.fromkeys(api.__all__, "rl_training.api") | rl_training._HOMES
+    homes = dict.fromkeys(api.__all__, "rl_training.api") | rl_training._MODULES
     lines = [
         f"from {home} import {name} as {name}\n" for name, home in sorted(homes.items(), key=lambda item: item[1])
     ]

@@ -1,7 +1,6 @@
 """rl_training: online, offline and offline-to-online reinforcement learning through one API.
 
-Names are imported when they are first used: torch takes seconds, which a misspelt command need not wait for.
-`__init__.pyi` tells type checkers what they are.
+Names are imported on first use, because importing torch takes seconds; `__init__.pyi` is for type checkers.
 """
 
 import gc
@@ -10,8 +9,8 @@ from contextlib import contextmanager
 from rl_training import api
 from rl_training.version import __version__ as __version__
 
-# Where the names live that are not of `rl_training.api`.
-_HOMES = {
+# Modules of the names that `rl_training.api` does not define.
+_MODULES = {
     "Callback": "rl_training.runs.callbacks",
     "OPEResult": "rl_training.off_policy_evaluation.evaluation",
     "Logger": "rl_training.experiment.loggers",
@@ -21,23 +20,23 @@ _HOMES = {
     "TransitionDataset": "rl_training.data.datasets",
     "ope": "rl_training.off_policy_evaluation.evaluation",
 }
-__all__ = [*api.__all__, *_HOMES]
+__all__ = [*api.__all__, *_MODULES]
 
 
 @contextmanager
-def _no_collection():
-    """Importing torch makes some 200,000 objects that stay, which the collector would visit in vain."""
-    wanted = gc.isenabled()
+def _without_gc():
+    """Disable garbage collection: importing torch creates about 200,000 permanent objects."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if wanted:
+        if enabled:
             gc.enable()
 
 
 def __getattr__(name):
-    """A name of `__all__` from its module, or a subpackage."""
+    """Import a name of `__all__`, or a subpackage."""
     from importlib import import_module
 
     if name == "Judgement":
@@ -46,8 +45,8 @@ def __getattr__(name):
         warnings.warn("rl_training.Judgement is named OPEResult", DeprecationWarning, stacklevel=2)
         name = "OPEResult"
     if name in __all__:
-        with _no_collection():
-            globals()[name] = value = getattr(import_module(_HOMES.get(name, "rl_training.api")), name)
+        with _without_gc():
+            globals()[name] = value = getattr(import_module(_MODULES.get(name, "rl_training.api")), name)
         return value
     try:
         if not name.startswith("_"):

@@ -1,10 +1,10 @@
-"""`rl-training`, which is also `python -m rl_training`."""
+"""Entry point of `rl-training` and `python -m rl_training`."""
 
 import sys
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C while it is being imported is no traceback either."""
+    """Run the command line; Ctrl-C prints no traceback, not even during the imports."""
     try:
         from rl_training import cli
 

@@ -1,4 +1,4 @@
-"""Errors a user can cause or meet, each with the exit code of the command line.
+"""Exceptions with their exit codes on the command line, and helpers for one-line messages.
 
 Every message is one line that names the place, the value and the remedy.
 """
@@ -11,19 +11,19 @@ from collections.abc import Iterable
 
 
 class RLTrainingError(Exception):
-    """Base of all errors raised on purpose; `exit_code` is what the command line returns."""
+    """Base class of all expected errors; `exit_code` is the exit status of the command line."""
 
     exit_code = 1
 
 
 class EnvironmentFailure(RLTrainingError):
-    """The environment raised, died or hung; the message holds its index, seed and step."""
+    """The environment raised, died or hung; the message contains its index, seed and step."""
 
 
 class ConfigError(RLTrainingError, ValueError):
-    """A setting is unknown, mistyped, out of range or contradicts another.
+    """A setting is unknown, of the wrong type, out of range or contradicts another.
 
-    `key` is the dotted path of the setting where one is to blame, so that a reader of files can add the line.
+    `key` is the dotted path of the invalid setting, if there is one; it is used to add the line of the file.
     """
 
     exit_code = 2
@@ -34,7 +34,7 @@ class ConfigError(RLTrainingError, ValueError):
 
 
 class MemoryLimitError(ConfigError):
-    """What the configuration asks for does not fit into this machine's memory."""
+    """The configuration needs more memory than this machine has."""
 
 
 class RunInUse(ConfigError):
@@ -42,17 +42,17 @@ class RunInUse(ConfigError):
 
 
 class CheckpointError(RLTrainingError):
-    """A checkpoint is missing, damaged, foreign or of a newer format."""
+    """A checkpoint is missing, damaged, not written by this package or of a newer format."""
 
     exit_code = 3
 
 
 class NotPlainDataError(CheckpointError):
-    """Something to be saved is not plain data; trying again will not help."""
+    """A value to be saved is not plain data; a retry would fail again."""
 
 
 class DiskFullError(CheckpointError):
-    """A checkpoint could not be written because the disk has no room, or a quota is spent."""
+    """A checkpoint could not be written because the disk is full or a quota is exceeded."""
 
 
 class DatasetError(RLTrainingError):
@@ -62,7 +62,7 @@ class DatasetError(RLTrainingError):
 
 
 class ExportError(RLTrainingError):
-    """A policy cannot be exported, or what was made of it does not act as it does."""
+    """A policy cannot be exported, or the exported file computes different actions."""
 
 
 class DivergedError(RLTrainingError):
@@ -76,35 +76,35 @@ class DivergedError(RLTrainingError):
 
 
 class ClaimLost(RLTrainingError):
-    """Another worker has taken this run over: whoever meets this writes nothing more to it."""
+    """Another worker has taken over this run; the process that catches this must stop writing to it."""
 
 
 class MissingDependencyError(ConfigError):
-    """A feature needs an optional package; the message has the install line."""
+    """A feature needs an optional package; the message contains the install command."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` when a known name is close, else an empty string."""
+    """`; did you mean 'x'?` if a known name is close, else an empty string."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
 LONGEST_CAUSE = 1_000
-"""longest part, in characters, of a message of user code that our messages repeat"""
+"""maximum length, in characters, of a message of user code that is quoted in a message of this package"""
 
-# What moves the cursor, changes colours or the direction of writing, and lone surrogates; not line breaks and tabs.
+# Control characters of terminals and of text direction, and lone surrogates; not line breaks and tabs.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def escaped(text: str) -> str:
-    """Text whose control characters are written out, ESC as `\\x1b`, so that a terminal does not obey them."""
+    """`text` with its control characters escaped (ESC as `\\x1b`), so that a terminal does not interpret them."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def one_line(text: object, longest: int | None = None) -> str:
-    """Text without line breaks and control characters; of more than `longest` characters the first ones."""
+    """`text` without line breaks and control characters, cut after `longest` characters."""
     whole = str(text)
-    start = whole if longest is None else whole[: 2 * longest]  # the rest is not looked at
+    start = whole if longest is None else whole[: 2 * longest]
     line = escaped(re.sub(r"\s*[\r\n]+\s*", " ", start.strip())).replace("\t", " ")
     if longest is None or (len(line) <= longest and len(start) == len(whole)):
         return line

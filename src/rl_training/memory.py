@@ -1,4 +1,4 @@
-"""What this process may still take, inside containers too: memory and cores; keeping freed memory for reuse."""
+"""Memory and CPU cores available to this process, also inside containers; allocator settings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# What a version 1 hierarchy reports when nobody set a limit is close to 2**63; no machine has that much.
+# Without a limit, a version 1 hierarchy reports a number close to 2**63.
 _NO_LIMIT = 1 << 60
-# glibc's parameters of `mallopt`, and the sizes up to which freed blocks stay with the process.
+# Parameters of glibc's `mallopt`, and the sizes up to which the process keeps freed blocks.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BLOCK, _KEPT_IN_ALL = 32 << 20, 512 << 20
 
@@ -22,24 +22,23 @@ _KEPT_BLOCK, _KEPT_IN_ALL = 32 << 20, 512 << 20
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that can be allocated without swapping or being killed.
 
-    The smallest of what the kernel calls available and what each control group (version 1 or 2) above this
-    process still allows; file cache that the kernel would give back counts as free.
+    This is the minimum of the kernel's available memory and the remaining allowance of each control group (version
+    1 or 2) that contains this process. Reclaimable file cache counts as free.
     """
     return max(0, min(_machine(proc), *_rooms(proc, cgroups), _NO_LIMIT))
 
 
 def available_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use: those it may run on, or as many as its CPU quota is worth.
+    """Number of cores that this process may use: its CPU affinity, limited by its CPU quota.
 
-    The quota is that of the tightest control group (version 1 or 2) above this process, rounded to whole cores.
+    The quota is the smallest of the control groups (version 1 or 2) that contain this process, in whole cores.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(int(quota + 0.5) for quota in _quotas(proc, cgroups))]))
 
 
 def out_of_memory_kills(proc: Path = Path("/proc")) -> int:
-    """The number of processes that the kernel's out-of-memory killer has ended since the machine started; 0 if it
-    is not known."""
+    """Number of processes that the kernel's out-of-memory killer has killed since boot; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = (proc / "vmstat").read_text().splitlines()
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
@@ -47,17 +46,16 @@ def out_of_memory_kills(proc: Path = Path("/proc")) -> int:
 
 
 def room_on_gpu(device: torch.device) -> int:
-    """Bytes that rows may take on a GPU: a fifth of what is free is left to networks and graphs."""
-    import torch  # here, so that what reads folders need not wait for it
+    """Bytes that rows may use on a GPU: 80 % of the free memory; the rest is left to networks and graphs."""
+    import torch  # imported late: reading run folders does not need it
 
     return int(0.8 * torch.cuda.mem_get_info(device)[0])
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed blocks for the next update instead of returning them to the system.
+    """Make the C library keep freed blocks for the next update instead of returning them to the system.
 
-    Activations of a few megabytes would otherwise be mapped, zeroed page by page and unmapped again within every
-    update. Only glibc has the knob; elsewhere nothing happens.
+    Otherwise activations of a few megabytes are mapped, zeroed and unmapped in every update. Affects glibc only.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
@@ -87,7 +85,7 @@ def _machine(proc: Path) -> int:
 
 
 def _groups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[int, Path]]:
-    """The control groups of this process that may limit what `controller` controls: version and folder."""
+    """Version and folder of each control group that may limit `controller` (`cpu`, `memory`) for this process."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -97,19 +95,19 @@ def _groups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[int, P
         if controllers == "":
             version, root = 2, cgroups
         elif controller in controllers.split(","):
-            together = cgroups / controllers  # `cpu,cpuacct`, to which `cpu` is a link on most systems
-            version, root = 1, together if together.is_dir() else cgroups / controller
+            joint = cgroups / controllers  # `cpu,cpuacct`; on most systems `cpu` is a link to it
+            version, root = 1, joint if joint.is_dir() else cgroups / controller
         else:
             continue
-        # A limit holds for everything below it. A container often sees its own group as the root, where the
-        # path of the host does not exist, so the root is always looked at.
+        # A limit applies to all groups below it. A container often sees its own group as the root, in which the
+        # host's path does not exist, so the root is always included.
         group = root / path.lstrip("/")
         for folder in (group, *(p for p in group.parents if p == root or root in p.parents)):
             yield version, folder
 
 
 def _quotas(proc: Path, cgroups: Path) -> Iterator[float]:
-    """CPU time per time on the wall that each control group allows, where it has a limit."""
+    """CPU seconds per second that each control group with a limit allows."""
     for version, folder in _groups(proc, cgroups, "cpu"):
         try:
             if version == 2:
@@ -123,7 +121,7 @@ def _quotas(proc: Path, cgroups: Path) -> Iterator[float]:
 
 
 def _rooms(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Bytes that each control group still allows, where it has a limit."""
+    """Bytes that each control group with a limit still allows."""
     for version, folder in _groups(proc, cgroups, "memory"):
         if version == 2:
             room = _room(folder, "memory.max", "memory.current", "inactive_file")

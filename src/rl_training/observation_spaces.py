@@ -1,6 +1,6 @@
-"""Observations that are not flat vectors: their space as plain data, and Gymnasium's way of flattening them.
+"""Observation spaces that are not flat vectors: their description as plain data, and flattening as in Gymnasium.
 
-The description is kept with the policy, the order of a dictionary's keys included, so that predicting needs no
+The description, including the order of a dictionary's keys, is stored with the policy, so that prediction needs no
 environment.
 """
 
@@ -20,15 +20,15 @@ _DEEPEST = 16
 
 
 class Misfit(ValueError):
-    """An observation, or a description, that does not fit."""
+    """An observation does not match its space, or a space or description is not supported."""
 
 
 class Image(Misfit):
-    """An image among the observations; the message says where."""
+    """The observation space contains an image; the message is its key."""
 
 
 def describe(space: gym.Space[Any], place: str = "") -> dict[str, Any]:
-    """A space as plain data; raises `Misfit` for one that cannot become a flat vector here."""
+    """A space as plain data; raises `Misfit` if its observations cannot be flattened."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Box):
@@ -62,14 +62,14 @@ class Flattening:
             raise Misfit(f"not the description of a space: {type(error).__name__}: {error}") from None
 
     def __call__(self, obs: Any) -> NDArray[np.float32]:
-        """One observation `[size]`; raises `Misfit` where it is not of the space."""
+        """Flatten one observation to `[size]`; raises `Misfit` if the space does not contain it."""
         from gymnasium.spaces.utils import flatten
 
         _require_fit(self.description, obs, "")
         return np.asarray(flatten(self.space, obs), dtype=np.float32)
 
     def restored(self, value: Any) -> Any:
-        """One observation as JSON holds it, with lists for tuples and arrays, in its own form, or `Misfit`."""
+        """Convert one observation from JSON, with lists for tuples and arrays, to its own form; raises `Misfit`."""
         try:
             _require_fit(self.description, value, "")
         except ValueError as error:
@@ -77,7 +77,7 @@ class Flattening:
         return _restored(self.description, value)
 
     def unstacked(self, obs: Any) -> list[Any] | None:
-        """The observations of a dictionary whose values are batches, as vector environments give them, or None."""
+        """The observations in a dictionary of batches, as vector environments return it; None for other values."""
         if self.description["kind"] != "Dict" or not isinstance(obs, Mapping):
             return None
         sizes = _batch_sizes(self.description, obs)
@@ -86,7 +86,7 @@ class Flattening:
         return [_row(self.description, obs, i) for i in range(sizes.pop() or 0)] or None
 
     def is_original(self, obs: Any) -> bool:
-        """Whether `obs` is one observation in the environment's own form rather than numbers in flat vectors."""
+        """Whether `obs` is one observation in the environment's own form rather than a flat vector or a batch."""
         kind = self.description["kind"]
         if kind == "Dict":
             return isinstance(obs, Mapping)
@@ -100,7 +100,7 @@ class Flattening:
 
 
 def layout(description: Description, place: str = "", first: int = 0) -> list[dict[str, Any]]:
-    """Where each part of an observation stands in its flat vector; numbers are flat, whole numbers one-hot."""
+    """Offset and length of each part of an observation in its flat vector; discrete parts are one-hot."""
     kind = description["kind"]
     if kind not in ("Dict", "Tuple"):
         plain = {key: value for key, value in description.items() if key != "kind"}
@@ -143,7 +143,7 @@ def _restored(description: Description, value: Any) -> Any:
 
 
 def _require_fit(description: Description, obs: Any, place: str) -> None:
-    """Raise `Misfit` where `obs` has another form than described; the bounds of a Box are not looked at."""
+    """Raise `Misfit` if `obs` does not match the description; the bounds of a Box are not checked."""
     kind, where = description["kind"], f" of {place}" if place else ""
     if kind == "Dict":
         keys = [key for key, _ in description["spaces"]]
@@ -173,12 +173,12 @@ def _require_fit(description: Description, obs: Any, place: str) -> None:
 
 
 def _shape(description: Description) -> tuple[int, ...]:
-    """The shape of an observation of a space that has no parts."""
+    """Shape of an observation of a space without parts."""
     return tuple(description["shape"]) if "shape" in description else np.shape(description.get("nvec", 0))
 
 
 def _batch_sizes(description: Description, obs: Any) -> set[int | None]:
-    """The lengths of the batches in all parts of `obs`; None among them where a part is no batch."""
+    """The batch sizes of all parts of `obs`; contains None if a part is not a batch."""
     kind = description["kind"]
     if kind == "Dict":
         if not isinstance(obs, Mapping) or set(obs) != {key for key, _ in description["spaces"]}:
@@ -196,7 +196,7 @@ def _batch_sizes(description: Description, obs: Any) -> set[int | None]:
 
 
 def _row(description: Description, obs: Any, i: int) -> Any:
-    """Observation `i` of a batch in all parts."""
+    """Observation `i` of a batch."""
     if description["kind"] == "Dict":
         return {key: _row(part, obs[key], i) for key, part in description["spaces"]}
     if description["kind"] == "Tuple":

@@ -1,7 +1,7 @@
-"""What not every system has, in one place: locks of files, flags of `open`, signals, users.
+"""Platform-dependent functions: file locks, flags of `open`, signals, user ids.
 
-Ordinary training, checkpoints and resuming need nothing that Windows lacks. What does (processes of its own,
-studies, packed files of rows) asks `require_posix` and is refused there in one line.
+Training, checkpoints and resuming work on Windows. Features that do not (environments in other processes, studies,
+packed files of rows) call `require_posix`, which raises there.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ else:
 POSIX = fcntl is not None
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""signals that end a run after saving it"""
+"""signals that end a run after a checkpoint"""
 
 SAVING: int | None = getattr(signal, "SIGUSR1", None)
-"""the signal that saves a run, which then goes on"""
+"""signal that makes a run write a checkpoint and continue"""
 
 
 def restore_handlers(before: Mapping[Any, Any]) -> None:
-    """Set the handlers that `signal.signal` returned.
+    """Restore the handlers that `signal.signal` returned.
 
-    It returns None for a handler that C code installed, which Python cannot install again: the signal gets its
-    default handler.
+    It returns None for a handler that was installed by C code. Python cannot restore such a handler, so the signal
+    gets its default one.
     """
     for signum, handler in before.items():
-        usual = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
-        signal.signal(signum, usual if handler is None else handler)
+        default = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
+        signal.signal(signum, default if handler is None else handler)
 
 
 @contextlib.contextmanager
@@ -64,29 +64,29 @@ def stop_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[N
         restore_handlers(before)
 
 
-# A byte no file reaches: Windows keeps readers away from what is locked.
+# A byte beyond the end of any file: on Windows a locked byte cannot be read.
 _LOCKED_BYTE = 1 << 30
 
 
 def flags(*names: str) -> int:
-    """The flags of `os.open` of these names, as far as there are such; on Windows bytes stay as they are."""
+    """The flags of `os.open` with these names that this system has, and `O_BINARY` on Windows."""
     return sum(getattr(os, name, 0) for name in {*names, "O_BINARY"})
 
 
 def require_posix(what: str, remedy: str) -> None:
-    """Refuse what cannot work on this system."""
+    """Raise `ConfigError` on a system that is not POSIX."""
     if not POSIX:
         raise ConfigError(f"{what} needs a POSIX system (Linux, macOS); {remedy}")
 
 
 def lock(handle: int, *, wait: bool = False) -> None:
-    """Lock an open file, until it is closed or this process ends; BlockingIOError where another one has it."""
+    """Lock an open file until it is closed or this process ends; BlockingIOError if another process has it."""
     if POSIX:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         return
     import msvcrt
 
-    windows: Any = msvcrt  # type checkers know its names on Windows only
+    windows: Any = msvcrt  # its names are declared for type checkers on Windows only
     os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
     try:
         windows.locking(handle, windows.LK_NBLCK, 1)
@@ -97,17 +97,17 @@ def lock(handle: int, *, wait: bool = False) -> None:
 
 
 def unlock(handle: int) -> None:
-    """Let go of a lock while the file stays open, here or in a mapping."""
+    """Release a lock while the file stays open, here or in a mapping."""
     if POSIX:
         fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def duplicate(handle: int, least: int) -> int:
-    """A second number of an open file, `least` or more, which programs started from here do not inherit."""
+    """Duplicate a file descriptor to a number >= `least` that child processes do not inherit."""
     number: int = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, least)
     return number
 
 
 def user_id() -> int:
-    """Who owns the files made here, in the words of `os.stat`; 0 where files have no such owner."""
+    """User id of this process, as in `os.stat`; 0 if the system has no user ids."""
     return os.getuid() if hasattr(os, "getuid") else 0

@@ -1,7 +1,7 @@
 """`Settings`: frozen, strict pydantic models whose errors are one plain line.
 
-Every section of `algo_kwargs` is a `Settings` class that lives beside the code which uses it; its field
-defaults and ranges are the only home of those numbers.
+Every section of `algo_kwargs` is a `Settings` class in the module that uses it. The defaults and ranges of its
+fields are defined nowhere else.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ _SEED_RANGE, _MOST_SEEDS = re.compile(r"\s*([0-9]{1,10})\s*\.\.\s*([0-9]{1,10})\
 
 
 def list_as_tuple(value: Any) -> Any:
-    """A list, as YAML reads it, as a tuple; anything else is left to the check of the field's type."""
+    """Convert a list, as read from YAML, to a tuple; pydantic validates all other values."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def _whole(value: Any) -> Any:
-    """`1e6` is a number of steps; anything that is not whole is left to the check of the field's type."""
+    """Convert a float without a fraction, such as `1e6`, to int; pydantic validates all other values."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def at_home(value: Any) -> Any:
-    """A path as text, with `~` spelt out; anything else is left to the check of the field's type."""
+    """Convert a path to text and expand `~`; pydantic validates all other values."""
     if isinstance(value, PurePath):
         value = str(value)
     if isinstance(value, str) and value.startswith("~"):
-        with contextlib.suppress(RuntimeError):  # nobody's home: the name is meant as it stands
+        with contextlib.suppress(RuntimeError):  # no home directory: keep the path unchanged
             return str(Path(value).expanduser())
     return value
 
 
 def seed_list(value: Any) -> tuple[int, ...]:
-    """Several seeds, each once: `0..9` (both ends included), `0,3,7` or a list of whole numbers."""
+    """Parse distinct seeds: `0..9` (both ends included), `0,3,7` or a list of whole numbers."""
     if isinstance(value, str) and (found := _SEED_RANGE.fullmatch(value)):
         first, last = int(found[1]), int(found[2])
         if not first <= last < first + _MOST_SEEDS:
@@ -80,7 +80,7 @@ def seed_list(value: Any) -> tuple[int, ...]:
 
 
 def byte_size(value: Any) -> Any:
-    """`4GB`, `1.5 GiB` or `512MB` in bytes; a number is left to the check of the field's type."""
+    """Convert `4GB`, `1.5 GiB` or `512MB` to bytes; pydantic validates numbers."""
     if not isinstance(value, str):
         return _whole(value)
     found = _SIZE.fullmatch(value)
@@ -96,14 +96,14 @@ Effect = Literal["run", "place", "watching", "rows", "result"]
 
 @dataclass(frozen=True)
 class Affects:
-    """What a setting affects, written at its field: `device: Place[str]`."""
+    """Annotation of a field that declares what the setting affects: `device: Place[str]`."""
 
     what: Effect
 
 
-PerRun = Annotated[T, Affects("run")]  # which run it is and where it is kept; members of a population differ in it
-Place = Annotated[T, Affects("place")]  # where and how a run is computed and kept; its results do not depend on it
-Watching = Annotated[T, Affects("watching")]  # when it is logged and saved; two methods do not differ in it
+PerRun = Annotated[T, Affects("run")]  # identity and folder of the run; may differ among members of a population
+Place = Annotated[T, Affects("place")]  # where and how the run is computed and stored; no effect on results
+Watching = Annotated[T, Affects("watching")]  # when the run is logged and saved; not part of the method
 Rows = Annotated[T, Affects("rows")]  # how rows of data are prepared for the learner
 Result = Annotated[T, Affects("result")]
 
@@ -120,14 +120,14 @@ Floats = Annotated[tuple[float, ...], BeforeValidator(list_as_tuple)]
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model a type is made of: `M` of `M | None` and of `tuple[M, ...]`."""
+    """The model inside an annotation: `M` for `M | None` and for `tuple[M, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((model for part in get_args(annotation) if (model := _model_in(part))), None)
 
 
 def _fields_at(path: Iterable[int | str], fields: Mapping[str, FieldInfo]) -> Mapping[str, FieldInfo]:
-    """The fields of the model that `path` leads to; the numbers in it are places in a list."""
+    """The fields of the model at `path`; integers in it are list indices."""
     for part in path:
         if isinstance(part, str):
             model = _model_in(fields[part].annotation) if part in fields else None
@@ -136,7 +136,7 @@ def _fields_at(path: Iterable[int | str], fields: Mapping[str, FieldInfo]) -> Ma
 
 
 def describe(error: ValidationError, fields: Mapping[str, FieldInfo], place: str = "") -> str:
-    """The first problem pydantic found, in one line: `subset_size must be >= 1, got 0`."""
+    """The first problem that pydantic found, on one line: `subset_size must be >= 1, got 0`."""
     problem = error.errors()[0]
     path = ".".join(str(part) for part in problem["loc"])
     dotted = f"{place}.{path}" if place and path else (place or path)
@@ -160,13 +160,13 @@ def describe(error: ValidationError, fields: Mapping[str, FieldInfo], place: str
         joint = " " if message.startswith("must ") else ": "
         return f"{dotted}{joint}{message}" if dotted else message
     if kind.endswith(("_type", "_parsing")):
-        wanted = _TYPES.get(kind.rsplit("_", 1)[0], problem["msg"])
-        return f"{dotted} must be {wanted}, got {value!r}"
+        expected = _TYPES.get(kind.rsplit("_", 1)[0], problem["msg"])
+        return f"{dotted} must be {expected}, got {value!r}"
     return f"{dotted}: {problem['msg']}, got {value!r}"
 
 
 class Settings(BaseModel):
-    """Immutable and typed; an unknown key, a wrong type or a value out of range is a `ConfigError`."""
+    """Immutable, typed settings; an unknown key, a wrong type or a value out of range raises `ConfigError`."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -174,7 +174,7 @@ class Settings(BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], place: str = "") -> Self:
-        """Build from plain values; `place` prefixes the path in error messages."""
+        """Build from plain values; `place` is prefixed to the path in error messages."""
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
@@ -184,7 +184,7 @@ class Settings(BaseModel):
 
     @classmethod
     def affecting(cls, *what: Effect) -> frozenset[str]:
-        """The names of the fields that affect one of `what`, as their annotations say."""
+        """The names of the fields that are annotated with one of `what`."""
         return frozenset(
             name
             for name, info in cls.model_fields.items()

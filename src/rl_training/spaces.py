@@ -1,7 +1,7 @@
-"""`SpaceSpec`: all a network and an action scaler need to know of an environment.
+"""`SpaceSpec`: the observation and action spaces of an environment, as networks and action scaling use them.
 
-It is stored in every checkpoint, so that predicting needs no environment. Inside the package continuous
-actions live in [-1, 1]; only this module knows the environment's units.
+It is stored in every checkpoint, so that prediction needs no environment. Inside the package continuous actions are
+in [-1, 1]; only this module converts them to the environment's units.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from numpy.typing import ArrayLike, NDArray
 from rl_training.errors import ConfigError
 from rl_training.observation_spaces import Description, Flattening, Misfit
 
-# Transitions are kept in float32, which has every whole number up to this one.
+# Transitions are stored in float32, which represents all integers up to this one.
 MOST_ACTIONS = 2**24
-# Arrays, because numpy takes longer over a number of Python's than over six actions.
+# Arrays, because numpy's conversion of a Python number takes longer than the operation on six actions.
 _LOWEST, _HIGHEST, _HALF = np.array(-1.0), np.array(1.0), np.array(0.5)
 
 
 @dataclass(frozen=True)
 class SpaceSpec:
-    """Flat observations of `obs_dim` numbers; `action_dim` continuous ones or `num_actions` discrete ones.
+    """Flat observations of `obs_dim` numbers, and `action_dim` continuous or `num_actions` discrete actions.
 
-    `low` and `high` are the environment's action bounds (empty for discrete actions); discrete actions are
-    numbered from 0 inside and from `start` outside. `observation` describes observations that the environment has
-    in another form; None where they are flat vectors.
+    `low` and `high` are the environment's action bounds (empty for discrete actions). Discrete actions start at 0
+    inside the package and at `start` in the environment. `observation` describes the environment's observation
+    space; None if its observations are flat vectors.
     """
 
     obs_dim: int
@@ -52,13 +52,13 @@ class SpaceSpec:
         if not self.low and self.num_actions < 1:
             raise ConfigError("a space needs action bounds or a number of discrete actions")
         if self.num_actions > MOST_ACTIONS:
-            raise ConfigError(f"{self.num_actions} discrete actions are too many; {MOST_ACTIONS} can be told apart")
+            raise ConfigError(f"{self.num_actions} discrete actions are too many; the limit is {MOST_ACTIONS}")
         if self.flattening is not None and self.flattening.size != self.obs_dim:
             raise ConfigError(f"obs_dim is {self.obs_dim}, its observations have {self.flattening.size} numbers")
 
     @cached_property
     def flattening(self) -> Flattening | None:
-        """What makes flat vectors of the environment's observations; None where they are flat."""
+        """Converts the environment's observations to flat vectors; None if they are flat."""
         return None if self.observation is None else Flattening(self.observation)
 
     def record(self) -> dict[str, Any]:
@@ -74,15 +74,15 @@ class SpaceSpec:
 
     @property
     def action_dim(self) -> int:
-        """Columns an action takes in a batch: 1 for a discrete one."""
+        """Number of columns of an action in a batch: 1 for a discrete action."""
         return 1 if self.discrete else len(self.low)
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """Internal actions `[..., A]` in [-1, 1] (discrete: `[...]` from 0) to the environment's units."""
+        """Convert internal actions `[..., A]` in [-1, 1] (discrete: `[...]` from 0) to the environment's units."""
         if self.discrete:
             return (actions.astype(np.int64) + self.start).astype(self.action_dtype)
         low, high, inner_low, inner_high = self.scaling
-        # A weighted mean: exact at both bounds, and finite even where `high - low` would overflow.
+        # A weighted mean is exact at both bounds, and finite even if `high - low` overflows.
         share = actions.astype(np.float64)
         np.minimum(np.maximum(share, _LOWEST, out=share), _HIGHEST, out=share)
         share *= _HALF
@@ -97,13 +97,13 @@ class SpaceSpec:
 
     @cached_property
     def scaling(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """The bounds in float64, and as the environment's dtype can hold them."""
+        """The bounds in float64, and the nearest inner bounds in the environment's dtype."""
         low, high = np.asarray(self.low), np.asarray(self.high)
         dtype = np.dtype(self.action_dtype)
         return low, high, _inward(low, dtype, 1), _inward(high, dtype, -1)
 
     def from_env(self, actions: NDArray[Any]) -> NDArray[np.float32]:
-        """The environment's actions to internal ones: `[..., A]` in [-1, 1], or `[...]` from 0 if discrete."""
+        """Convert the environment's actions to internal `[..., A]` in [-1, 1] (discrete: `[...]` from 0)."""
         if self.discrete:
             return (actions.astype(np.int64) - self.start).astype(np.float32)
         low, high = np.asarray(self.low), np.asarray(self.high)
@@ -112,15 +112,15 @@ class SpaceSpec:
         return internal
 
     def actions(self, action: ArrayLike) -> NDArray[np.float32]:
-        """The environment's actions, one or a batch, as internal ones `[B, A]` (discrete: `[B]`), all legal."""
+        """Validate one or several actions of the environment; convert them to internal `[B, A]` (discrete: `[B]`)."""
         shape = [] if self.discrete else [self.action_dim]
-        wanted = f"shape {shape} or {['B', *shape]}".replace("'", "")
+        expected = f"shape {shape} or {['B', *shape]}".replace("'", "")
         try:
             array = np.asarray(action, dtype=np.float64)
         except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"action must be numbers of {wanted}: {error}") from None
+            raise ConfigError(f"action must be numbers of {expected}: {error}") from None
         if array.ndim not in (len(shape), len(shape) + 1) or list(array.shape[array.ndim - len(shape) :]) != shape:
-            raise ConfigError(f"action must have {wanted}, got {list(array.shape)}")
+            raise ConfigError(f"action must have {expected}, got {list(array.shape)}")
         array = array.reshape(-1, *shape)
         if self.discrete:
             first, last = self.start, self.start + self.num_actions - 1
@@ -128,16 +128,16 @@ class SpaceSpec:
                 raise ConfigError(f"action must be a whole number from {first} to {last}, got {array[0]:g}")
             return self.from_env(array)
         low, high = np.asarray(self.low), np.asarray(self.high)
-        slack = 1e-6 * (0.5 * high - 0.5 * low)  # what was rounded to another type is still at its bound
+        slack = 1e-6 * (0.5 * high - 0.5 * low)  # for bounds that were rounded to another dtype
         if not np.all((array >= low - slack) & (array <= high + slack)):
             raise ConfigError(f"action must lie within {list(self.low)} and {list(self.high)}")
         return self.from_env(array)
 
     def observations(self, obs: ArrayLike) -> NDArray[np.float32]:
-        """Observations as a finite float32 batch `[B, O]`; one observation becomes a batch of one.
+        """Convert one or several observations to a finite float32 batch `[B, O]`.
 
-        They are flat vectors, or in the environment's own form: one, a list of
-        dictionaries or tuples, or a dictionary of batches.
+        They are flat vectors or have the environment's own form: one observation, a list of dictionaries or tuples,
+        or a dictionary of batches.
         """
         obs = self._flat(obs)
         try:
@@ -155,7 +155,7 @@ class SpaceSpec:
         return array.reshape(-1, self.obs_dim)
 
     def is_single(self, obs: Any) -> bool:
-        """Whether `obs` is one observation and not a batch."""
+        """Whether `obs` is one observation rather than a batch."""
         if self.flattening is not None and self.flattening.is_original(obs):
             return self.flattening.unstacked(obs) is None
         return not self._is_list(obs) and np.ndim(obs) == 1
@@ -181,16 +181,16 @@ class SpaceSpec:
     def difference(
         self, other: SpaceSpec, own: str = "the environment has", others: str = "the policy was trained on"
     ) -> str:
-        """What this one has and `other` has otherwise, in words; empty where they are the same.
+        """Describe how this space differs from `other`; empty if they are the same.
 
-        `own` and `others` stand in front and say whose it is: `the environment has observations of 4 numbers, the
-        policy was trained on observations of 3 numbers`.
+        `own` and `others` introduce the two sides: `the environment has observations of 4 numbers, the policy was
+        trained on observations of 3 numbers`.
         """
-        ours, theirs = (" and ".join(one._otherwise(than)) for one, than in ((self, other), (other, self)))
+        ours, theirs = (" and ".join(one._unlike(than)) for one, than in ((self, other), (other, self)))
         return f"{own} {ours}, {others} {theirs}" if ours else ""
 
-    def _otherwise(self, than: SpaceSpec) -> list[str]:
-        """What is not as it is in the other one."""
+    def _unlike(self, than: SpaceSpec) -> list[str]:
+        """The parts of this space that differ from `than`."""
         found = []
         reshaped = None not in (self.observation, than.observation) and self.observation != than.observation
         if self.obs_dim != than.obs_dim or reshaped:
@@ -214,7 +214,7 @@ def _numbers(count: int) -> str:
 
 
 def _bound(values: tuple[float, ...]) -> str:
-    """One number where it is that of all components."""
+    """One number if all components are equal, else a list."""
     return str(values[0] if len(set(values)) == 1 else list(values))
 
 

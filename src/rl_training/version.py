@@ -1,3 +1,3 @@
-"""The version, told once: the package's metadata and everything that is written name this one."""
+"""Single source of the package version."""
 
 __version__ = "0.2.0"

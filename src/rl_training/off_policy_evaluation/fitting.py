@@ -35,7 +35,7 @@ from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Policy
 from rl_training.off_policy_evaluation import defaults
 from rl_training.runs.capacity import COPIES
-from rl_training.seeding import judge_seeds
+from rl_training.seeding import fqe_seeds
 from rl_training.updates.stack import Stack
 from rl_training.updates.stacked import StackedUpdater
 from rl_training.updates.updater import Acceleration, Updater, accelerate
@@ -109,7 +109,7 @@ def fit(
     units, moments = Units.of(dataset, episodes, plan.config.gamma), dataset.observation_moments()
 
     def learner(bootstrap: int) -> FQE:
-        seeds = judge_seeds(plan.seed, bootstrap)
+        seeds = fqe_seeds(plan.seed, bootstrap)
         return build_judge(dataset, units, moments, plan.config, plan.network, seeds, device)
 
     room = _room_for(dataset, learner(0), len(policies), len(parts), plan, rows.device)
