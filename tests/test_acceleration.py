@@ -424,7 +424,7 @@ def test_without_a_compiler_updates_go_on_with_one_warning(device: str, caplog: 
     ours = make(TD3, device=device, acceleration="compile")
     assert ours.learner.execution.acceleration == fallback
     assert different(follow(ours, [13]), follow(make(TD3, device=device, acceleration="eager"), [13])) == [[]]
-    assert warned(caplog) == [f"no C compiler found: going on without compiling (acceleration: {fallback})"]
+    assert warned(caplog) == [f"no C compiler found: updates are not compiled (acceleration: {fallback})"]
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_rows_of_a_file_are_asked_for_before_they_are_drawn(kind: Kind) -> None:
     asked: list[np.ndarray] = []
     learner = make_learner(kind)
     reading = Updater(learner, uniform(learner, ahead=asked.append), BATCH)
-    assert isinstance(reading._feed, ReadingPrefetcher)
+    assert isinstance(reading._prefetcher, ReadingPrefetcher)
     at_hand = make_learner(kind)
     assert states(reading) == states(Updater(at_hand, uniform(at_hand), BATCH))
     assert sum(len(index) for index in asked) == BATCH * sum(PORTIONS)
@@ -106,9 +106,9 @@ def test_rows_of_a_file_are_asked_for_before_they_are_drawn(kind: Kind) -> None:
 
 def test_nothing_is_asked_for_where_rows_are_in_memory_or_mixed() -> None:
     learner = make_learner(SAC)
-    assert Updater(learner, uniform(learner), BATCH)._feed is None
+    assert Updater(learner, uniform(learner), BATCH)._prefetcher is None
     mixed = MixedSource(uniform(learner, ahead=lambda index: None), plain(learner), ratio=0.5)
-    assert Updater(learner, mixed, BATCH)._feed is None
+    assert Updater(learner, mixed, BATCH)._prefetcher is None
 
 
 def test_a_packed_file_is_read_ahead(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def copying(learner: Learner, source: TensorSource) -> Updater:
     """Updates on rows that are copied ahead, on a device that is the host."""
     updater = Updater(learner, source, BATCH)
     updater._staged = torch.empty((BATCH, source.layout.width))
-    updater._feed = CopyingPrefetcher(LookAhead([(learner, source)], BATCH), source, 1, BATCH)
+    updater._prefetcher = CopyingPrefetcher(LookAhead([(learner, source)], BATCH), source, 1, BATCH)
     return updater
 
 
@@ -188,7 +188,7 @@ def test_updates_that_draw_more_than_was_foreseen_are_an_error() -> None:
         return original(*arguments)
 
     learner.execution.draw = once_more
-    with pytest.raises(RuntimeError, match="other random numbers than were foreseen"):
+    with pytest.raises(RuntimeError, match="other random numbers than predicted"):
         updater.run(3)
 
 
@@ -212,7 +212,7 @@ def test_a_population_asks_for_the_rows_of_all_members(kind: Kind) -> None:
     for options in ({"ahead": asked.append}, {}):
         learners = members(kind)
         updater = together(learners, [TensorSource(rows, layout, one.generator, **options) for one in learners])
-        assert isinstance(updater._feed, ReadingPrefetcher if options else type(None))
+        assert isinstance(updater._prefetcher, ReadingPrefetcher if options else type(None))
         updater.run(BLOCK + 2)
         found.append([whole(learner) for learner in learners])
     assert found[0] == found[1]
@@ -232,7 +232,7 @@ def test_rows_in_host_memory_give_the_updates_of_rows_on_the_gpu(kind: Kind, acc
         accelerate(learner, acceleration)
         rows = packed(kind).to("cuda") if there else packed(kind)
         updater = Updater(learner, TensorSource(rows, layout_of(kind), learner.generator), BATCH)
-        assert isinstance(updater._feed, type(None) if there else CopyingPrefetcher)
+        assert isinstance(updater._prefetcher, type(None) if there else CopyingPrefetcher)
         found.append(states(updater))
     assert [differences(one, other) for one, other in zip(*found)] == [[]] * len(PORTIONS)
 

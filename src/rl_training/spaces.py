@@ -112,7 +112,7 @@ class SpaceSpec:
         return internal
 
     def actions(self, action: ArrayLike) -> NDArray[np.float32]:
-        """Validate one or several actions of the environment; convert them to internal `[B, A]` (discrete: `[B]`)."""
+        """Validate one action of the environment or a batch; convert to internal `[B, A]` (discrete: `[B]`)."""
         shape = [] if self.discrete else [self.action_dim]
         expected = f"shape {shape} or {['B', *shape]}".replace("'", "")
         try:

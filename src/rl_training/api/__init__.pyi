@@ -168,9 +168,10 @@ class _TD3Keys(TypedDict, total=False):
 
 class _ObservationKeys(TypedDict, total=False):
     normalize_observations: bool
-    """by the running mean and deviation of every observation acted on so far, random steps included, clipped to
-    ±10; kept with the policy, and fixed in evaluation. With `init_from` the other run's statistics are taken over
-    and go on counting; those of data (an offline run's, RLPD's) stay as they are; default False"""
+    """normalise observations by the running mean and standard deviation of all observations so far (including
+    random steps), clipped to ±10; the statistics are stored with the policy and are fixed during evaluation. With
+    `init_from` the run starts with the other run's statistics and keeps updating them; statistics of a data set
+    (offline runs, RLPD) are not updated; default False"""
 
 class _OnlineKeys(TypedDict, total=False):
     buffer_capacity: int | float

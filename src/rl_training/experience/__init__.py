@@ -1,1 +1,1 @@
-"""Experience: the policy that acts, environments that are stepped with it, and the rows that are stored."""
+"""Experience: the acting policy, the collector that steps environments with it, and observation statistics."""

@@ -1,9 +1,8 @@
-"""What FQE needs beside its mathematics: the rows of whole episodes with a policy's actions in them, the units of
-values, and the mean value of first states.
+"""Data for FQE: minibatches of whole episodes with a policy's actions, the scale of values, and first states.
 
-Which actions a policy takes in the data's next observations does not change while it is judged. Where it acts by
-its mode they are computed once (`PolicyActions`); where it is sampled, for each minibatch anew, from the generator
-of the learner that asked.
+The actions of a policy in the data's next observations do not change while it is evaluated. They are computed once
+if the policy acts by its mode (`PolicyActions`). If it is sampled, they are drawn for each minibatch from the
+learner's generator.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from rl_training.errors import DatasetError
 from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Policy
 
-# Observations a policy is asked about at a time, and draws of a sampled policy in each first state.
+# Observations per forward pass of a policy, and samples of a stochastic policy in each first state.
 _CHUNK, _DRAWS = 1 << 14, 16
-# A tenth of what float32 holds: sums of two values are computed, too.
+# A tenth of float32's maximum, so that sums of two values do not overflow.
 _LARGEST_VALUE = 0.1 * float(np.finfo(np.float32).max)
 
 
 class Units(NamedTuple):
-    """What values are measured by: see `MLPFQEModel.set_units`."""
+    """Offset, scale and bounds of values: see `MLPFQEModel.set_units`."""
 
     offset: float
     scale: float
@@ -41,7 +40,7 @@ class Units(NamedTuple):
 
     @classmethod
     def of(cls, dataset: TransitionDataset, episodes: Episodes, gamma: float) -> Units:
-        """Mean and deviation of the returns that the data's rows were followed by, and the bounds of any value."""
+        """Mean and standard deviation of the returns-to-go of all rows, and the bounds of any value."""
         rewards, dones = dataset.rewards.astype(np.float64), dataset.dones
         low, high = value_bounds(float(rewards.min()), float(rewards.max()), gamma, terminates=bool(np.any(dones)))
         if max(-low, high) > _LARGEST_VALUE:
@@ -50,8 +49,8 @@ class Units(NamedTuple):
                 "have values that float32 cannot hold; scale the rewards, or use a smaller gamma"
             )
         returns = returns_to_go(rewards, dones, episodes, gamma)
-        deviation = float(returns.std())
-        scale = deviation if deviation > 1e-6 * max(1.0, abs(high), abs(low)) else max(1.0, abs(high), abs(low))
+        std = float(returns.std())
+        scale = std if std > 1e-6 * max(1.0, abs(high), abs(low)) else max(1.0, abs(high), abs(low))
         return cls(float(returns.mean()), scale, low, high)
 
 
@@ -60,8 +59,7 @@ def returns_to_go(
 ) -> NDArray[np.float64]:
     """The discounted sum of rewards from each row to the end of its episode, `[n]`.
 
-    An episode that was cut is thought to go on with the mean reward. Sums over 1, 2, 4, … rows are built from each
-    other.
+    A truncated episode is assumed to continue with the mean reward. Sums over 2n rows are built from sums over n.
     """
     sums, ends = rewards.copy(), episodes.ends
     cut = ends[dones[ends] == 0]
@@ -75,7 +73,7 @@ def returns_to_go(
     return sums
 
 
-def build_judge(
+def build_fqe(
     dataset: TransitionDataset,
     units: Units,
     moments: tuple[NDArray[np.float32], NDArray[np.float32]],
@@ -84,7 +82,7 @@ def build_judge(
     seeds: tuple[int, int],
     device: torch.device,
 ) -> FQE:
-    """A learner of FQE for this data, from `seeds` of its networks and of its generator."""
+    """An FQE learner for this data; `seeds`: of its networks and of its generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds[0])
         model = FQE.build_model(dataset.spaces, network, config, normalize_observations=True)
@@ -97,27 +95,30 @@ def build_judge(
 
 @torch.no_grad()
 def acts(policy: Policy, obs: Tensor, noise: Tensor | None = None) -> Tensor:
-    """The actions of a policy, internal, `[n, A]` (discrete: `[n, 1]`): its mode, or what `noise` selects.
+    """The internal actions of a policy, `[n, A]` (discrete: `[n, 1]`): its mode, or a sample determined by `noise`.
 
-    Where an observation overflows in the network, the middle of the range, as in `predict`.
+    If an observation overflows in the network, the action is the middle of the range, as in `predict`.
     """
     found = policy.mode(obs) if noise is None else policy.sample(obs, noise)
     return found.view(len(obs), -1).to(obs.dtype).nan_to_num(nan=0.0)
 
 
 def action_distance(ours: Tensor, logged: Tensor, discrete: bool) -> float:
-    """How far `ours [n, A]` lie from the logged actions: of all rows the share that differs, or the mean over rows
-    of the root mean square, in units of the range."""
+    """Distance between `ours [n, A]` and the logged actions.
+
+    For discrete actions, the fraction of rows that differ; else the root mean square, averaged over rows, in units
+    of the action range.
+    """
     if discrete:
         return float((ours != logged).float().mean())
     return float(((ours - logged) / 2.0).square().mean(1).sqrt().mean())
 
 
 class PolicyActions:
-    """The rows of a data set, and what each of several policies does in them.
+    """The rows of a data set, and the actions of several policies in their next observations.
 
-    `rows` lie where minibatches are gathered, and so do the policies. With `tabulate`, actions in next observations
-    are computed once for those policies that are not sampled.
+    `rows` and the policies are on the device that gathers minibatches. With `tabulate`, the actions of policies
+    that are not sampled are computed once.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class PolicyActions:
         self.rows, self.policies = rows, list(policies)
         self.packed = dataset.layout
         self.layout = replace(self.packed, next_actions=True)
-        self._gap = self.layout.width - 2 - 2 * self.layout.obs_dim - 2 * self.layout.action_dim
+        self._padding = self.layout.width - 2 - 2 * self.layout.obs_dim - 2 * self.layout.action_dim
         self.sampled = [sampled and policy.stochastic for policy in self.policies]
         self._tables = [
             self._table(policy) if tabulate and not drawn else None
@@ -141,7 +142,7 @@ class PolicyActions:
 
     @staticmethod
     def table_bytes(dataset: TransitionDataset) -> int:
-        """What the actions of one policy take."""
+        """Size of the precomputed actions of one policy."""
         return 4 * len(dataset) * dataset.layout.action_dim
 
     def _table(self, policy: Policy) -> Tensor:
@@ -153,7 +154,8 @@ class PolicyActions:
         return rows[..., size : 2 * size]
 
     def next_actions(self, place: int, index: Tensor, rows: Tensor, noise: Tensor | None) -> Tensor:
-        """What policy `place` does after `rows [m, n, …]` of numbers `index [m, n]`: `[m, n, A]`."""
+        """The actions of policy `place` in the next observations of `rows [m, n, …]` with numbers `index [m, n]`:
+        `[m, n, A]`."""
         table = self._tables[place]
         if table is not None:
             return table.index_select(0, index.reshape(-1)).view(*index.shape, -1)
@@ -164,39 +166,39 @@ class PolicyActions:
     def gather(
         self, places: Sequence[int], parts: Sequence[Resample], positions: Tensor, noise: Sequence[Tensor | None]
     ) -> Tensor:
-        """Rows with next actions, `[K, m, n, width]`, for K policies and m resamples: at `positions [K, m, n]`."""
+        """Rows at `positions [K, m, n]` with next actions, `[K, m, n, width]`, for K policies and m resamples."""
         index = torch.stack([part.rows_at(positions[:, b]) for b, part in enumerate(parts)], dim=1)
         rows = self.rows.index_select(0, index.view(-1)).view(*index.shape, -1)
         actions = [self.next_actions(place, index[k], rows[k], noise[k]) for k, place in enumerate(places)]
         known = 2 * self.layout.obs_dim + self.layout.action_dim
-        gap = rows.new_zeros((*index.shape, self._gap))
-        return torch.cat([rows[..., :known], torch.stack(actions), gap, rows[..., -2:]], dim=-1)
+        padding = rows.new_zeros((*index.shape, self._padding))
+        return torch.cat([rows[..., :known], torch.stack(actions), padding, rows[..., -2:]], dim=-1)
 
 
 class EpisodeSampler:
-    """Minibatches of one resample with the actions of one policy of a panel."""
+    """Minibatches of one resample with the actions of policy `place` of `data`."""
 
     arrivals = ()
 
-    def __init__(self, panel: PolicyActions, place: int, part: Resample, generator: torch.Generator) -> None:
-        self.panel, self.place, self.part, self.generator = panel, place, part, generator
-        self.layout: RowLayout = panel.layout
+    def __init__(self, data: PolicyActions, place: int, part: Resample, generator: torch.Generator) -> None:
+        self.data, self.place, self.part, self.generator = data, place, part, generator
+        self.layout: RowLayout = data.layout
         self._size = part.size
 
     @property
     def device(self) -> torch.device:
-        return self.panel.rows.device
+        return self.data.rows.device
 
     def __len__(self) -> int:
         return self._size
 
     def positions(self, count: int) -> Tensor:
-        """Of `count` rows of the resample, drawn uniformly."""
+        """The positions of `count` rows of the resample, drawn uniformly."""
         return torch.randint(self._size, (count,), generator=self.generator, device=self.generator.device)
 
     def noise(self, count: int) -> Tensor | None:
-        """What selects the actions of a policy that is sampled, `[count, A]`; drawn after the positions."""
-        if not self.panel.sampled[self.place]:
+        """Noise for the actions of a sampled policy, `[count, A]`; drawn after the positions. None for the mode."""
+        if not self.data.sampled[self.place]:
             return None
         shape = (count, self.layout.action_dim)
         return torch.randn(shape, generator=self.generator, device=self.generator.device)
@@ -206,8 +208,8 @@ class EpisodeSampler:
 
 
 def sample_together(sources: Sequence[EpisodeSampler], parts: Sequence[Resample], count: int) -> Tensor:
-    """A minibatch of each source, `[S, count, width]`: for each policy in turn, one per resample of `parts`."""
-    panel, device = sources[0].panel, sources[0].device
+    """One minibatch per source, `[S, count, width]`; `sources` are sorted by policy, then by resample (`parts`)."""
+    data, device = sources[0].data, sources[0].device
     each = len(parts)
     positions, noise = [], []
     for source in sources:
@@ -219,22 +221,22 @@ def sample_together(sources: Sequence[EpisodeSampler], parts: Sequence[Resample]
         None if some[0] is None else torch.stack([one for one in some if one is not None]).to(device)
         for some in by_policy
     ]
-    rows = panel.gather([source.place for source in sources[::each]], parts, drawn, joined)
+    rows = data.gather([source.place for source in sources[::each]], parts, drawn, joined)
     return rows.view(len(sources), count, -1)
 
 
 class FirstStates:
-    """The first observation of each episode, and what each policy does there."""
+    """The first observation of each episode, and the actions of each policy in it."""
 
-    def __init__(self, panel: PolicyActions, episodes: Episodes, seed: int) -> None:
-        size, device = panel.packed.obs_dim, panel.rows.device
-        first = panel.rows.index_select(0, torch.from_numpy(episodes.starts).to(device))
+    def __init__(self, data: PolicyActions, episodes: Episodes, seed: int) -> None:
+        size, device = data.packed.obs_dim, data.rows.device
+        first = data.rows.index_select(0, torch.from_numpy(episodes.starts).to(device))
         self.obs = first[:, :size].contiguous()
-        self._discrete = panel.packed.discrete
+        self._discrete = data.packed.discrete
         self._actions: list[list[Tensor]] = []
-        for policy, sampled in zip(panel.policies, panel.sampled):
+        for policy, sampled in zip(data.policies, data.sampled):
             generator = torch.Generator(device).manual_seed(seed)
-            shape = (len(self.obs), panel.packed.action_dim)
+            shape = (len(self.obs), data.packed.action_dim)
             noise: list[Tensor | None] = [None]
             if sampled:
                 noise = [torch.randn(shape, generator=generator, device=device) for _ in range(_DRAWS)]
@@ -242,12 +244,12 @@ class FirstStates:
 
     @torch.no_grad()
     def values(self, learner: FQE, place: int) -> Tensor:
-        """What policy `place` is worth in each first state as `learner` has it, `[E]`, in float64."""
+        """The value of policy `place` in each first state, as estimated by `learner`, `[E]` in float64."""
         device = learner.device
         total = torch.zeros(len(self.obs), dtype=torch.float64)
         for actions in self._actions[place]:
-            given = actions[:, 0].long() if self._discrete else actions
+            inputs = actions[:, 0].long() if self._discrete else actions
             for start in range(0, len(self.obs), _CHUNK):
                 part = slice(start, start + _CHUNK)
-                total[part] += learner.model.q_values(self.obs[part].to(device), given[part].to(device)).cpu()
+                total[part] += learner.model.q_values(self.obs[part].to(device), inputs[part].to(device)).cpu()
         return total / len(self._actions[place])

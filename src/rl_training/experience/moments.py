@@ -1,7 +1,7 @@
-"""`normalize_observations` of a run that learns from an environment alone: running statistics of what it sees.
+"""Running observation statistics: `normalize_observations` of a run without a data set.
 
-The statistics are kept here, in float64 on the host; the map they make lies in the model (`Normalizer`), where
-updates and policy find it. Replay rows stay raw: an old row is seen with the statistics of the moment it is drawn.
+The statistics are stored here, in float64 on the host. The model's `Normalizer` applies them in updates and in the
+policy. Replay rows stay raw and are normalised with the current statistics when they are drawn.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from rl_training.settings import Settings
 
 
 class ObservationConfig(Settings):
-    """What is done to observations before any network sees them."""
+    """Preprocessing of observations before any network."""
 
     normalize_observations: bool = False
-    """by the running mean and deviation of every observation acted on so far, random steps included, clipped to
-    ±10; kept with the policy, and fixed in evaluation. With `init_from` the other run's statistics are taken over
-    and go on counting; those of data (an offline run's, RLPD's) stay as they are"""
+    """normalise observations by the running mean and standard deviation of all observations so far (including
+    random steps), clipped to ±10; the statistics are stored with the policy and are fixed during evaluation. With
+    `init_from` the run starts with the other run's statistics and keeps updating them; statistics of a data set
+    (offline runs, RLPD) are not updated"""
 
 
 class RunningMoments:
-    """Count, mean and sum of squared deviations of each component of the observations seen, `[O]` each.
+    """Count, mean and sum of squared deviations of each component of the observations, `[O]` each.
 
-    Batches are merged as Chan et al. (1979) do, which loses no digits where the mean is large beside the deviation.
+    Batches are merged as in Chan et al. (1979), which is accurate even if the mean is much larger than the standard
+    deviation.
     """
 
     def __init__(self, size: int) -> None:
@@ -36,26 +38,26 @@ class RunningMoments:
         self.squares: NDArray[np.float64] = np.zeros(size)
 
     def add(self, obs: NDArray[np.float32]) -> None:
-        """Count the observations `[n, O]`."""
+        """Add the observations `[n, O]`."""
         batch = obs.astype(np.float64)
         mean = batch.mean(0)
-        total, apart = self.count + len(batch), mean - self.mean
-        self.squares += ((batch - mean) ** 2).sum(0) + apart**2 * (self.count * len(batch) / total)
-        self.mean += apart * (len(batch) / total)
+        total, delta = self.count + len(batch), mean - self.mean
+        self.squares += ((batch - mean) ** 2).sum(0) + delta**2 * (self.count * len(batch) / total)
+        self.mean += delta * (len(batch) / total)
         self.count = total
 
     @property
     def std(self) -> NDArray[np.float64]:
-        """The standard deviation of what was seen (of the population, as for data sets)."""
-        deviation: NDArray[np.float64] = np.sqrt(self.squares / max(self.count, 1))
-        return deviation
+        """The population standard deviation, as for data sets."""
+        std: NDArray[np.float64] = np.sqrt(self.squares / max(self.count, 1))
+        return std
 
     def record(self) -> dict[str, Any]:
-        """As plain data that `load` reads back to the bit."""
+        """Plain data that `load` restores bit for bit."""
         return {"count": self.count, "mean": self.mean.tolist(), "squares": self.squares.tolist()}
 
     def load(self, record: Mapping[str, Any]) -> None:
-        """Go on from what `record` wrote down."""
+        """Restore the output of `record`."""
         mean, squares = (np.array(record[name], dtype=np.float64) for name in ("mean", "squares"))
         if mean.shape != self.mean.shape or squares.shape != mean.shape:
             raise ValueError(f"moments of {mean.size} and {squares.size} components, not {self.mean.size}")

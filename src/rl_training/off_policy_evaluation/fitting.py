@@ -27,7 +27,7 @@ from rl_training.experience.fqe_data import (
     FirstStates,
     PolicyActions,
     Units,
-    build_judge,
+    build_fqe,
     sample_together,
 )
 from rl_training.memory import available_memory, human_bytes, room_on_gpu
@@ -110,7 +110,7 @@ def fit(
 
     def learner(bootstrap: int) -> FQE:
         seeds = fqe_seeds(plan.seed, bootstrap)
-        return build_judge(dataset, units, moments, plan.config, plan.network, seeds, device)
+        return build_fqe(dataset, units, moments, plan.config, plan.network, seeds, device)
 
     room = _room_for(dataset, learner(0), len(policies), len(parts), plan, rows.device)
     found: list[Fit] = []

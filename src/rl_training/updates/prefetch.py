@@ -1,10 +1,9 @@
-"""Rows of coming minibatches, brought nearer before they are needed.
+"""Prefetching the rows of coming minibatches.
 
-Which rows an update draws is known before it is made: a copy of the learner's generator goes ahead through the same
-draws, those of the updates in between included. So the rows of a file can be asked for early, and rows in host
-memory can be on their way to the GPU while it computes. The learner's own generator never runs ahead of its
-updates, and all ends with the call of `Updater.run` that it was begun for: a checkpoint between two calls sees
-nothing of it.
+The rows of an update are known in advance: a copy of the learner's generator repeats all random draws of the coming
+updates. So rows of a mapped file are read early, and rows in host memory are copied to the GPU while it computes.
+The learner's own generator never runs ahead of its updates. Prefetching ends with the call of `Updater.run` that
+started it, so a checkpoint between two calls is not affected.
 """
 
 from __future__ import annotations
@@ -21,30 +20,32 @@ from rl_training.algorithms.execution import draw
 from rl_training.algorithms.trace import Draw, trace_draws
 from rl_training.data.sources import BatchSource, TensorSource
 
-# Updates whose rows are brought together.
+# Number of updates whose rows are prefetched together.
 BLOCK = 16
 
 Pairs = Sequence[tuple[Learner, TensorSource]]
 
 
 class Prefetcher(Protocol):
-    """Something that brings rows nearer."""
+    """Loads the rows of coming updates in advance."""
 
     def begin(self, count: int) -> None:
-        """`count` updates follow."""
+        """Start prefetching for the next `count` updates."""
         ...
 
     def rows(self) -> Tensor | None:
-        """Before each update: its rows `[S, B, width]` on the learner's device; None: they are to be drawn yet."""
+        """Rows `[S, B, width]` of the next update on the learner's device; None if the caller must draw them."""
         ...
 
     def end(self) -> None:
-        """The updates are made."""
+        """Called after the last update."""
         ...
 
 
-def feed_of(learners: Sequence[Learner], sources: Sequence[BatchSource], batch_size: int) -> Prefetcher | None:
-    """What helps updates whose rows are elsewhere; None where they are at hand, or nothing is known of them."""
+def prefetcher_for(
+    learners: Sequence[Learner], sources: Sequence[BatchSource], batch_size: int
+) -> Prefetcher | None:
+    """Prefetcher for rows in a mapped file or not on the learner's device; None if prefetching is not possible."""
     found = [source for source in sources if isinstance(source, TensorSource)]
     first, learner = sources[0], learners[0]
     if not isinstance(first, TensorSource) or len(found) < len(sources):
@@ -53,15 +54,17 @@ def feed_of(learners: Sequence[Learner], sources: Sequence[BatchSource], batch_s
         return None
     if first.generator.device.type != learner.device.type:
         return None
-    at_hand = first.device.type == learner.device.type
-    if at_hand and first.ahead is None:
+    same_device = first.device.type == learner.device.type
+    if same_device and first.ahead is None:
         return None
     look = LookAhead(list(zip(learners, found)), batch_size)
-    return ReadingPrefetcher(look, first) if at_hand else CopyingPrefetcher(look, first, len(sources), batch_size)
+    if same_device:
+        return ReadingPrefetcher(look, first)
+    return CopyingPrefetcher(look, first, len(sources), batch_size)
 
 
 class LookAhead:
-    """The indices that coming updates draw."""
+    """Computes the row indices that coming updates will draw."""
 
     def __init__(self, pairs: Pairs, batch_size: int) -> None:
         self.pairs, self.batch_size = pairs, batch_size
@@ -70,13 +73,13 @@ class LookAhead:
         self._update = 0
 
     def begin(self) -> None:
-        """Start from where the learners are."""
+        """Start at the learners' current update."""
         self._update = self.pairs[0][0].updates
         for copy, (learner, _) in zip(self._copies, self.pairs):
             copy.set_state(learner.generator.get_state())
 
     def next(self) -> Tensor:
-        """The indices of one more update, `[S, B]`."""
+        """The indices of the next update, `[S, B]`."""
         draws = self._of(self.pairs[0][0].variant(self._update))
         self._update += 1
         found = []
@@ -87,7 +90,7 @@ class LookAhead:
         return torch.stack(found)
 
     def agrees(self) -> bool:
-        """Whether the learners' generators have arrived where their copies are."""
+        """Whether the states of the learners' generators equal those of the copies."""
         return all(
             torch.equal(copy.get_state(), learner.generator.get_state())
             for copy, (learner, _) in zip(self._copies, self.pairs)
@@ -102,7 +105,7 @@ class LookAhead:
 
 
 class ReadingPrefetcher:
-    """Has the rows of a mapped file read a block of updates before they are drawn."""
+    """Reads the rows of a mapped file one block of updates before they are drawn."""
 
     def __init__(self, look: LookAhead, source: TensorSource) -> None:
         self._look, self._source = look, source
@@ -129,9 +132,9 @@ class ReadingPrefetcher:
 
 
 class CopyingPrefetcher:
-    """Rows of the host on their way to the GPU while it computes: two blocks, of which one is in use.
+    """Copies rows from host memory to the GPU while it computes, into two alternating blocks.
 
-    Indices are drawn and rows are copied on a stream of their own, which does not wait for the updates.
+    Indices are drawn and rows are copied on a separate stream, which does not wait for the updates.
     """
 
     def __init__(self, look: LookAhead, source: TensorSource, members: int, batch_size: int) -> None:
@@ -161,13 +164,13 @@ class CopyingPrefetcher:
             self._fetch(1 - half)
         self._step += 1
         for _, source in self._look.pairs:
-            source.draw(self._batch_size)  # known already, but the generator has to pass it
+            source.draw(self._batch_size)  # advances the generator; the indices are known
         return self._device[half][place]
 
     def end(self) -> None:
         if not self._look.agrees():
             raise RuntimeError(
-                "updates drew other random numbers than were foreseen; set device_memory to avoid this"
+                "the updates drew other random numbers than predicted; set device_memory to avoid this"
             )
 
     def _fetch(self, half: int) -> None:
@@ -177,7 +180,7 @@ class CopyingPrefetcher:
         self._left -= count
         with torch.cuda.stream(self._stream):
             self._index[:count].copy_(torch.stack([self._look.next() for _ in range(count)]), non_blocking=True)
-        self._stream.synchronize()  # also for what was copied from this half before
+        self._stream.synchronize()  # also completes the previous copy from this half
         index = self._index[:count].view(-1)
         if self._source.ahead is not None:
             self._source.ahead(index.numpy())

@@ -1,4 +1,4 @@
-"""Minibatch size and learning-rate schedule: settings of the optimisation that every algorithm has."""
+"""Minibatch size and learning-rate schedule: the optimisation settings of every algorithm."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rl_training.settings import Fraction, NonNegativeInt, PositiveInt, Settings
 
 
 class Schedule(Settings):
-    """The factor on the learning rate falls from 1 to `final_factor` over the run."""
+    """Factor on the learning rate that decreases from 1 to `final_factor` over the run."""
 
     type: Literal["constant", "linear", "cosine"]
     """shape of the factor on the learning rate"""
     final_factor: Fraction = 0.0
-    """where the factor ends"""
+    """factor at the end of the run"""
 
 
 def _by_name(value: Any) -> Any:
@@ -26,7 +26,7 @@ def _by_name(value: Any) -> Any:
 class OptimizationConfig(Settings):
     """`learning_rate_schedule` is a name or a mapping with `type` and `final_factor`.
 
-    `warmup_steps` updates raise the factor linearly before the schedule starts. Both count updates.
+    The factor rises linearly over `warmup_steps` updates before the schedule starts. Both count updates.
     """
 
     batch_size: PositiveInt = 256
@@ -41,7 +41,7 @@ class OptimizationConfig(Settings):
         return self.learning_rate_schedule.type == "constant" and self.warmup_steps == 0
 
     def factor(self, update: int, total_updates: int) -> float:
-        """What the learning rate is multiplied with at `update` (counted from 0) of `total_updates`."""
+        """The factor on the learning rate at `update` (counted from 0) of `total_updates`."""
         if update < self.warmup_steps:
             return (update + 1) / self.warmup_steps
         schedule = self.learning_rate_schedule

@@ -1,13 +1,13 @@
-"""`Stack`: the tensors of S learners on one axis, and their update as one function.
+"""`Stack`: the tensors of S learners along one axis, and their update as one function.
 
-Every parameter, buffer and optimiser moment of the members becomes a slice of one tensor `[S, …]`; the learners
-keep their own objects, which now look into it. So whoever holds a member (its session, its policy that acts, its
-checkpoints) sees an ordinary learner, and the update sees all of them.
+Every parameter, buffer and optimiser moment of the members becomes a slice of one tensor `[S, …]`. The learners
+keep their own tensor objects, which are now views of it. So a session, acting policy or checkpoint of a member uses
+an ordinary learner, while the update computes all members at once.
 
-No learner's mathematics is written again: `gradient_step` runs under `vmap`, with one member's slices in the place
-of the networks' parameters, and hands over its losses instead of stepping. Each loss reaches only parameters of its
-own optimiser, so the gradient of their sum is the gradient of each, and one backward pass serves all. What is
-random is drawn before, from each member's own generator, in the order in which the member alone would draw it.
+The update is the learner's own `gradient_step` under `vmap`, with one member's slices as the networks' parameters.
+It returns its losses instead of stepping. Each loss has gradients for the parameters of one optimiser only, so one
+backward pass through their sum is enough. Random numbers are drawn beforehand, from each member's own generator, in
+the order in which a single run would draw them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Tensors = dict[str, Tensor]
 
 
 class _Settings:
-    """A learner's configuration in which numbers may be replaced by tensors, one per member under `vmap`."""
+    """A learner's configuration in which tensors may replace numbers, one value per member under `vmap`."""
 
     def __init__(self, config: Any) -> None:
         self.__dict__.update(dict(config))
@@ -42,17 +42,17 @@ class _Settings:
 
 
 class _Trace:
-    """What a traced update is given and what it hands over. Emptied after each: a compiler keeps nothing of it."""
+    """Inputs and outputs of a traced update. Cleared after each trace, so that compiled code keeps no reference."""
 
     def __init__(self) -> None:
         self.draws: list[Tensor] = []
-        self.taken = 0
+        self.used = 0
         self.loss: Any = None
         self.tau: Any = None
 
     def draw(self, kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        self.taken += 1
-        return self.draws[self.taken - 1]
+        self.used += 1
+        return self.draws[self.used - 1]
 
     def on_losses(self, inputs: tuple[Any, ...], objectives: Mapping[str, Any], tau: Any) -> Terms:
         terms: Terms = {}
@@ -64,12 +64,12 @@ class _Trace:
         self.loss, self.tau = loss, tau
         return {name: term.detach() for name, term in terms.items()}
 
-    def empty(self) -> None:
-        self.draws, self.taken, self.loss, self.tau = [], 0, None, None
+    def clear(self) -> None:
+        self.draws, self.used, self.loss, self.tau = [], 0, None, None
 
 
 class _Networks(nn.Module):
-    """A learner's modules as one, so that `functional_call` can put other tensors into all of them."""
+    """All modules of a learner as one module, so that `functional_call` can replace their tensors."""
 
     def __init__(self, learner: Learner) -> None:
         super().__init__()
@@ -103,9 +103,9 @@ class _OptimizerStack:
         return Group(self.parameters, gradients, *state, *self.settings)
 
 
-def _require_alike(everyone: Sequence[Tensors]) -> None:
-    """Refuse networks of several kinds, which members of one structure have where `init_from` gave them."""
-    shapes = [{key: tensor.shape for key, tensor in own.items()} for own in everyone]
+def _require_same_shapes(members: Sequence[Tensors]) -> None:
+    """Raise if the members' networks differ in shape, as `init_from` may cause."""
+    shapes = [{key: tensor.shape for key, tensor in own.items()} for own in members]
     for other in shapes[1:]:
         for key in {**shapes[0], **other}:
             if shapes[0].get(key) != other.get(key):
@@ -118,24 +118,24 @@ def _require_alike(everyone: Sequence[Tensors]) -> None:
 
 
 class Stack:
-    """S learners of one shape; constructing it moves their tensors into the stack."""
+    """S learners with networks of the same shapes; the constructor moves their tensors into the stack."""
 
     def __init__(self, learners: Sequence[Learner]) -> None:
         self.learners = list(learners)
         self.device = learners[0].device
         self.networks = _Networks(learners[0])
         first = self.networks.tensors()
-        everyone = [_Networks(learner).tensors() for learner in learners]
-        _require_alike(everyone)
-        self.tensors: Tensors = {key: torch.stack([own[key].detach() for own in everyone]) for key in first}
-        for i, own in enumerate(everyone):
+        members = [_Networks(learner).tensors() for learner in learners]
+        _require_same_shapes(members)
+        self.tensors: Tensors = {key: torch.stack([own[key].detach() for own in members]) for key in first}
+        for i, own in enumerate(members):
             for key, tensor in own.items():
                 tensor.data = self.tensors[key][i]
         self.dtype = next(self.networks.parameters()).dtype
         self._key_of = {id(tensor): key for key, tensor in first.items()}
         self.optimizers = {name: self._stack_optimizer(name) for name in learners[0].optimizers}
         self.varying = self._varying_settings()
-        # A second learner around the first one's networks: this one is only ever traced.
+        # A second learner that shares the first one's networks, used for tracing only.
         self._trace, self._template = _Trace(), copy.copy(learners[0])
         self._template.config = _Settings(learners[0].config)
         self._template.execution = Execution(draw=self._trace.draw, on_losses=self._trace.on_losses)
@@ -156,7 +156,7 @@ class Stack:
         return _OptimizerStack(members, keys, [self.tensors[key] for key in keys])
 
     def _varying_settings(self) -> Tensors:
-        """The numbers in which the members' hyperparameters differ, `[S]` each."""
+        """The numeric hyperparameters in which the members differ, `[S]` each."""
         configs = [dict(learner.config) for learner in self.learners]
         found = {}
         for key, value in configs[0].items():
@@ -166,27 +166,25 @@ class Stack:
         return found
 
     def stacked(self, tensor: Tensor) -> Tensor:
-        """The tensor `[S, …]` that holds the first member's `tensor`."""
+        """The tensor `[S, …]` that contains the first member's `tensor`."""
         return self.tensors[self._key_of[id(tensor)]]
 
-    # One update as a function.
-
     def variant(self, variant: Hashable, layout: RowLayout, batch_size: int) -> Variant:
-        """What `variant` draws and steps, found by going through it once on rows that mean nothing."""
+        """Random draws and optimisers of `variant`, from a dry run on rows of zeros."""
         rows = torch.zeros((batch_size, layout.width), dtype=self.dtype, device=self.device)
         return trace_draws(self._template, variant, rows, layout)
 
     def function(self, variant: Hashable, layout: RowLayout) -> Callable[..., Any]:
-        """`(owned, others, settings, rows, draws) -> gradients, (terms, taus)`, the members' axis in front of all.
+        """`(owned, others, settings, rows, draws) -> gradients, (terms, taus)`, all with the members as first axis.
 
-        `taus` holds how far the targets move, `[S]`, where the members differ in it; else it is empty.
+        `taus` contains the Polyak coefficients `[S]` if the members differ in them; else it is empty.
         """
         return torch.vmap(grad(self._member(variant, layout), has_aux=True), randomness="error")
 
     def _member(self, variant: Hashable, layout: RowLayout) -> Callable[..., Any]:
-        """One member's losses, summed, as a pure function of its tensors; `settings` replace its settings."""
+        """The sum of one member's losses as a pure function of its tensors and of the `settings` that vary."""
         template, networks, trace = self._template, self.networks, self._trace
-        usual = {key: getattr(template.config, key) for key in self.varying}
+        defaults = {key: getattr(template.config, key) for key in self.varying}
 
         def losses(
             owned: Tensors, others: Tensors, settings: Tensors, rows: Tensor, draws: list[Tensor]
@@ -198,8 +196,8 @@ class Stack:
             template.config.replace(settings)
             terms: Terms = functional_call(networks, {**owned, **others}, (step,))
             loss, taus = trace.loss, [trace.tau] if isinstance(trace.tau, Tensor) else []
-            template.config.replace(usual)
-            trace.empty()
+            template.config.replace(defaults)
+            trace.clear()
             return loss, (terms, taus)
 
         return losses
@@ -210,8 +208,8 @@ class Stack:
         owned = {key: self.tensors[key] for key in keys}
         return owned, {key: tensor for key, tensor in self.tensors.items() if key not in owned}
 
-    def follows(self, tau: float | Tensor) -> list[Polyak]:
-        """Every target `[S, …]` and what it follows."""
+    def polyak(self, tau: float | Tensor) -> list[Polyak]:
+        """The Polyak update of all target networks."""
         pairs = [
             (self.stacked(target), self.stacked(source))
             for one, other in self.learners[0].targets().items()

@@ -1,7 +1,7 @@
-"""`StackedUpdater`: the updates of all members at once, eager, compiled or captured as a single run's are.
+"""`StackedUpdater`: the updates of all members at once, eager, compiled or captured as for a single run.
 
-On a CPU every member then steps with its own optimiser, by the kernel a single run uses; on a GPU the stack steps
-as one, in list operations that broadcast what belongs to a member (its learning rate, its count of steps).
+On a CPU each member's optimiser takes the step, with the same kernel as in a single run. On a GPU one step updates
+the whole stack, in list operations that broadcast per-member values (learning rate, step count).
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from rl_training.updates.updater import Updater, compiled
 
 
 class Inputs(NamedTuple):
-    """What the next update of every member needs and nothing before it decides."""
+    """Inputs of one update of all members; they do not depend on the updates before it."""
 
     rows: Tensor  # [S, B, width]
     draws: list[Tensor]  # [S, …] each
 
 
-def apply_stacked(groups: list[Group], follows: list[Polyak]) -> None:
-    """Step every optimiser of the stack, then move the targets."""
+def apply_stacked(groups: list[Group], polyak: list[Polyak]) -> None:
+    """Step every optimiser of the stack, then update the target networks."""
     for group in groups:
         apply_lists(group, [])
-    polyak_update(follows)
+    polyak_update(polyak)
 
 
 class StackedUpdater(Updater):
-    """`updaters`, one per member of `stack`, run as one; their sources draw from the members' generators."""
+    """Runs `updaters`, one per member of `stack`, as one; their sources draw from the members' generators."""
 
-    # Each replay of a graph first sets every member's random numbers: many updates should share that.
+    # Each graph replay first sets the random state of every member, so a graph should contain many updates.
     blocks = (50, 10, 1)
 
     def __init__(self, stack: Stack, updaters: Sequence[Updater]) -> None:
@@ -50,7 +50,7 @@ class StackedUpdater(Updater):
             schedule=first.schedule,
             total_updates=first.total_updates,
             together=first.together,
-            acting=first.acting,  # whose transfer serves all members
+            acting=first.acting,  # its transfer copies the weights of all members
         )
         if self._staged is not None:
             self._staged = torch.empty((len(stack), *self._staged.shape), device=stack.device)
@@ -62,7 +62,7 @@ class StackedUpdater(Updater):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether something was compiled or captured for this stack, which would be lost with it."""
+        """Whether this stack has compiled or captured code, which a new stack would have to prepare again."""
         return self.learner.execution.acceleration != "eager"
 
     def _learners(self) -> Sequence[Learner]:
@@ -84,29 +84,29 @@ class StackedUpdater(Updater):
         sources = self._sources()
         first = sources[0]
         if isinstance(first, TensorSource) and all(getattr(one, "rows", None) is first.rows for one in sources):
-            # One data set for all: one gather.
-            chosen = torch.cat([one.draw(self.batch_size) for one in sources if isinstance(one, TensorSource)])
-            return first.gather(chosen).view(len(sources), self.batch_size, -1)
+            # All members share one data set: one gather.
+            index = torch.cat([one.draw(self.batch_size) for one in sources if isinstance(one, TensorSource)])
+            return first.gather(index).view(len(sources), self.batch_size, -1)
         return torch.stack([one.sample_rows(self.batch_size) for one in sources])
 
     def _inputs(self, variant: Hashable) -> Inputs:
-        wanted = self._variant(variant).draws
+        needed = self._variant(variant).draws
         rows = self._sample() if self._staged is None else self._staged
         drawn = [
-            [learner.execution.draw(kind, shape, learner.generator) for kind, shape in wanted]
+            [learner.execution.draw(kind, shape, learner.generator) for kind, shape in needed]
             for learner in self.stack.learners
         ]
         return Inputs(rows, [torch.stack(draws) for draws in zip(*drawn)])
 
     def _update(self, inputs: Inputs, variant: Hashable) -> Terms:
-        what = self._variant(variant)
+        traced = self._variant(variant)
         if variant not in self._functions:
             self._functions[variant] = self._transform(self.stack.function(variant, self.source.layout))
-        owned, others = self.stack.parts(what.stepped)
+        owned, others = self.stack.parts(traced.stepped)
         gradients, (terms, taus) = self._functions[variant](owned, others, self.stack.varying, *inputs)
         step = self._step_each if self.stack.device.type == "cpu" else self._step_all
         try:
-            step(what.stepped, gradients, taus[0] if taus else what.tau)
+            step(traced.stepped, gradients, taus[0] if taus else traced.tau)
         except BaseException:
             for learner in self.stack.learners:
                 learner.step_interrupted = True
@@ -130,7 +130,7 @@ class StackedUpdater(Updater):
         for name in stepped:
             optimizer = self.stack.optimizers[name]
             groups.append(optimizer.group([gradients[key] for key in optimizer.keys]))
-        self._apply(groups, [] if tau is None else self.stack.follows(tau))
+        self._apply(groups, [] if tau is None else self.stack.polyak(tau))
 
     def _finish(self, terms: Terms, count: int) -> None:
         for i, learner in enumerate(self.stack.learners):

@@ -1,4 +1,4 @@
-"""The policies of all members, copied from a GPU in one transfer."""
+"""One transfer of the policies of all members of a population from the GPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rl_training.updates.stack import Stack
 
 
 def fetch_together(stack: Stack, acting: Sequence[ActingPolicy]) -> None:
-    """Let `acting`, one for each member of `stack` or none, get their weights together where they are copied."""
+    """Make `acting` (one policy per member of `stack`, or empty) share one weight transfer, if they are copies."""
     if acting and acting[0].copies:
         transfer = WeightTransfer([one.learner for one in acting], [stack.stacked(t) for t in acting[0].tensors()])
         for row, one in enumerate(acting):
-            one.follow(transfer, row)
+            one.bind(transfer, row)

@@ -1,9 +1,9 @@
-"""How updates run: eagerly, compiled, or captured as CUDA graphs. The mathematics does not change.
+"""Running updates eagerly, compiled, or captured as CUDA graphs; the mathematics is the same.
 
-`eager` calls `gradient_step` as it stands. `graph` captures each variant of it, sampling included, as one CUDA
-graph of the same kernels: equal to eager to the bit. `compile` lets torch.compile fuse the losses and the optimiser
-with the target update, and on a GPU captures the result; it differs from eager by rounding. `auto` is `compile` on
-a GPU and `eager` on a CPU, where the time goes into matrix products that compiling does not touch.
+`eager` calls `gradient_step` directly. `graph` captures each of its variants, including sampling, as one CUDA graph
+of the same kernels; results are bit-for-bit equal to eager. `compile` fuses the losses, the optimiser and the
+target update with torch.compile, and captures the result on a GPU; results differ from eager by rounding. `auto` is
+`compile` on a GPU and `eager` on a CPU, where matrix products dominate, which compiling does not speed up.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from rl_training.data.replay_buffer import PinnedStaging
 from rl_training.data.sources import BatchSource
 from rl_training.errors import ConfigError
 from rl_training.experience.acting import ActingPolicy, WeightTransfer
-from rl_training.updates.prefetch import feed_of
+from rl_training.updates.prefetch import prefetcher_for
 from rl_training.updates.schedules import OptimizationConfig
 
 Acceleration = Literal["auto", "eager", "compile", "graph"]
 _log = logging.getLogger(__name__)
 _WARM_UP_UPDATES = 3
-# Updates captured together where that many are due: one launch, and one gap between launches, for all of them.
+# Number of updates in one graph, if that many are due: they share one launch.
 _BLOCK = 10
-# The most of them that are captured as a block of their own, because a loop asks for so many each time.
+# Largest `together` that gets a graph of its own.
 _LONGEST = 32
-# Streams beside the main one: IQL, the widest update, runs five networks side by side.
+# Streams in addition to the main one: IQL, the widest update, runs five networks in parallel.
 _BRANCHES = 4
 
 
 class _Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     terms: Terms  # overwritten by each replay
-    rates: Tensor  # learning rates that it reads, one row per update
-    couriers: Sequence[WeightTransfer]  # whose transfer is its last part
+    rates: Tensor  # learning rates that the graph reads, one row per update
+    transfers: Sequence[WeightTransfer]  # weight copies at the end of the graph
 
 
 def require_device(acceleration: Acceleration, device: torch.device) -> None:
-    """Refuse what the device cannot run; asked before a run folder is made."""
+    """Raise if the device does not support `acceleration`; called before a run folder is created."""
     if acceleration == "graph" and device.type != "cuda":
         raise ConfigError(
             "acceleration: 'graph' needs a CUDA device; use 'auto', 'eager' or 'compile'", key="acceleration"
@@ -58,13 +58,13 @@ def require_device(acceleration: Acceleration, device: torch.device) -> None:
 
 
 def choose(acceleration: Acceleration, device: torch.device) -> Literal["eager", "compile", "graph"]:
-    """What `auto` means on a device; compiling is given up, with one warning, where no compiler is found."""
+    """Resolve `auto` for a device; without a C compiler, warn and do not compile."""
     require_device(acceleration, device)
     on_gpu = device.type == "cuda"
     chosen = ("compile" if on_gpu else "eager") if acceleration == "auto" else acceleration
     if chosen == "compile" and not _can_compile():
         fallback: Literal["graph", "eager"] = "graph" if on_gpu else "eager"
-        _log.warning("no C compiler found: going on without compiling (acceleration: %s)", fallback)
+        _log.warning("no C compiler found: updates are not compiled (acceleration: %s)", fallback)
         return fallback
     return chosen
 
@@ -74,14 +74,14 @@ def _can_compile() -> bool:
 
 
 def set_precision(tf32: bool) -> None:
-    """TF32 products keep 10 bits of mantissa and are faster where products decide; off unless asked for."""
+    """Enable or disable TF32 matrix products (10 bits of mantissa; faster if matrix products dominate)."""
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
 
 
 def accelerate(learner: Learner, acceleration: Acceleration) -> None:
-    """Let the updates of `learner` run as asked: replaces `learner.execution`.
+    """Replace `learner.execution` according to `acceleration`.
 
-    Compiling also raises torch's limit on recompilations: every learner of a process compiles the same few
+    Compiling also raises torch's recompilation limit, because every learner of a process compiles the same few
     functions for its own shapes.
     """
     chosen, on_gpu = choose(acceleration, learner.device), learner.device.type == "cuda"
@@ -97,55 +97,58 @@ def accelerate(learner: Learner, acceleration: Acceleration) -> None:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` compiled whole, anew for every shape."""
+    """`function` compiled as one graph, once per input shape."""
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Around capturing: what an earlier run left behind is freed before it, not in the middle.
+def _gc_paused() -> Iterator[None]:
+    """Collect garbage before capturing a graph, and disable collection during the capture.
 
-    A tensor in pinned memory asks the GPU about itself when it goes, which breaks a capture and ends the process.
+    Freeing a tensor in pinned memory queries the GPU, which breaks a capture and ends the process.
     """
     gc.collect()
-    collecting = gc.isenabled()
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if enabled:
             gc.enable()
 
 
 class _Streams(NamedTuple):
-    main: torch.cuda.Stream  # what is captured begins and ends here
+    main: torch.cuda.Stream  # a capture begins and ends here
     side: torch.cuda.Stream  # draws minibatches
     branches: tuple[torch.cuda.Stream, ...]
 
 
 @cache
 def _streams(device: torch.device) -> _Streams:
-    """Those of a process: torch has 32 and hands them out in turn, so that with streams of its own the eighth
-    learner would find its branches on the stream it captures on, one after the other."""
+    """The streams of this process, shared by all learners.
+
+    torch has a pool of 32 streams and reuses them in turn. If every learner requested its own, the branches of the
+    eighth one would be on the stream that it captures on, and run one after the other.
+    """
     main, side, *branches = (torch.cuda.Stream(device) for _ in range(2 + _BRANCHES))  # type: ignore[no-untyped-call]
     return _Streams(main, side, tuple(branches))
 
 
 @contextmanager
 def _known_warnings_ignored() -> Iterator[None]:
-    """Around compiling and capturing: torch warns there of what is intended here."""
+    """Ignore torch's warnings during compilation and capture about intended behaviour."""
     with warnings.catch_warnings():
-        # torch advises TF32 when it compiles; here it is a switch of the configuration.
+        # torch recommends TF32 when it compiles; here it is a setting.
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
-        # Gradients are returned by autograd.grad, never accumulated: an accumulating node's stream is never used.
+        # Gradients are returned by autograd.grad and never accumulated, so that stream is never used.
         warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
         yield
 
 
 class Updater:
-    """Runs updates of `learner` on minibatches of `source`, in the way that `accelerate` gave it (else eagerly)."""
+    """Runs updates of `learner` on minibatches of `source`, as set by `accelerate` (default: eagerly)."""
 
-    # How many updates are captured together, the largest number that is due first.
+    # Numbers of updates that are captured as one graph, in decreasing order.
     blocks: tuple[int, ...] = (_BLOCK, 1)
 
     def __init__(
@@ -159,8 +162,8 @@ class Updater:
         together: int = 1,
         acting: ActingPolicy | None = None,
     ) -> None:
-        """So many updates are asked for `together` as a rule; `acting` is the policy that waits for them, and
-        captured ones send it the weights themselves."""
+        """`together`: usual number of updates per `run`. `acting`: the policy that acts after them; captured
+        updates copy the weights to it."""
         self.learner = learner
         self.source = source
         self.batch_size = batch_size
@@ -170,27 +173,26 @@ class Updater:
         if together <= _LONGEST:
             self.blocks = tuple(sorted({*self.blocks, together}, reverse=True))
         self.acting = acting
-        if learner.updates > 0:  # until the next update a resumed run reports the rates of the last one
+        if learner.updates > 0:  # a resumed run reports the learning rates of its last update until the next one
             self._set_rates(self._rates(learner.updates - 1))
         self._graphs: dict[tuple[Hashable, ...], _Captured] = {}
         self._compiled: set[Hashable] = set()
-        # Where minibatches are drawn beside the updates; without it nothing is captured.
+        # Stream that draws minibatches concurrently with the updates; None if updates are not captured.
         captures = learner.execution.acceleration != "eager" and learner.device.type == "cuda"
         self._side = _streams(learner.device).side if captures else None
-        # Rows of a source in host memory are copied here before each update, so that a graph finds them.
+        # Rows of a source in host memory are copied to this tensor before each update; a graph reads them here.
         self._staged: Tensor | None = None
         if source.device != learner.device:
             self._staged = torch.empty((batch_size, source.layout.width), device=learner.device)
-        # Brings rows nearer that lie elsewhere than on the device or in memory.
-        self._feed = feed_of(self._learners(), self._sources(), batch_size)
+        self._prefetcher = prefetcher_for(self._learners(), self._sources(), batch_size)
 
     def run(self, count: int) -> None:
-        """`count` updates; nothing is read back from the device."""
-        if self._feed is not None:
-            self._feed.begin(count)
+        """Run `count` updates without reading anything back from the device."""
+        if self._prefetcher is not None:
+            self._prefetcher.begin(count)
         self._run(count)
-        if self._feed is not None:
-            self._feed.end()
+        if self._prefetcher is not None:
+            self._prefetcher.end()
 
     def _run(self, count: int) -> None:
         learner = self.learner
@@ -200,7 +202,7 @@ class Updater:
                 size = next(block for block in self.blocks if block <= count)
             variants = tuple(learner.variant(learner.updates + i) for i in range(size))
             rates = [self._rates(learner.updates + i) for i in range(size)]
-            rows = None if self._feed is None else self._feed.rows()
+            rows = None if self._prefetcher is None else self._prefetcher.rows()
             if self._staged is not None:
                 rows = self._sample() if rows is None else rows.view_as(self._staged)
                 self._staged.copy_(rows, non_blocking=True)
@@ -212,27 +214,27 @@ class Updater:
             count -= size
 
     def forget(self) -> None:
-        """Drop what was captured: the learner's tensors lie elsewhere now."""
+        """Drop the captured graphs, because the learner's tensors have moved."""
         self._graphs.clear()
 
-    # What updates are made of; a population's differ here (see `population.updates`).
+    # Parts of an update that `StackedUpdater` overrides.
 
     def _arrivals(self) -> Sequence[PinnedStaging]:
-        """Rows to be written before minibatches are drawn on the device."""
+        """Staged rows that must be written before minibatches are drawn on the device."""
         found = () if self._staged is not None else self._sources()
         return [arrivals for source in found for arrivals in source.arrivals]
 
-    def _couriers(self) -> Sequence[WeightTransfer]:
-        """Who waits for the weights after each of these updates."""
+    def _transfers(self) -> Sequence[WeightTransfer]:
+        """The weight transfers that follow these updates."""
         transfer = None if self.acting is None else self.acting.transfer
         return () if transfer is None else (transfer,)
 
     def _sample(self) -> Tensor:
-        """Packed rows of the next minibatch, where the source lies."""
+        """Packed rows of the next minibatch, on the device of the source."""
         return self.source.sample_rows(self.batch_size)
 
     def _inputs(self, variant: Hashable) -> Any:
-        """What an update needs that does not depend on those before it: the minibatch, observations normalised."""
+        """Inputs of an update that do not depend on earlier updates: a minibatch with normalised observations."""
         rows = self._sample() if self._staged is None else self._staged
         return self.learner.normalized(self.source.layout.unpack(rows))
 
@@ -248,10 +250,8 @@ class Updater:
     def _sources(self) -> Sequence[BatchSource]:
         return (self.source,)
 
-    # How they run.
-
     def _rates(self, update: int) -> list[float]:
-        """The scheduled learning rates at an update; empty where nothing is scheduled."""
+        """The scheduled learning rates at `update`; empty without a schedule."""
         if self.schedule is None:
             return []
         factor = self.schedule.factor(update, self.total_updates)
@@ -262,7 +262,7 @@ class Updater:
             self.learner.set_learning_rates(rates)
 
     def _step(self, variant: Hashable) -> Terms:
-        """One update without a graph; the first of a variant compiles, where compiling was asked for."""
+        """Run one update without a graph; the first one of a variant may compile."""
         if variant in self._compiled:
             return self._update(self._inputs(variant), variant)
         self._compiled.add(variant)
@@ -280,14 +280,14 @@ class Updater:
         for arrivals in self._arrivals():
             arrivals.written()
         self._finish(captured.terms, len(variants))
-        for transfer in captured.couriers:
+        for transfer in captured.transfers:
             transfer.sent()
 
     def _capture(self, variants: tuple[Hashable, ...], side: torch.cuda.Stream) -> _Captured:
-        """Warm up and capture updates without leaving a trace in networks, optimisers or random numbers.
+        """Warm up and capture updates; networks, optimisers and random generators are restored afterwards.
 
-        Minibatches do not depend on the updates before them, so they are drawn on a branch of their own, beside
-        those updates; random numbers are numbered as they are captured, so each draw is the one of an eager update.
+        Minibatches do not depend on earlier updates, so they are drawn on a separate stream, concurrently with
+        them. Random numbers are assigned in the order of the capture, so each draw equals that of an eager update.
         """
         learner = self.learner
         before = [(copy.deepcopy(one.state_dict()), one.generator.get_state()) for one in self._learners()]
@@ -306,8 +306,8 @@ class Updater:
             for one in self._learners():
                 graph.register_generator_state(one.generator)
             terms: Terms = {}
-            inputs = []  # kept until all is captured: the branch must not draw into a minibatch still in use
-            with _undisturbed(), torch.cuda.graph(graph, stream=_streams(learner.device).main):
+            inputs = []  # kept until the end: the side stream must not reuse the memory of a minibatch
+            with _gc_paused(), torch.cuda.graph(graph, stream=_streams(learner.device).main):
                 main = torch.cuda.current_stream(learner.device)
                 for arrivals in self._arrivals():
                     arrivals.write()
@@ -318,11 +318,11 @@ class Updater:
                     main.wait_stream(side)
                     self._set_rates(rates[i])
                     terms |= self._update(inputs[i], variant)
-                for transfer in self._couriers():
+                for transfer in self._transfers():
                     transfer.copy()
         finally:
-            torch.cuda.synchronize(learner.device)  # a warm-up that failed may still be at work on its stream
+            torch.cuda.synchronize(learner.device)  # a failed warm-up may still be running on its stream
             for one, (state, random_state) in zip(self._learners(), before):
                 one.load_state_dict(state)
                 one.generator.set_state(random_state)
-        return _Captured(graph, terms, rates, self._couriers())
+        return _Captured(graph, terms, rates, self._transfers())
