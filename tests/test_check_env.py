@@ -131,9 +131,9 @@ def test_what_is_right_is_ok() -> None:
     ("env", "subject", "state", "words"),
     [
         (Unseeded, "seeds", "warning", "another first observation"),
-        (Drifting, "replaying", "warning", "lead elsewhere at step 1"),
+        (Drifting, "replaying", "warning", "lead to another transition at step 1"),
         (Reused, "observations", "warning", "changes after it was returned"),
-        (Drifted, "replaying", "warning", "lead elsewhere at step 1"),
+        (Drifted, "replaying", "warning", "lead to another transition at step 1"),
         (Halving, "actions", "warning", "changes its action in place"),
         (Deaf, "seeds", "warning", "another seed gives the same episode"),
         (Endless, "time limit", "warning", "wrappers: [{TimeLimit: {max_episode_steps: 1000}}]"),

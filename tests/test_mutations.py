@@ -32,7 +32,7 @@ def test_every_kind_and_every_learner_is_covered() -> None:
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
     files = {Path(mutation.file).stem for mutation in MUTATIONS}
     assert files >= {*algorithm_names(), "fqe", "discrete_cql"}
-    assert files >= {"policies", "mlp", "replay_buffer", "sources", "collector", "normalization", "schedules"}
+    assert files >= {"policies", "mlp", "replay_buffer", "sources", "collector", "moments", "schedules"}
 
 
 def test_a_text_that_moved_is_an_error() -> None:

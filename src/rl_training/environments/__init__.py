@@ -1,1 +1,1 @@
-"""Environments: making them, stepping several, in this process or in others, and playing with a policy."""
+"""Environments: creation, stepping several of them in this or other processes, and evaluation of a policy."""

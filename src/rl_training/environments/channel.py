@@ -1,6 +1,6 @@
-"""This process's end of a connection to an environment's process: a message has a deadline and a bounded length.
+"""The run's end of the connection to an environment's process: messages have a deadline and a bounded length.
 
-The other end is `multiprocessing`'s: a message is its length in four bytes, and then itself.
+The other end is a `multiprocessing` connection: a message is preceded by its length in four bytes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _AT_ONCE = 1 << 16
 
 
 class Channel:
-    """Sends and receives whole messages; raises `TimeoutError` where one does not pass in time.
+    """Sends and receives whole messages; raises `TimeoutError` after a deadline.
 
-    After any error the connection may be in the middle of a message and is of no further use.
+    After an error the connection may be in the middle of a message and must not be used any more.
     """
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
@@ -34,7 +34,7 @@ class Channel:
         self._received = bytearray()
 
     def send(self, message: Any, seconds: float) -> None:
-        """Send bytes, or what has some."""
+        """Send bytes or a buffer."""
         rest = memoryview(_LENGTH.pack(len(message)) + message)
         deadline: float | None = None
         while rest:
@@ -45,7 +45,7 @@ class Channel:
                 _wait(self._writable, deadline)
 
     def receive(self, seconds: float) -> bytearray:
-        """The next message; raises `EOFError` at the end of the connection."""
+        """The next message; raises `EOFError` if the connection is closed."""
         deadline = time.monotonic() + seconds
         end = self._end()
         while len(self._received) < end:
@@ -60,7 +60,7 @@ class Channel:
         return message
 
     def _end(self) -> int:
-        """Where the first message ends in what was received, as far as is known."""
+        """End of the first message in the received bytes; end of its header until that is complete."""
         if len(self._received) < _LENGTH.size:
             return _LENGTH.size
         (length,) = _LENGTH.unpack_from(self._received)

@@ -1,4 +1,4 @@
-"""Checking an environment before training in it: Gymnasium's own checker, and what a run here relies on."""
+"""Environment checks before training: Gymnasium's checker, and the assumptions of a run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from rl_training.spaces import SpaceSpec
 
 _STEPS = 200
 _SEED = 7
-# Remarks of Gymnasium's that do not matter here: actions are scaled, observations need no bounds.
-_IMMATERIAL = ("symmetric and normalized space", "minimum value is -infinity", "maximum value is infinity")
+# Gymnasium's warnings that do not apply here: actions are scaled, observations need no bounds.
+_IGNORED = ("symmetric and normalized space", "minimum value is -infinity", "maximum value is infinity")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at; `broken` means that training fails or learns from wrong numbers."""
+    """Result of one check; `broken` means that training would fail or learn from wrong numbers."""
 
     state: Literal["ok", "warning", "broken"]
     subject: str
@@ -41,7 +41,7 @@ class Check:
 
 @dataclass
 class _Episode:
-    """What an environment answered to a seed and random actions."""
+    """An environment's answers to a seed and random actions."""
 
     first: NDArray[np.float32]
     actions: list[Any]
@@ -52,7 +52,7 @@ class _Episode:
 
 
 def check_environment(config: TrainConfig, given: UserEnvironments | None = None) -> list[Check]:
-    """All checks in order; what depends on a broken one is left out."""
+    """All checks in order; checks that depend on a broken one are skipped."""
     try:
         env = make_env(config, given)
     except ConfigError as error:
@@ -77,7 +77,7 @@ def _spaces_in_words(spaces: SpaceSpec) -> str:
 
 
 def _answers(config: TrainConfig, given: UserEnvironments | None) -> Iterator[Check]:
-    """Play part of an episode, and the same again."""
+    """Play part of an episode, and repeat it."""
     env = LocalEnv(config, given)
     try:
         step = [0]
@@ -102,9 +102,9 @@ def _answers(config: TrainConfig, given: UserEnvironments | None) -> Iterator[Ch
 
 
 def _play(env: LocalEnv, step: list[int]) -> _Episode:
-    """An episode of random actions, up to a bound; `step` counts along, for the report of a failure."""
+    """An episode of random actions, at most `_STEPS` steps; `step` holds the current step if this raises."""
     env.env.action_space.seed(_SEED)
-    watch = env.env = _Watch(env.env)
+    detector = env.env = _MutationDetector(env.env)
     try:
         episode = _Episode(env.reset(_SEED), [], [], ended=False)
         while not episode.ended and step[0] < _STEPS:
@@ -115,13 +115,14 @@ def _play(env: LocalEnv, step: list[int]) -> _Episode:
             episode.transitions.append(transition)
             episode.ended = transition.terminated or transition.truncated
     finally:
-        env.env = watch.env
-    episode.reuses_observations, episode.changes_actions = watch.reuses_observations, watch.changes_actions
+        env.env = detector.env
+    episode.reuses_observations = detector.reuses_observations
+    episode.changes_actions = detector.changes_actions
     return episode
 
 
-class _Watch(gym.Wrapper[Any, Any, Any, Any]):
-    """Notices an environment that changes an observation it has returned, or the action it is given."""
+class _MutationDetector(gym.Wrapper[Any, Any, Any, Any]):
+    """Detects whether an environment changes an observation it has returned, or its action."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -129,15 +130,15 @@ class _Watch(gym.Wrapper[Any, Any, Any, Any]):
         self._returned: tuple[Any, Any] = (None, None)  # the last observation, and a copy of it
 
     def reset(self, **options: Any) -> Any:
-        return self._seen(self.env.reset(**options))
+        return self._compared(self.env.reset(**options))
 
     def step(self, action: Any) -> Any:
         before = copy.deepcopy(action)
-        answer = self._seen(self.env.step(action))
+        answer = self._compared(self.env.step(action))
         self.changes_actions |= not np.array_equal(action, before)
         return answer
 
-    def _seen(self, answer: Any) -> Any:
+    def _compared(self, answer: Any) -> Any:
         self.reuses_observations |= not data_equivalence(*self._returned, exact=True)
         obs = answer[0] if isinstance(answer, tuple) and answer else None
         self._returned = obs, copy.deepcopy(obs)
@@ -145,7 +146,7 @@ class _Watch(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def _sharing(episode: _Episode) -> Iterator[Check]:
-    """What does no harm here, where observations and actions are copied, and does elsewhere."""
+    """Warn about shared buffers: a run copies observations and actions, other programs may not."""
     if episode.reuses_observations:
         text = "an observation changes after it was returned; training copies it, others may not: return a copy"
         yield Check("warning", "observations", text)
@@ -176,13 +177,14 @@ def _repetition(env: LocalEnv, episode: _Episode) -> Iterator[Check]:
         yield Check("ok", "seeds", "the same seed gives the same first observation, another seed another episode")
     number = 0 if not np.array_equal(env.reset(_SEED), episode.first) else _first_difference(env, episode)
     if number is not None:
-        yield Check("warning", "replaying", f"the same actions lead elsewhere at step {number}; {consequence}")
+        text = f"the same actions lead to another transition at step {number}; {consequence}"
+        yield Check("warning", "replaying", text)
         return
     yield Check("ok", "replaying", "the same actions lead to the same observations and rewards")
 
 
 def _first_difference(env: LocalEnv, episode: _Episode) -> int | None:
-    """The step at which the actions of `episode` lead elsewhere than they did; None if they do not."""
+    """The first step at which the actions of `episode` lead to another transition; None if all are the same."""
     for number, (action, before) in enumerate(zip(episode.actions, episode.transitions), start=1):
         env.send(action)
         now = env.receive()
@@ -209,7 +211,7 @@ def _limit(config: TrainConfig, given: UserEnvironments | None, episode: _Episod
 
 
 def _gymnasium(config: TrainConfig, given: UserEnvironments | None) -> Iterator[Check]:
-    """Gymnasium's checker, on the environment without its wrappers."""
+    """Gymnasium's checker, on the environment without wrappers."""
     env = make_env(config, given)
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -220,11 +222,11 @@ def _gymnasium(config: TrainConfig, given: UserEnvironments | None) -> Iterator[
         return
     finally:
         close_env(env, given)
-    remarks = dict.fromkeys(_one_line(str(warning.message)) for warning in caught)
-    material = [remark for remark in remarks if not any(words in remark for words in _IMMATERIAL)]
-    for remark in material:
-        yield Check("warning", "gymnasium", remark.removeprefix("WARN: "))
-    if not material:
+    messages = dict.fromkeys(_one_line(str(warning.message)) for warning in caught)
+    relevant = [message for message in messages if not any(words in message for words in _IGNORED)]
+    for message in relevant:
+        yield Check("warning", "gymnasium", message.removeprefix("WARN: "))
+    if not relevant:
         yield Check("ok", "gymnasium", "its checker finds nothing wrong")
 
 

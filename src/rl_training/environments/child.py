@@ -1,7 +1,6 @@
-"""The program of an environment's own process: make the environment, and answer for it until told to end.
+"""The program of an environment's process: creates the environment and serves requests until it is closed.
 
-It imports Gymnasium and what makes an environment. torch and pydantic are not among it: they would cost every
-process seconds and two hundred megabytes.
+It does not import torch and pydantic, which would cost every process seconds and two hundred megabytes.
 """
 
 from __future__ import annotations
@@ -22,46 +21,48 @@ from rl_training.environments.pool import LocalEnv
 from rl_training.environments.recipe import EnvOrder
 from rl_training.errors import cause_of
 
-# The last word of such a process's command line.
+# The last argument of such a process's command line.
 MARK = "rl-training-environment"
 
 
 def is_env_process() -> bool:
-    """Whether this process is an environment's, in which the main script may be running for the second time."""
+    """Whether this is an environment's process, which may be importing the main script again."""
     return sys.orig_argv[-1:] == [MARK]
 
 
-def be_env_process() -> None:
-    """Mark a process that somebody else has started, and that is now an environment's."""
+def mark_env_process() -> None:
+    """Mark a process that was not started by `processes.py` as an environment's process."""
     sys.orig_argv.append(MARK)
 
 
 def main(handle: int) -> None:
-    """Serve the connection with this file descriptor; its other end closed means that nobody is there any more."""
+    """Serve the connection with this file descriptor; exits when the parent closes it."""
     connection: Connection[Any, Any] = Connection(handle)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         spawn.prepare(connection.recv())
-        _serve(connection, Served(connection.recv_bytes()))
+        _serve(connection, EnvServer(connection.recv_bytes()))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # as multiprocessing ends its processes: threads that an environment left behind do not matter
+    os._exit(0)  # as in multiprocessing; does not wait for threads of the environment
 
 
-class Served:
-    """An environment made before it is asked for, so that several are made side by side; a failure waits too."""
+class EnvServer:
+    """Creates the environment at once, so that several start in parallel; the first answer reports an error."""
 
     def __init__(self, order: bytes, prepare: Callable[[], None] = lambda: None) -> None:
-        """`prepare` is what must be done before the order can be read."""
+        """`prepare` is called before `order` is unpickled."""
         self.env: LocalEnv | None = None
         self._failure: tuple[str, str] | None = None
         try:
             prepare()
-            self.env = _made(pickle.loads(order))  # noqa: S301 - from the process that started this one
+            unpacked: EnvOrder = pickle.loads(order)  # noqa: S301 - from the process that started this one
+            unpacked.prepare()
+            self.env = LocalEnv(unpacked.recipe, unpacked.given)
         except (Exception, SystemExit) as error:
-            self._failure = _told(error)
+            self._failure = _error_texts(error)
 
     def answer(self, command: str, argument: Any) -> tuple[str, Any]:
-        """("ok", value) or ("error", its line and its traceback)."""
+        """("ok", value) or ("error", (message, traceback))."""
         if self.env is None:
             return "error", self._failure
         try:
@@ -70,7 +71,7 @@ class Served:
             self.env.send(argument)
             result = self.env.receive()
         except (Exception, SystemExit) as error:
-            return "error", _told(error)
+            return "error", _error_texts(error)
         return "ok", (result.obs, result.reward, result.terminated, result.truncated)
 
     def close(self) -> None:
@@ -78,16 +79,11 @@ class Served:
             self.env.close()
 
 
-def _made(order: EnvOrder) -> LocalEnv:
-    order.prepare()
-    return LocalEnv(order.recipe, order.given)
-
-
-def _told(error: BaseException) -> tuple[str, str]:
+def _error_texts(error: BaseException) -> tuple[str, str]:
     return cause_of(error), traceback.format_exc()[-frames.LONGEST_TRACE :]
 
 
-def _serve(connection: Connection[Any, Any], served: Served) -> None:
+def _serve(connection: Connection[Any, Any], server: EnvServer) -> None:
     actions = frames.Form()
     for number in itertools.count(1):
         message = connection.recv_bytes()
@@ -96,8 +92,8 @@ def _serve(connection: Connection[Any, Any], served: Served) -> None:
         else:
             command, argument = pickle.loads(message)  # noqa: S301 - from the process that started this one
         if command == "close":
-            served.close()
+            server.close()
             return
         if command == "step":
             actions.learn(argument)
-        connection.send_bytes(frames.answer_message(number, *served.answer(command, argument)))
+        connection.send_bytes(frames.answer_message(number, *server.answer(command, argument)))

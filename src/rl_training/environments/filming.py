@@ -1,4 +1,4 @@
-"""Filming an environment: a camera around it, and something for MuJoCo to draw with where there is no display."""
+"""Recording an environment: a wrapper that captures frames, and MuJoCo's rendering backend without a display."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from rl_training.errors import (
 from rl_training.experiment.config import TrainConfig
 
 MODE = "rgb_array"
-_USUAL_FPS = 30.0
+_DEFAULT_FPS = 30.0
 _CAMERA = "python:<camera>"
-# MuJoCo's ways to draw without a display, the better one first, with the library and the package of each.
+# MuJoCo's backends without a display, the preferred one first: library and package of each.
 _HEADLESS = {"egl": ("EGL", "libegl1"), "osmesa": ("OSMesa", "libosmesa6")}
 NO_BACKEND = (
-    "MuJoCo draws without a display through EGL or OSMesa, and neither is here; apt-get install "
+    "without a display MuJoCo draws with EGL or OSMesa, and neither is installed; apt-get install "
     + " or ".join(package for _, package in _HEADLESS.values())
 )
 
@@ -43,7 +43,7 @@ Sink = Callable[[NDArray[np.uint8]], None]
 
 
 class Camera(gym.Wrapper[Any, Any, Any, Any]):
-    """Hands a frame to `sink` after each reset and each step."""
+    """Passes a frame to `sink` after each reset and each step."""
 
     def __init__(self, env: gym.Env[Any, Any], sink: Sink) -> None:
         super().__init__(env)
@@ -51,15 +51,15 @@ class Camera(gym.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, **options: Any) -> Any:
         answer = self.env.reset(**options)
-        self._shoot()
+        self._capture()
         return answer
 
     def step(self, action: Any) -> Any:
         answer = self.env.step(action)
-        self._shoot()
+        self._capture()
         return answer
 
-    def _shoot(self) -> None:
+    def _capture(self) -> None:
         name = _name(self.env)
         try:
             frame: Any = self.env.render()
@@ -71,31 +71,31 @@ class Camera(gym.Wrapper[Any, Any, Any, Any]):
             raise
         except Exception as error:
             raise EnvironmentFailure(f"{name} cannot be drawn: {cause_of(error)}{_remedy(self.env)}") from error
-        self._sink(_picture(name, frame))
+        self._sink(_require_frame(name, frame))
 
 
 def told(sink: Sink, say: Callable[[str], None], every: float = 10.0) -> Sink:
-    """The same sink, with a word every so many seconds: MuJoCo drawn in software takes minutes."""
-    started = spoken = time.monotonic()
+    """`sink` with a progress message every `every` seconds; rendering MuJoCo in software takes minutes."""
+    started = reported = time.monotonic()
     frames = 0
 
-    def take(frame: NDArray[np.uint8]) -> None:
-        nonlocal spoken, frames
+    def reporting(frame: NDArray[np.uint8]) -> None:
+        nonlocal reported, frames
         sink(frame)
         frames += 1
-        if (now := time.monotonic()) >= spoken + every:
-            spoken = now
+        if (now := time.monotonic()) >= reported + every:
+            reported = now
             say(f"{frames:,} frames in {now - started:.0f} s")
 
-    return take
+    return reporting
 
 
 def _name(env: gym.Env[Any, Any]) -> str:
     return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
 
 
-def _picture(name: str, frame: Any) -> NDArray[np.uint8]:
-    """A frame `[H, W, 3]`, if it is one."""
+def _require_frame(name: str, frame: Any) -> NDArray[np.uint8]:
+    """`frame`, if it is an image `[H, W, 3]` of bytes."""
     form = np.shape(frame)
     if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or len(form) != 3 or form[2] != 3 or 0 in form:
         kind = f"{frame.dtype} of shape {list(form)}" if isinstance(frame, np.ndarray) else type(frame).__name__
@@ -104,14 +104,14 @@ def _picture(name: str, frame: Any) -> NDArray[np.uint8]:
 
 
 def without_render_mode(config: TrainConfig) -> TrainConfig:
-    """A run that was watched while it trained is not to open a window now."""
+    """`config` without the `render_mode` that the run may have been trained with."""
     kwargs = {key: value for key, value in config.env_kwargs.items() if key != "render_mode"}
     return config.replace(env_kwargs=kwargs)
 
 
 def filmed(config: TrainConfig, given: UserEnvironments, sink: Sink) -> tuple[TrainConfig, UserEnvironments]:
-    """Settings and makers of the same environments with a camera around them, outside every wrapper."""
-    maker = None if given.env is None else given.env.drawing(MODE)
+    """Settings and makers of the same environments with a `Camera` as the outermost wrapper."""
+    maker = None if given.env is None else given.env.with_render_mode(MODE)
     kwargs = config.env_kwargs if maker is not None else {**config.env_kwargs, "render_mode": MODE}
     wrappers = {**given.wrappers, _CAMERA: lambda env: Camera(env, sink)}
     config = config.replace(environments="local", env_kwargs=kwargs, wrappers=[*config.wrappers, _CAMERA])
@@ -119,11 +119,11 @@ def filmed(config: TrainConfig, given: UserEnvironments, sink: Sink) -> tuple[Tr
 
 
 def frame_rate(config: TrainConfig, given: UserEnvironments) -> float:
-    """Frames per second by the environment's own word; what cannot be filmed is refused in one line."""
+    """Frames per second that the environment declares; `ConfigError` if it cannot be recorded."""
     env = make_env(config, given)
     try:
         name, modes = _name(env), env.metadata.get("render_modes") or ()
-        fixed = given.env is not None and given.env.drawing(MODE) is given.env
+        fixed = given.env is not None and given.env.with_render_mode(MODE) is given.env
         if MODE not in modes or (fixed and env.render_mode != MODE):
             known = f"it has {', '.join(map(str, modes)) or 'none'}"
             remedy = f"make it with render_mode={MODE!r}" if MODE in modes else known
@@ -133,7 +133,7 @@ def frame_rate(config: TrainConfig, given: UserEnvironments) -> float:
         fps = env.metadata.get("render_fps")
     finally:
         close_env(env, given)
-    return float(fps) if isinstance(fps, int | float) and fps > 0 else _USUAL_FPS
+    return float(fps) if isinstance(fps, int | float) and fps > 0 else _DEFAULT_FPS
 
 
 def _is_mujoco(env: gym.Env[Any, Any]) -> bool:
@@ -152,9 +152,10 @@ def has_display() -> bool:
 
 
 def drawing_backend() -> str | None:
-    """What MuJoCo draws with: `MUJOCO_GL` where it is set, else the display, else EGL or OSMesa; None: nothing.
+    """MuJoCo's rendering backend: `MUJOCO_GL` if it is set, else the display, else EGL or OSMesa; None if there is
+    none.
 
-    A library that is here may still have no device to draw on, so where both are, the first is tried out.
+    An installed library may lack a device to render on, so if both are installed, the first is tested.
     """
     if chosen := os.environ.get("MUJOCO_GL"):
         return chosen
@@ -165,7 +166,7 @@ def drawing_backend() -> str | None:
 
 
 def _works(backend: str) -> bool:
-    """Whether a context can be made; in a process of its own, as one process can have one backend only."""
+    """Whether a context can be created; tested in another process, because a process can use only one backend."""
     program = f"from mujoco.{backend} import GLContext; c = GLContext(8, 8); c.make_current(); c.free()"
     command, environment = [sys.executable, "-c", program], {**os.environ, "MUJOCO_GL": backend}
     try:
@@ -176,10 +177,9 @@ def _works(backend: str) -> bool:
 
 
 def prepare_drawing() -> None:
-    """Set `MUJOCO_GL` where the user has not and there is no display, if possible before MuJoCo is imported.
+    """Set `MUJOCO_GL` if the user has not and there is no display; call this before MuJoCo is imported.
 
-    SDL, which pygame draws with, would look for a display in vain and complain; pygame's greeting would stand among
-    the results on standard output.
+    Also keeps SDL (pygame's renderer) from searching for a display, and pygame from printing its greeting.
     """
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     if has_display():

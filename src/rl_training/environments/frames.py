@@ -1,9 +1,9 @@
-"""What passes between a run and an environment's process.
+"""Message format between a run and an environment's process.
 
-A request is a pickle, or the bytes of an action: each side remembers the form of the last action that came as a
-pickle, and what has the same form is sent as its bytes alone. A pickle never begins with the byte that these begin
-with. An answer is numbers or text and never a pickle: whatever an environment's process writes, reading it cannot
-run code. It carries the number of the request it answers, so that an answer to an earlier one is noticed.
+A request is a pickle or the raw bytes of an action: both sides store dtype and shape of the last pickled action,
+and an action of the same form is sent as bytes. Raw bytes are preceded by a byte with which no pickle starts. An
+answer is numbers or text and never a pickle, so that reading it cannot run code. It contains the number of its
+request, so that an answer to an earlier request is detected.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LONGEST_TRACE = 20_000
 
 
 class WrongMessage(Exception):
-    """The other process sent something that is not the answer to the last request."""
+    """The other process sent a message that is not the answer to the last request."""
 
 
 class Form:
-    """Dtype and shape of one kind of array."""
+    """Dtype and shape of the last pickled action."""
 
     def __init__(self) -> None:
         self._known: tuple[np.dtype[Any], tuple[int, ...]] | None = None
@@ -42,7 +42,7 @@ class Form:
         return is_array and (value.dtype, value.shape) == self._known
 
     def read(self, data: bytes, offset: int) -> Any:
-        """An array of its own, or a scalar."""
+        """A new array, or a scalar."""
         assert self._known is not None
         dtype, shape = self._known
         values = np.frombuffer(data, dtype, offset=offset)
@@ -54,7 +54,7 @@ def pickled(message: Any) -> Any:
 
 
 def is_bare(message: bytes) -> bool:
-    """Whether a request is bytes alone and no pickle."""
+    """Whether a request is the raw bytes of an action rather than a pickle."""
     return message[:1] == _MARK
 
 
@@ -67,7 +67,7 @@ def action_of(message: bytes, form: Form) -> Any:
 
 
 def answer_message(number: int, status: str, value: Any) -> bytes:
-    """An answer of `child.Served` to request `number`: an observation, a transition or an error with its trace."""
+    """Encode an answer of `child.EnvServer` to request `number`: an observation, a transition or an error."""
     if status == "error":
         return _ANSWER.pack(_FAILURE, number % _NUMBERS, 0.0, False, False) + json.dumps(value).encode()
     if isinstance(value, tuple):
@@ -77,7 +77,7 @@ def answer_message(number: int, status: str, value: Any) -> bytes:
 
 
 def answer_of(message: bytes | bytearray, number: int, width: int | None) -> tuple[str, Any]:
-    """The reverse; `width`: the numbers of an observation, where they are known."""
+    """Decode `answer_message`; `width`: the length of an observation, if known."""
     if len(message) < _ANSWER.size or message[0] > _FAILURE:
         raise WrongMessage(f"its process sent {len(message):,} bytes that are not an answer")
     kind, found, reward, terminated, truncated = _ANSWER.unpack_from(message)

@@ -1,6 +1,6 @@
-"""Modules that an `env_id` (`module:Id`) or a wrapper (`module:Class`) names: Gymnasium imports them, if permitted.
+"""Importing the module of an `env_id` (`module:Id`) or a wrapper (`module:Class`), if `allow_import` permits it.
 
-Nothing else is imported by a name from a file.
+No other module is imported by a name from a file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rl_training.errors import ConfigError, MissingDependencyError, cause_of
 
 @contextmanager
 def current_folder() -> Iterator[None]:
-    """`sys.path` with the current folder, which a console script's does not have."""
+    """Add the current folder to `sys.path`, which a console script lacks."""
     here = str(Path.cwd())
     added = here not in sys.path and "" not in sys.path
     if added:
@@ -31,7 +31,7 @@ def current_folder() -> Iterator[None]:
 
 
 def find_named(place: str, key: str) -> Any:
-    """What `module:Name` names, once importing is permitted; a failure is one line that blames `key`."""
+    """Import the object `module:Name`; raises a `ConfigError` with `key` if this fails."""
     module, _, name = place.partition(":")
     try:
         with current_folder():
@@ -49,7 +49,7 @@ def find_named(place: str, key: str) -> Any:
 
 
 def not_importable(module: str, error: Exception, key: str) -> MissingDependencyError:
-    """One line for a module that could not be imported: itself, or something that it needs."""
+    """The error for a module that could not be imported, or that imports a missing one."""
     cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
     missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
     if missing is None:
@@ -62,7 +62,7 @@ def not_importable(module: str, error: Exception, key: str) -> MissingDependency
 
 
 def is_importable(thing: Any) -> bool:
-    """Whether another process finds a class or function by the name of its module."""
+    """Whether another process can import this class or function by module and name."""
     found: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
     for part in getattr(thing, "__qualname__", "<nothing>").split("."):
         found = getattr(found, part, None)

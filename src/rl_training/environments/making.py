@@ -1,4 +1,4 @@
-"""Making an environment from a configuration, or as its caller gave it; its spaces and its time limit."""
+"""Creating an environment from a configuration or a user's object; its spaces and its time limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rl_training.spaces import SpaceSpec
 
 
 def make_env(config: EnvSettings, given: UserEnvironments | None = None) -> gym.Env[Any, Any]:
-    """`config.env_id` with its keyword arguments, or what the caller gave, wrapped; every failure is one line."""
+    """Create and wrap `config.env_id`, or the environment in `given`; raises one-line errors."""
     env = _bare(config, given)
     try:
         return wrap(env, config, {} if given is None else given.wrappers)
@@ -35,7 +35,7 @@ def make_env(config: EnvSettings, given: UserEnvironments | None = None) -> gym.
 
 def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, Any]:
     env_id = config.env_id
-    kwargs = copy.deepcopy(dict(config.env_kwargs))  # an environment may change what it is given
+    kwargs = copy.deepcopy(dict(config.env_kwargs))  # an environment may change its arguments
     if given is not None and given.env is not None:
         return given.env(kwargs)
     if env_id is None:
@@ -54,7 +54,7 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
         )
     try:
         with current_folder() if config.allow_import else nullcontext():
-            return _made(env_id, kwargs)
+            return _make(env_id, kwargs)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise _missing(env_id, error) from error
     except gym.error.UnregisteredEnv:
@@ -72,13 +72,13 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
         raise not_made(env_id, config.env_kwargs, error) from error
 
 
-def _made(env_id: str, kwargs: Mapping[str, Any]) -> gym.Env[Any, Any]:
-    """A registered id; `module:Name` may also be the class itself, where the module registers no such id."""
+def _make(env_id: str, kwargs: Mapping[str, Any]) -> gym.Env[Any, Any]:
+    """Create a registered id; `module:Name` may also name a class, if the module registers no such id."""
     try:
         return gym.make(env_id, disable_env_checker=True, **kwargs)
     except gym.error.UnregisteredEnv:
         module, _, name = env_id.rpartition(":")
-        found: Any = sys.modules.get(module)  # making it has imported the module
+        found: Any = sys.modules.get(module)  # imported by `gym.make`
         for part in name.split("."):
             found = getattr(found, part, None)
         if not (isinstance(found, type) and issubclass(found, gym.Env)):
@@ -87,7 +87,7 @@ def _made(env_id: str, kwargs: Mapping[str, Any]) -> gym.Env[Any, Any]:
 
 
 def _missing(env_id: str, error: Exception) -> MissingDependencyError:
-    """What to install for an environment that could not be made: its entry point tells which family it is of."""
+    """The error for an environment whose package is missing; the remedy follows from its entry point."""
     module, _, name = env_id.rpartition(":")
     if module:
         return not_importable(module, error, "env_id")
@@ -103,12 +103,12 @@ def _missing(env_id: str, error: Exception) -> MissingDependencyError:
         remedy = "is it importable from here?"
     cause = " ".join(str(error).split())
     return MissingDependencyError(
-        f"env_id: {env_id} needs a package that is not here ({cause}); {remedy}", key="env_id"
+        f"env_id: {env_id} needs a package that is not installed ({cause}); {remedy}", key="env_id"
     )
 
 
 def close_env(env: gym.Env[Any, Any], given: UserEnvironments | None = None) -> None:
-    """Close an environment of `make_env`, unless it is the caller's own object."""
+    """Close an environment made by `make_env`, unless it is the user's own object."""
     if given is not None and given.env is not None:
         given.env.close(env)
     else:
@@ -116,7 +116,7 @@ def close_env(env: gym.Env[Any, Any], given: UserEnvironments | None = None) -> 
 
 
 def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> SpaceSpec:
-    """The spaces of `env`, refusing what no network here can take; `discrete` is what the algorithm needs."""
+    """The spaces of `env`; raises if they are not supported. `discrete`: what the algorithm needs, None for any."""
     name = env.spec.id if env.spec is not None else type(env).__name__
     if not discrete:
         _require_bounds(name, env)
@@ -124,7 +124,7 @@ def read_spaces(env: gym.Env[Any, Any], *, discrete: bool | None = None) -> Spac
 
 
 def _observations(name: str, space: gym.Space[Any]) -> dict[str, Any]:
-    """How many numbers an observation has, and its original form where that is no flat vector."""
+    """The length of a flat observation, and the description of the space if it is not a flat vector."""
     try:
         flattening = flattening_of(space)
     except Image:
@@ -134,7 +134,7 @@ def _observations(name: str, space: gym.Space[Any]) -> dict[str, Any]:
         remedy = (
             "use FlattenObservation: wrappers: [FlattenObservation]"
             if space.is_np_flattenable
-            else "their length varies, so that only a wrapper of your own can make them: wrappers: [module:Class]"
+            else "their length varies, so they need a wrapper of your own: wrappers: [module:Class]"
         )
         raise ConfigError(
             f"env_id: {name} has observations of type {kind}; flat vectors are needed: {remedy}", key="env_id"
@@ -170,7 +170,7 @@ def _actions(name: str, space: gym.Space[Any], discrete: bool | None) -> dict[st
 
 
 def _require_bounds(name: str, env: gym.Env[Any, Any]) -> None:
-    """Refuse continuous actions without bounds, saying what to type so that they have some."""
+    """Raise for continuous actions without bounds; the message contains the wrapper that sets bounds."""
     space = env.action_space
     if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1 or _is_bounded(space):
         return
@@ -185,7 +185,7 @@ def _require_bounds(name: str, env: gym.Env[Any, Any]) -> None:
         layer = layer.env
     low, high = np.nan_to_num(space.low, neginf=-1.0), np.nan_to_num(space.high, posinf=1.0)
     arguments = "min_action: -1, max_action: 1"
-    if np.any(low >= high):  # a bound on one side, beyond ±1
+    if np.any(low >= high):  # only one finite bound, beyond ±1
         low = np.where(np.isfinite(space.low), low, high - 2.0)
         high = np.where(np.isfinite(space.high), high, low + 2.0)
         arguments = f"min_action: {low.tolist()}, max_action: {high.tolist()}"
@@ -201,9 +201,9 @@ def _is_bounded(space: gym.Space[Any]) -> bool:
 
 
 def flattening_of(space: gym.Space[Any]) -> Flattening | None:
-    """How observations of `space` become flat vectors; None where they are. Raises `Misfit` where they cannot.
+    """The flattening of `space`; None if its observations are flat vectors. Raises `Misfit` if it is not supported.
 
-    A Box of several dimensions is not flattened unasked: its neighbourhoods would be lost without a word.
+    A Box of several dimensions is not flattened implicitly, because this would discard its spatial structure.
     """
     description = describe(space)
     if description["kind"] != "Box":
@@ -214,7 +214,7 @@ def flattening_of(space: gym.Space[Any]) -> Flattening | None:
 
 
 def _no_images(name: str, obs: gym.Space[Any]) -> ConfigError:
-    """Networks here take vectors; says what to type to do without the images, or to use their pixels as numbers."""
+    """The error for images; its remedy drops them or uses their pixels as numbers."""
     parts = obs.spaces if isinstance(obs, gym.spaces.Dict) else {}
     images = [key for key, part in parts.items() if _is_image(part)]
     others = [_in_yaml(key) for key in parts if key not in images]
@@ -224,9 +224,9 @@ def _no_images(name: str, obs: gym.Space[Any]) -> ConfigError:
             f"[{{FilterObservation: {{filter_keys: [{', '.join(others)}]}}}}]"
         )
     else:
-        remedy = "take its pixels as numbers: wrappers: [FlattenObservation]"
+        remedy = "use its pixels as numbers: wrappers: [FlattenObservation]"
     return ConfigError(
-        f"env_id: {name} has images among its observations, for which there is no network here; {remedy}",
+        f"env_id: {name} has images among its observations, which no network here supports; {remedy}",
         key="env_id",
     )
 
@@ -242,7 +242,7 @@ def _is_image(space: gym.Space[Any]) -> bool:
 
 
 def _in_yaml(key: str) -> str:
-    """A key as YAML reads it back: quoted where it would be something else than a string, or several."""
+    """A key as YAML, quoted if YAML would not read it as one string."""
     plain = re.fullmatch(r"[A-Za-z_][\w.-]*", key) and key.lower() not in ("true", "false", "null", "nan", "inf")
     return key if plain else json.dumps(key)
 
@@ -259,7 +259,7 @@ def spaces_of(
 
 
 def time_limit(config: EnvSettings, given: UserEnvironments | None = None) -> int | None:
-    """The steps after which the configured environment ends an episode by itself; None where none is declared."""
+    """The time limit in steps that the configured environment declares; None if it declares none."""
     if (limit := time_limit_of(config.wrappers)) is not None:
         return limit
     if given is not None and given.env is not None:

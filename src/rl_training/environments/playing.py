@@ -1,7 +1,7 @@
-"""Evaluation: an environment of its own, fixed seeds, exactly n episodes, nothing of the training touched.
+"""Evaluation in separate environments: exactly n episodes with fixed seeds, without any effect on training.
 
-An episode ends where the environment ends it, or at a bound: an environment without a time limit would otherwise
-hold a run for ever. Between any two steps playing asks whether it should stop.
+An episode ends when the environment ends it or at a maximum number of steps, because an environment without a time
+limit would block the run. Evaluation can be interrupted between any two steps.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from rl_training.models.policies import Policy
 from rl_training.seeding import EVALUATION, EVALUATION_SEED, evaluation_sampling
 from rl_training.spaces import SpaceSpec
 
-# An episode's seed follows from its place, (column, number): with a fixed number of columns the same episodes are
-# played however many environments share the work.
+# An episode's seed depends on (column, number) only, so the same episodes are played with any number of
+# environments.
 _COLUMNS = 8
-# Environments at most, and the rows that the policy computes at every step: the last bit of a row depends on how
-# many are computed together, and an episode must not depend on which others are played.
-_SIDE_BY_SIDE = 10
-# The bound of an evaluation episode where neither the configuration nor the environment has one.
+# Maximum number of environments, and the batch size of the policy. It is fixed because the last bit of a row
+# depends on the batch size, and an episode must not depend on the other episodes.
+_MAX_ENVS = 10
+# Maximum length of an evaluation episode if neither the configuration nor the environment has a limit.
 UNLIMITED_EPISODE_STEPS = 10_000
 
 
 class PlayInterrupted(Exception):
-    """Playing was asked to stop; its unfinished episodes are dropped."""
+    """The evaluation was interrupted; its unfinished episodes are dropped."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """Episodes 0 … n-1: the return and the length of each, and how many were cut at the bound."""
+    """Returns and lengths of episodes 0 … n-1; `cut` of them were truncated at the bound."""
 
     returns: NDArray[np.float64]  # [n]
     lengths: NDArray[np.int64]  # [n]
     cut: int
 
     def episodes(self) -> dict[str, list[float]]:
-        """Each episode as plain data, beside the metrics that sum them up."""
+        """Return and length of each episode as plain data."""
         return {"returns": self.returns.tolist(), "lengths": self.lengths.tolist()}
 
 
 class Evaluator:
-    """Plays episodes on fixed seeds; its environments are made once and kept."""
+    """Plays episodes with fixed seeds; its environments are created once and reused."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Evaluator:
         seed: int = EVALUATION_SEED,
         one_by_one: bool = False,
     ) -> None:
-        """Another `seed` plays other episodes than every evaluation does; `one_by_one` uses one environment."""
+        """`seed`: default: the episodes of every evaluation. `one_by_one`: use a single environment."""
         self.config, self.given = (given or UserEnvironments()).evaluation(config)
         self.spaces = spaces
         self.seed = seed
@@ -73,14 +73,14 @@ class Evaluator:
 
     @property
     def bound(self) -> int | None:
-        """The steps after which an episode is cut; None where the environment's own time limit does it."""
+        """The maximum number of steps of an episode; None if the environment has a time limit."""
         if self.config.eval_max_steps is not None:
             return self.config.eval_max_steps
         return UNLIMITED_EPISODE_STEPS if time_limit(self.config, self.given) is None else None
 
     @property
     def notice(self) -> str:
-        """The warning about episodes that were cut; empty where none was."""
+        """The warning about truncated episodes; empty if there were none."""
         if not self.cut_episodes:
             return ""
         return (
@@ -89,14 +89,14 @@ class Evaluator:
         )
 
     def start(self) -> None:
-        """Start environments that are processes: they take seconds, which training can use."""
+        """Start environments in other processes now, because they take seconds to start."""
         if self.config.environments != "local" and self.config.eval_episodes:
             self.open(self.config.eval_episodes)
 
     def open(self, episodes: int) -> EnvPool:
-        """Make the environments for `episodes` episodes, if there are not as many yet."""
-        alone = self.one_by_one or (self.given.env is not None and self.given.env.single_instance)
-        count = 1 if alone else min(episodes, _SIDE_BY_SIDE)
+        """The environments for `episodes` episodes; they are created if there are not enough yet."""
+        single = self.one_by_one or (self.given.env is not None and self.given.env.single_instance)
+        count = 1 if single else min(episodes, _MAX_ENVS)
         if self._pool is None or len(self._pool.envs) < count:
             self.close()
             config = self.config.replace(num_envs=count, seed=self.seed)
@@ -106,7 +106,7 @@ class Evaluator:
     def run(
         self, policy: Policy, episodes: int, interrupted: Callable[[], bool] = lambda: False
     ) -> dict[str, float]:
-        """`eval_return_mean` and its companions over exactly `episodes` episodes with the deterministic policy."""
+        """The `eval_…` metrics over exactly `episodes` episodes with the deterministic policy."""
         return self.summary(self.play(policy, episodes, interrupted))
 
     def play(
@@ -117,10 +117,9 @@ class Evaluator:
         *,
         deterministic: bool = True,
     ) -> Played:
-        """Exactly `episodes` episodes; without `deterministic` a stochastic policy is sampled.
+        """Play exactly `episodes` episodes; without `deterministic` a stochastic policy is sampled.
 
-        Raises `PlayInterrupted` as soon as `interrupted()` says so. `cut_episodes` counts those that reached the
-        bound.
+        Raises `PlayInterrupted` as soon as `interrupted()` is true. Truncated episodes are added to `cut_episodes`.
         """
         bound = self.bound or math.inf
         try:
@@ -128,13 +127,13 @@ class Evaluator:
             act = _sampled(policy, self.spaces, self.seed) if sampled else _mode(policy)
             played = _play(self.open(episodes), act, self.spaces, episodes, bound, interrupted)
         except BaseException:
-            self.close()  # another environment's answer may be under way, and would be taken for its next one
+            self.close()  # a pending answer would be mistaken for the next one
             raise
         self.cut_episodes += played.cut
         return played
 
     def summary(self, played: Played) -> dict[str, float]:
-        """Means and their companions, by the names metrics have everywhere."""
+        """The `eval_…` metrics of these episodes."""
         returns, lengths = played.returns, played.lengths
         result = {
             "eval_return_mean": float(returns.mean()),
@@ -155,7 +154,7 @@ class Evaluator:
             pool.close()
 
 
-# Internal actions for observations `[_SIDE_BY_SIDE, O]`, given the episode of each row; other rows mean nothing.
+# Internal actions for observations `[_MAX_ENVS, O]`, given the episode of each row; all other rows are unused.
 Act = Callable[[torch.Tensor, dict[int, int]], torch.Tensor]
 
 
@@ -164,7 +163,7 @@ def _mode(policy: Policy) -> Act:
 
 
 def _sampled(policy: Policy, spaces: SpaceSpec, seed: int) -> Act:
-    """Each episode has noise of its own, so that it does not depend on which others are played beside it."""
+    """Each episode has its own noise, so that it does not depend on the other episodes."""
     sources: dict[int, np.random.Generator] = {}
 
     def act(obs: torch.Tensor, episodes: dict[int, int]) -> torch.Tensor:
@@ -186,16 +185,15 @@ def _play(
     bound: float,
     interrupted: Callable[[], bool],
 ) -> Played:
-    """Episodes 0 … n-1, each cut at `bound` steps.
+    """Play episodes 0 … n-1, each truncated at `bound` steps.
 
-    Environment i plays the episodes i, i + k, i + 2k, …: which one it plays does not depend on how long the others
-    take, so n episodes are the same n episodes whatever their lengths. An episode has a row of its own in the
-    policy's batch (k is 1 or `_SIDE_BY_SIDE`, or there is no second round).
+    Environment i plays the episodes i, i + k, i + 2k, …, independently of the lengths of other episodes. Each
+    running episode has its own row in the policy's batch (k is 1 or `_MAX_ENVS`, or there is no second round).
     """
     width, cut = len(pool.envs), 0
     returns, lengths = np.zeros(episodes), np.zeros(episodes, dtype=np.int64)
     playing = {i: i for i in range(min(width, episodes))}  # environment -> episode
-    obs = np.zeros((_SIDE_BY_SIDE, spaces.obs_dim), dtype=np.float32)
+    obs = np.zeros((_MAX_ENVS, spaces.obs_dim), dtype=np.float32)
     for i, episode in playing.items():
         obs[_row(episode)] = pool.reset(i, _place(episode))
     while playing:
@@ -208,7 +206,7 @@ def _play(
             actions = act(torch.from_numpy(obs), {_row(episode): episode for episode in playing.values()})
         transitions = pool.step(spaces.to_env(actions.numpy()[rows]), active)
         obs[rows] = [transition.obs for transition in transitions]
-        _require_finite(obs[rows], active)  # before a reset replaces the last one of an episode
+        _require_finite(obs[rows], active)  # before a reset replaces the last observation of an episode
         for i, transition in zip(active, transitions):
             if not math.isfinite(pool.episodes[i].total):
                 raise DivergedError(
@@ -234,8 +232,8 @@ def _place(episode: int) -> tuple[int, int]:
 
 
 def _row(episode: int) -> int:
-    """Where an episode's observation is in the policy's batch."""
-    return episode % _SIDE_BY_SIDE
+    """Row of an episode in the policy's batch."""
+    return episode % _MAX_ENVS
 
 
 def _require_finite(obs: NDArray[np.float32], environments: list[int]) -> None:

@@ -1,12 +1,10 @@
-"""Several environments stepped together: their answers are checked, and their errors name the environment.
+"""Several environments stepped together; answers are validated, and errors name the environment.
 
-Resetting is ours, not a wrapper's: each episode has a seed of its own, derived from the run's seed and the
-episode's place: its environment's index and its number there. So an unfinished episode is known by its seed and its
-actions, and a resumed run can replay it. The actions are kept up to a bound (`LONGEST_REPLAY`), for an episode that
-never ends.
+The pool resets environments itself. Each episode has its own seed, derived from the run's seed, the environment's
+index and the episode's number. So an unfinished episode is determined by its seed and its actions, and a resumed
+run replays it. At most `LONGEST_REPLAY` actions are stored, because an episode may never end.
 
-Observations and actions are copied where they pass between a run and an environment in its process: an environment
-may reuse its buffers and change the action it is given.
+Observations and actions are copied, because an environment may reuse its buffers and change its action in place.
 """
 
 from __future__ import annotations
@@ -32,25 +30,25 @@ if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
 
 Answer = TypeVar("Answer")
-# How often in a row an environment is made again elsewhere before its run fails.
-_MOST_LOSSES = 3
-# Actions of a running episode that are kept: a resumed run steps them all again.
+# How often in a row a lost environment is replaced before the run fails.
+_MAX_REPLACEMENTS = 3
+# Maximum number of stored actions of a running episode; a resumed run repeats them all.
 LONGEST_REPLAY = 100_000
-# Seconds in which all environments of a pool together may close.
+# Seconds within which all environments of a pool must close.
 CLOSING_SECONDS = 1.0
 _STEP = "(observation, reward, terminated, truncated, info)"
 
 
 class WrongAnswer(Exception):
-    """An environment answered in another form than its spaces and Gymnasium's interface promise."""
+    """An environment's answer does not match its spaces or Gymnasium's interface."""
 
 
 class EnvLost(Exception):
-    """The machine of an environment was lost, and with it the episode; a new environment has taken its place."""
+    """The node running the environment died; a replacement was created and its episode must be replayed."""
 
 
 class NotReplayed(Exception):
-    """An environment that was lost and made again did not come back to where it had been."""
+    """The episode of a lost environment could not be replayed in its replacement."""
 
 
 @dataclass(slots=True)
@@ -64,12 +62,11 @@ class Transition:
 
 
 class SteppedEnv(Protocol):
-    """One environment of a pool, wherever it lives.
+    """One environment of a pool, in this process or another.
 
-    Each action that is sent is answered once, so that several environments can work side by side. What goes wrong
-    is raised; the pool says in which environment. `EnvLost` is not the environment's fault: the pool replays its
-    episode in the one that took its place. `ask_to_close` does not wait, so that several can close side by side;
-    `close` waits for `seconds` at most.
+    `send` and `receive` are separate so that several environments step in parallel. The pool adds the environment's
+    index to exceptions. If `receive` raises `EnvLost`, the pool replays the episode in the replacement.
+    `ask_to_close` does not wait, so that several environments close in parallel; `close` waits at most `seconds`.
     """
 
     def reset(self, seed: int) -> NDArray[np.float32]: ...
@@ -146,9 +143,9 @@ def _flag(name: str, value: Any) -> bool:
 
 @dataclass
 class Episode:
-    """The running episode of one environment: all that is needed to replay it.
+    """The running episode of one environment, with its seed and actions for a replay.
 
-    `actions` is None after more than `LONGEST_REPLAY` steps: then it cannot be replayed.
+    `actions` is None after more than `LONGEST_REPLAY` steps; then the episode cannot be replayed.
     """
 
     number: int
@@ -166,26 +163,26 @@ class Episode:
 
     @property
     def too_long(self) -> str:
-        """In words: why it cannot be replayed where `actions` is None."""
+        """Part of a message: why the episode cannot be replayed if `actions` is None."""
         return f"is at step {self.steps:,} of its episode, of which {LONGEST_REPLAY:,} actions at most are kept,"
 
-    def go_back(self, steps: int, total: float) -> None:
-        """Undo what came after the first `steps`."""
+    def rewind(self, steps: int, total: float) -> None:
+        """Drop all but the first `steps` steps."""
         self.steps, self.total = steps, total
         if self.actions is not None:
             del self.actions[steps:]
 
 
 def require_place(config: TrainConfig) -> None:
-    """Refuse `environments: ray` where there is no Ray, before anything is built."""
+    """Raise for `environments: ray` if Ray is not installed, before anything is built."""
     if config.environments == "ray":
         from rl_training.environments.ray_actors import require_ray
 
         require_ray("environments: ray")
 
 
-def _kind(config: TrainConfig) -> Callable[[TrainConfig, UserEnvironments | None], SteppedEnv]:
-    """What makes environments where `environments` says they live."""
+def _env_class(config: TrainConfig) -> Callable[[TrainConfig, UserEnvironments | None], SteppedEnv]:
+    """The class for the setting `environments`."""
     if config.environments == "local":
         return LocalEnv
     if config.environments == "ray":
@@ -197,8 +194,8 @@ def _kind(config: TrainConfig) -> Callable[[TrainConfig, UserEnvironments | None
     return ProcessEnv
 
 
-def _made(config: TrainConfig, given: UserEnvironments | None) -> list[SteppedEnv]:
-    make = _kind(config)
+def _make_all(config: TrainConfig, given: UserEnvironments | None) -> list[SteppedEnv]:
+    make = _env_class(config)
     envs: list[SteppedEnv] = []
     try:
         for _ in range(config.num_envs):
@@ -210,7 +207,7 @@ def _made(config: TrainConfig, given: UserEnvironments | None) -> list[SteppedEn
 
 
 def _close_all(envs: Sequence[SteppedEnv]) -> None:
-    """Close environments side by side; those that take longer than `CLOSING_SECONDS` are ended."""
+    """Close environments in parallel; those that take longer than `CLOSING_SECONDS` are killed."""
     for env in envs:
         env.ask_to_close()
     deadline = time.monotonic() + CLOSING_SECONDS
@@ -227,31 +224,30 @@ class EnvPool:
         assert config.seed is not None
         self.seed = config.seed
         self.purpose = purpose
-        self.envs = _made(config, given)
-        self._before: list[tuple[int, float]] = []
-        self._seen: dict[int, NDArray[np.float32]] = {}  # the last observation of each
+        self.envs = _make_all(config, given)
+        self._before: list[tuple[int, float]] = []  # steps and total reward of each episode before the last `send`
+        self._obs: dict[int, NDArray[np.float32]] = {}  # the last observation of each environment
         self.episodes = [Episode(-1, 0, []) for _ in self.envs]
 
     def reset(self, index: int, place: tuple[int, int] | None = None) -> NDArray[np.float32]:
-        """Reset environment `index` to its next episode; evaluation passes `place=(column, number)` to play a
-        fixed one."""
+        """Reset environment `index` to its next episode, or to the fixed episode `place=(column, number)`."""
         column, number = place or (index, self.episodes[index].number + 1)
         seed = episode_seed(self.seed, self.purpose, column, number)
         self.episodes[index] = Episode(number, seed, [])
         with _blame(index, self.episodes[index]):
-            self._seen[index] = _insist(lambda: self.envs[index].reset(seed))
-        return self._seen[index]
+            self._obs[index] = _with_retries(lambda: self.envs[index].reset(seed))
+        return self._obs[index]
 
     def step(self, actions: NDArray[Any], indices: Sequence[int] | None = None) -> list[Transition]:
-        """Step every environment, or those in `indices`; `actions` has a row for each, in the environment's units.
+        """Step all environments, or those in `indices`; `actions` has one row for each, in the environment's units.
 
-        Environments in processes of their own work side by side.
+        Environments in other processes run in parallel.
         """
         self.send(actions, indices)
         return self.receive(indices)
 
     def send(self, actions: NDArray[Any], indices: Sequence[int] | None = None) -> None:
-        """The first half of a step: tell the environments what to do."""
+        """The first half of a step: send the actions."""
         chosen = range(len(self.envs)) if indices is None else indices
         self._before = [(episode.steps, episode.total) for episode in self.episodes]
         for action, index in zip(actions, chosen, strict=True):
@@ -260,7 +256,7 @@ class EnvPool:
                 self.envs[index].send(action)
 
     def receive(self, indices: Sequence[int] | None = None) -> list[Transition]:
-        """The second half: what they answer; one that was lost is brought back to where it was."""
+        """The second half: receive the transitions; lost environments are replaced and replayed."""
         chosen = range(len(self.envs)) if indices is None else indices
         answers: dict[int, Transition] = {}
         lost: list[int] = []
@@ -269,22 +265,22 @@ class EnvPool:
                 try:
                     answers[index] = self.envs[index].receive()
                 except EnvLost:
-                    lost.append(index)  # all are being made again before the first is replayed
+                    lost.append(index)  # all replacements start before the first replay
         for index in lost:
             with _blame(index, self.episodes[index]):
-                answers[index] = _insist(partial(self._receive_again, index))
+                answers[index] = _with_retries(partial(self._receive_again, index))
         for index in chosen:
             self.episodes[index].total += answers[index].reward
-            self._seen[index] = answers[index].obs
+            self._obs[index] = answers[index].obs
         return [answers[index] for index in chosen]
 
     def _receive_again(self, index: int) -> Transition:
-        """The answer to the last action from an environment that has just been made: it must get there first."""
+        """Replay the episode in a replacement, and receive the answer to its last action."""
         episode, env = self.episodes[index], self.envs[index]
         if episode.actions is None:
             raise NotReplayed(f"it was lost with its machine: it {episode.too_long} and cannot be replayed")
         *before, action = episode.actions
-        if not np.array_equal(self._replayed(index, episode.seed, before), self._seen[index]):
+        if not np.array_equal(self._replayed(index, episode.seed, before), self._obs[index]):
             raise NotReplayed(
                 f"it was lost with its machine, and elsewhere its first {len(before)} actions led to another "
                 "observation: it does not depend on its seed alone"
@@ -293,22 +289,23 @@ class EnvPool:
         return env.receive()
 
     def forget_step(self) -> None:
-        """Undo, in the running episodes, a step in which some environment failed."""
+        """Remove a failed step from the running episodes."""
         for episode, before in zip(self.episodes, self._before):
-            episode.go_back(*before)
+            episode.rewind(*before)
 
     def replay(self, index: int, episode: Episode) -> NDArray[np.float32] | None:
-        """Bring one environment to where `episode` was: reset with its seed, repeat its actions.
+        """Replay `episode` in one environment: reset with its seed, repeat its actions, return the last
+        observation.
 
-        None where these are not kept: then nothing was done, and the environment waits for a reset.
+        Returns None without any effect on the environment if the actions are not stored; it must then be reset.
         """
         self.episodes[index] = episode
         actions = episode.actions
         if actions is None:
             return None
         with _blame(index, episode):
-            self._seen[index] = _insist(lambda: self._replayed(index, episode.seed, actions))
-        return self._seen[index]
+            self._obs[index] = _with_retries(lambda: self._replayed(index, episode.seed, actions))
+        return self._obs[index]
 
     def _replayed(self, index: int, seed: int, actions: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
         env = self.envs[index]
@@ -322,16 +319,16 @@ class EnvPool:
         _close_all(self.envs)
 
 
-def _insist(attempt: Callable[[], Answer]) -> Answer:
-    """What `attempt` returns, though the environment may be lost meanwhile, a few times."""
-    for _ in range(_MOST_LOSSES):
+def _with_retries(attempt: Callable[[], Answer]) -> Answer:
+    """The result of `attempt`, repeated if the environment is lost meanwhile."""
+    for _ in range(_MAX_REPLACEMENTS):
         with suppress(EnvLost):
             return attempt()
     return attempt()
 
 
 class _blame:  # noqa: N801 - reads as a verb
-    """Turn whatever an environment raises, `sys.exit` included, into an `EnvironmentFailure` that names it."""
+    """Convert exceptions of an environment, including `sys.exit`, to an `EnvironmentFailure` with its index."""
 
     def __init__(self, index: int, episode: Episode) -> None:
         self.index, self.episode = index, episode

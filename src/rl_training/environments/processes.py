@@ -1,7 +1,7 @@
-"""An environment in a process of its own: it may raise, die or hang, and the run learns which and why.
+"""An environment in a separate process, whose errors, death and timeouts are reported to the run.
 
-Answers over the pipe are numbers and text (`frames.py`): reading them runs no code. The child is a program of its
-own (`child.py`): multiprocessing would import the caller's main script, and with it torch, into each of them.
+Answers are numbers and text (`frames.py`), so reading them runs no code. The child runs its own program
+(`child.py`), because multiprocessing would import the caller's main script, and with it torch, in every child.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
 
 Process = subprocess.Popen[bytes]
-# A fresh interpreter may take long to import its libraries before it can answer for the first time.
+# A new interpreter may take long to import its libraries before its first answer.
 START_SECONDS = 120.0
-# Environments stand side by side already; a user's own values win.
+# Environments run in parallel already; the user's own values take precedence.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def guard(value: str) -> str:
-    """What a main script lacks that trains while it is imported again, because `environments` has this value."""
+    """The advice for a main script without the `__main__` guard; `value` of the setting `environments`."""
     return (
         f"with environments: {value} a script that defines its environment needs "
         '`if __name__ == "__main__":` around its training call'
@@ -48,7 +48,7 @@ def guard(value: str) -> str:
 
 
 class EnvProcessDied(Exception):
-    """The child ended without answering; the message says how."""
+    """The child ended without an answer."""
 
 
 class EnvTimeout(Exception):
@@ -56,11 +56,11 @@ class EnvTimeout(Exception):
 
 
 class ChildError(Exception):
-    """The environment raised inside its process; its own traceback is attached as a note."""
+    """The environment raised in its process; its traceback is attached as a note."""
 
 
 def value_of(status: str, value: Any) -> Any:
-    """What the program of an environment's process answered, or the environment's own error."""
+    """The value of an answer; raises `ChildError` if it is an error."""
     if status == "error":
         message, trace = value
         failure = ChildError(one_line(message, LONGEST_CAUSE))
@@ -70,10 +70,9 @@ def value_of(status: str, value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Children started meanwhile never get these: Ctrl-C goes to the whole group, but the run decides what ends."""
-    held = {*STOPPING, signal.SIGUSR1}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+def _signals_blocked() -> Iterator[None]:
+    """Block signals in children started meanwhile: Ctrl-C reaches the whole group, but the run ends the children."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, signal.SIGUSR1})
     try:
         yield
     finally:
@@ -81,23 +80,24 @@ def _signals_held() -> Iterator[None]:
 
 
 def import_path() -> list[str]:
-    """Where this process finds modules."""
+    """`sys.path` with the current folder in place of the empty string."""
     return [os.getcwd() if place == "" else str(place) for place in sys.path]  # noqa: PTH109
 
 
 def start_child(module: str, settings: Mapping[str, str] | None = None) -> tuple[Process, Connection[Any, Any]]:
-    """Start a child whose program is `module.main`, and return it with the connection that it serves.
+    """Start a child that runs `module.main`, and return it with its connection.
 
-    It has the interpreter, flags and path of this process, and its variables (`settings` where that has none).
+    It has the interpreter, flags, path and environment variables of this process; `settings` adds missing
+    variables.
     """
     require_posix("a process of its own", "set environments to local")
     here, child = Pipe()
     path = f"import sys; sys.path[:] = {import_path()!a}"
     interpreter = spawn.get_command_line()[:-3]  # without multiprocessing's own program
-    # Not one of the standard streams, which may be closed here and are the child's own there.
+    # Not the number of a standard stream, which may be closed here and which the child replaces.
     handle = duplicate(child.fileno(), 3)
     try:
-        with _signals_held():
+        with _signals_blocked():
             process = subprocess.Popen(  # noqa: S603
                 [*interpreter, "-c", f"{path}; from {module} import main; main({handle})", MARK],
                 stdin=subprocess.DEVNULL,
@@ -111,7 +111,7 @@ def start_child(module: str, settings: Mapping[str, str] | None = None) -> tuple
 
 
 def how_it_ended(process: Process, *, answered: bool, advice: str) -> str:
-    """How a child ended whose connection has; one that never answered may have lacked what `advice` says."""
+    """Describe how a child with a closed connection ended; `advice` is added if it never answered."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(1.0)
     code = process.returncode
@@ -120,19 +120,19 @@ def how_it_ended(process: Process, *, answered: bool, advice: str) -> str:
     if code < 0:
         return f"its process was killed by signal {-code}"
     hint = "" if answered else " before its first answer"
-    # A main script that trains while it is imported again ends the child right there.
+    # A main script without the guard trains again when it is imported, which ends the child.
     return f"its process ended with exit code {code}{hint}{f'; {advice}' if hint and advice else ''}"
 
 
 def preparation(main: bool) -> dict[str, Any]:
-    """What `spawn.prepare` does first in the child: `sys.argv` and, if need be, importing the main script."""
-    known = spawn.get_preparation_data("environment")
-    wanted = ("name", "sys_argv", "init_main_from_name", "init_main_from_path")
-    return {key: known[key] for key in (wanted if main else wanted[:2]) if key in known}
+    """The argument of `spawn.prepare` in the child: sets `sys.argv` and, if `main`, imports the main script."""
+    data = spawn.get_preparation_data("environment")
+    keys = ("name", "sys_argv", "init_main_from_name", "init_main_from_path")
+    return {key: data[key] for key in (keys if main else keys[:2]) if key in data}
 
 
 def _end(owner: int, process: Process, connection: Connection[Any, Any]) -> None:
-    if os.getpid() != owner:  # a fork of this process ends
+    if os.getpid() != owner:  # called in a fork of this process
         return
     connection.close()
     if process.poll() is None:
@@ -142,7 +142,7 @@ def _end(owner: int, process: Process, connection: Connection[Any, Any]) -> None
 
 
 class ProcessEnv:
-    """`LocalEnv` across a pipe; a child that does not answer within `env_timeout` is killed."""
+    """An environment in a child process; the child is killed if it does not answer within `env_timeout`."""
 
     def __init__(self, config: TrainConfig, given: UserEnvironments | None = None) -> None:
         if is_env_process():
@@ -154,8 +154,8 @@ class ProcessEnv:
         self._finalizer = weakref.finalize(self, _end, os.getpid(), self._process, self._connection)
         self._channel = Channel(self._connection)
         self._requests = 0
-        self._width: int | None = None  # numbers of an observation
-        with contextlib.suppress(OSError):  # one that is dead already is reported when it is asked
+        self._width: int | None = None  # length of an observation
+        with contextlib.suppress(OSError):  # the first request reports a dead child
             self._channel.send(frames.pickled(preparation(self._imports_main)), START_SECONDS)
             self._channel.send(order, START_SECONDS)
         self._actions = frames.Form()
@@ -197,7 +197,7 @@ class ProcessEnv:
         return value_of(status, value)
 
     def _failure(self, error: Exception) -> Exception:
-        """How the process ended; one that does not answer in time, or sends something else, is killed."""
+        """The exception for a failed message; kills a child that timed out or sent a wrong message."""
         if isinstance(error, TimeoutError):
             self._process.kill()
             return EnvTimeout(
@@ -210,7 +210,7 @@ class ProcessEnv:
         return EnvProcessDied(how_it_ended(self._process, answered=self._started, advice=advice))
 
     def ask_to_close(self) -> None:
-        if self._started:  # one that never answered may be making its environment still
+        if self._started:  # otherwise it may still be creating its environment
             with contextlib.suppress(OSError):
                 self._channel.send(frames.pickled(("close", None)), 0.0)
 

@@ -1,9 +1,9 @@
-"""Environments as Ray actors, spread over the nodes of a cluster; and the connection to that cluster.
+"""Environments as Ray actors on the nodes of a cluster, and the connection to that cluster.
 
-An actor's process does what an environment's own process does (`child.py`): it is sent an order as bytes, makes the
-environment and answers for it. Ray carries the messages and chooses the node. An environment whose node is lost is
-made again on another; the pool replays its episode there. One that dies while its node lives is a failure, as it is
-in a process of its own.
+An actor works like an environment's process (`child.py`): it receives an order as bytes, creates the environment
+and answers requests. Ray transports the messages and chooses the node. If the node is lost, the environment is
+created on another one and the pool replays its episode there. If the actor dies while its node is alive, the
+environment has failed, as in a separate process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.environments.child import Served, be_env_process, is_env_process
+from rl_training.environments.child import EnvServer, is_env_process, mark_env_process
 from rl_training.environments.pool import CLOSING_SECONDS, EnvLost, Transition
 from rl_training.environments.processes import (
     START_SECONDS,
@@ -46,19 +46,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Seconds in which a connection to a cluster's address must open.
+# Timeout in seconds of a connection to a cluster's address.
 _REACH_SECONDS = 5.0
-# Seconds in which a node must start a process, to count as alive.
+# Seconds within which a node must start a process to be considered alive.
 _SILENT_SECONDS = 20.0
-# What passes through the object store here is small; Ray would take a third of the memory.
+# Objects here are small; by default Ray's object store takes a third of the memory.
 _STORE_BYTES = 200 * 2**20
-# What Ray says of an actor whose node died before anybody knew that it was there.
+# Part of Ray's message for an actor whose node died before the actor's first answer.
 _NODE_DIED = "its node has died"
 _REMEDY = "start one with `ray start --head`, or give `local`"
 
 
 def require_ray(why: str) -> Any:
-    """The module ray; `why` names what needs it."""
+    """The module ray; `why` names the feature that needs it."""
     try:
         import ray
     except ImportError as error:
@@ -69,8 +69,8 @@ def require_ray(why: str) -> Any:
 def connect(address: str, why: str) -> Any:
     """Ray, connected to the cluster at `address`: `auto`, `local` or host:port.
 
-    A connection this process has already is used as it is. `local` starts a cluster on this machine, for this
-    process alone. Signals stay with those who handle them, and nothing is reported to Ray's makers.
+    An existing connection of this process is reused. `local` starts a cluster on this machine for this process
+    only. Signal handlers are preserved, and Ray's usage statistics are off.
     """
     ray = require_ray(why)
     if ray.is_initialized():
@@ -82,7 +82,7 @@ def connect(address: str, why: str) -> Any:
     else:
         address = _reachable(address, why)
     try:
-        with _signals_kept():
+        with _handlers_kept():
             ray.init(address=address, **options)
     except (ray.exceptions.RayError, ValueError, RuntimeError, OSError) as error:
         hint = "" if address == "local" else f"; {_REMEDY}; if it asks for a token, set RAY_AUTH_MODE=token"
@@ -91,7 +91,7 @@ def connect(address: str, why: str) -> Any:
 
 
 def _reachable(address: str, why: str) -> str:
-    """`address` as host:port; `ConfigError` if no connection to it opens, for which Ray would try half a minute."""
+    """`address` as host:port; `ConfigError` if no connection opens, before Ray tries for half a minute."""
     found = _resolved(address, why)
     host, colon, port = found.rpartition(":")
     if not colon or not host or not port.isdecimal() or "/" in host:
@@ -105,7 +105,7 @@ def _reachable(address: str, why: str) -> str:
 
 
 def _resolved(address: str, why: str) -> str:
-    """What `auto` means here: RAY_ADDRESS, or the cluster that was started on this machine."""
+    """Resolve `auto` to RAY_ADDRESS or the cluster that was started on this machine."""
     if address != "auto":
         return address
     from ray._private.services import canonicalize_bootstrap_address
@@ -120,8 +120,8 @@ def _resolved(address: str, why: str) -> str:
 
 
 @contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself when it connects; whoever handles it keeps it."""
+def _handlers_kept() -> Iterator[None]:
+    """Restore the signal handlers afterwards: Ray replaces that of SIGTERM when it connects."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -137,19 +137,19 @@ def _first_line(error: BaseException) -> str:
 
 
 def go_to(folder: str) -> None:
-    """Be where the caller was, on a node that has this folder too: names of files may be relative."""
+    """Change to the caller's working folder, if this node has it: file names may be relative."""
     if Path(folder).is_dir():
         os.chdir(folder)
 
 
-class _Host:
-    """In the actor's process: the environment, made before it is asked for."""
+class _Actor:
+    """The Ray actor: an `EnvServer` in the actor's process."""
 
     def __init__(self, order: bytes, prepared: Mapping[str, Any], path: list[str], folder: str) -> None:
-        be_env_process()
+        mark_env_process()
         go_to(folder)
         sys.path += [place for place in path if place not in sys.path]
-        self._served = Served(order, lambda: spawn.prepare(dict(prepared)))
+        self._server = EnvServer(order, lambda: spawn.prepare(dict(prepared)))
 
     def node(self) -> str:
         import ray
@@ -158,18 +158,18 @@ class _Host:
         return found
 
     def answer(self, command: str, argument: Any) -> tuple[str, Any]:
-        return self._served.answer(command, argument)
+        return self._server.answer(command, argument)
 
     def close(self) -> None:
-        self._served.close()
+        self._server.close()
 
 
 def _nothing() -> None:
-    """What any node can do."""
+    """Task that tests whether a node is alive."""
 
 
 class RayEnv:
-    """`LocalEnv` in a Ray actor. An actor is scheduled where a CPU is free, and holds none while it lives."""
+    """An environment in a Ray actor. Ray starts the actor on a node with a free CPU and does not reserve that CPU."""
 
     def __init__(self, config: TrainConfig, given: UserEnvironments | None = None) -> None:
         if is_env_process():
@@ -179,21 +179,21 @@ class RayEnv:
 
         self._affinity = NodeAffinitySchedulingStrategy
         order, imports_main = EnvOrder.of(config, given).packed()
-        self._sent = (order, preparation(imports_main), import_path(), str(Path.cwd()))
+        self._arguments = (order, preparation(imports_main), import_path(), str(Path.cwd()))
         self._timeout = config.env_timeout
-        self._lost: set[str] = set()  # nodes not to go to: Ray may count on them for some time
-        self._make()
+        self._lost: set[str] = set()  # nodes to avoid, which Ray may still consider alive
+        self._start()
 
-    def _make(self) -> None:
-        self._node: str | None = None  # known with the first answer
-        host = self._ray.remote(_Host).options(max_restarts=0, scheduling_strategy=self._strategy())
-        self._actor = host.remote(*self._sent)
+    def _start(self) -> None:
+        self._node: str | None = None  # known after the first answer
+        actor = self._ray.remote(_Actor).options(max_restarts=0, scheduling_strategy=self._strategy())
+        self._actor = actor.remote(*self._arguments)
         self._where = self._actor.node.remote()
         self._pending: Any = None
         self._closing: Any = None
 
     def _strategy(self) -> Any:
-        """Spread over the nodes; what was lost goes to any but those it was lost with."""
+        """Spread the actors over the nodes; a replacement avoids lost nodes."""
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
         if not self._lost or not alive - self._lost:
             return "SPREAD"
@@ -218,19 +218,19 @@ class RayEnv:
             self._node = self._node or self._ray.get(self._where)
         except errors.GetTimeoutError:
             if self._node is not None and not self._node_answers():
-                self._make_again("its node does not answer")
+                self._replace("its node does not answer")
             self._ray.kill(self._actor)
-            raise EnvTimeout(self._silence(patience)) from None
+            raise EnvTimeout(self._timeout_message(patience)) from None
         except errors.ActorUnavailableError:
-            self._make_again("its node cannot be reached")
+            self._replace("its node cannot be reached")
         except errors.RayError as error:
             if self._node_is_gone() or _NODE_DIED in str(error):
-                self._make_again("its node was lost")
-            raise EnvProcessDied(f"its actor died: {_told(error)}") from None
+                self._replace("its node was lost")
+            raise EnvProcessDied(f"its actor died: {_reason(error)}") from None
         return value_of(status, value)
 
     def _node_answers(self) -> bool:
-        """Whether the node does other work: Ray takes a minute to give up one that is silent."""
+        """Whether the node runs a task; Ray itself takes a minute to declare a silent node dead."""
         there = self._affinity(self._node, soft=False)
         task = self._ray.remote(_nothing).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote()
         try:
@@ -243,15 +243,15 @@ class RayEnv:
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         return self._node is not None and self._node not in alive
 
-    def _make_again(self, why: str) -> NoReturn:
-        """Have the environment made elsewhere, and say that it knows nothing of its episode."""
+    def _replace(self, why: str) -> NoReturn:
+        """Create the environment on another node and raise `EnvLost`."""
         self._lost |= {self._node} if self._node is not None else set()
         with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
-            self._ray.kill(self._actor)  # it may only have been out of reach
-        self._make()
+            self._ray.kill(self._actor)  # it may only have been unreachable
+        self._start()
         raise EnvLost(why)
 
-    def _silence(self, patience: float) -> str:
+    def _timeout_message(self, patience: float) -> str:
         if self._node is None:
             return (
                 f"its actor did not start within {patience:g} s: is a CPU of the Ray cluster free? "
@@ -274,18 +274,18 @@ class RayEnv:
 
 
 def _cluster() -> Any:
-    """The cluster in use, the one RAY_ADDRESS names, or a new one on this machine."""
+    """The connected cluster, the one in RAY_ADDRESS, or a new one on this machine."""
     ray = require_ray("environments: ray")
     address = os.environ.get("RAY_ADDRESS") or "local"
     if address == "local" and not ray.is_initialized():
         _log.warning(
-            "environments: RAY_ADDRESS names no cluster; Ray is started on this machine and ends with this process"
+            "environments: RAY_ADDRESS is not set; Ray is started on this machine and ends with this process"
         )
     return connect(address, "environments: ray" if address == "local" else "RAY_ADDRESS")
 
 
-def _told(error: BaseException) -> str:
-    """What Ray says of an actor's end, without its advice."""
+def _reason(error: BaseException) -> str:
+    """The cause of an actor's death from Ray's message, without its advice."""
     text = " ".join(str(error).split())
     for pattern in (r"Worker exit detail: (.*?)\.(?: |$)", r"(\w*(?:Error|Exception): .*)$"):
         if found := re.search(pattern, text):

@@ -1,6 +1,6 @@
-"""What making an environment takes, apart from the rest of a configuration, and what another process must be sent.
+"""The settings that define an environment, and `EnvOrder`, which creates it in another process.
 
-A fresh process has Gymnasium's own registrations and no module of the caller's, so an order carries both.
+A new process has only Gymnasium's own registrations and none of the user's modules, so an order contains both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class EnvSettings(Protocol):
-    """The settings that making an environment reads; a `TrainConfig` has them."""
+    """The settings that `make_env` reads; a `TrainConfig` has them."""
 
     @property
     def env_id(self) -> str | None: ...
@@ -40,7 +40,7 @@ class EnvSettings(Protocol):
 
 @dataclass(frozen=True)
 class EnvRecipe:
-    """Those settings alone: plain data, which no process needs pydantic to read."""
+    """The same settings as plain data that can be unpickled without pydantic."""
 
     env_id: str | None
     env_kwargs: Mapping[str, Any]
@@ -55,23 +55,23 @@ class EnvRecipe:
 
 @dataclass(frozen=True)
 class EnvOrder:
-    """An environment to be made in another process, as it would be made in this one."""
+    """Everything that another process needs to create an environment as this process would."""
 
     recipe: EnvRecipe
     given: UserEnvironments | None = None
-    specs: tuple[EnvSpec, ...] = ()  # how the environment is registered here, whoever did that
-    modules: tuple[str, ...] = ()  # imported here, in which wrappers are looked up by name
+    specs: tuple[EnvSpec, ...] = ()  # registrations of the environment in this process
+    modules: tuple[str, ...] = ()  # imported modules that define wrappers
 
     @classmethod
     def of(cls, config: EnvSettings, given: UserEnvironments | None) -> EnvOrder:
-        brought = given is not None and given.env is not None
-        specs = () if brought else _registered(config.env_id or "")
+        by_user = given is not None and given.env is not None
+        specs = () if by_user else _registered(config.env_id or "")
         return cls(EnvRecipe.of(config), given, specs, _modules_of(config, given))
 
     def packed(self) -> tuple[bytes, bool]:
-        """The order as bytes, and whether the main script must be imported before they are read.
+        """The order as bytes, and whether the main script must be imported before they are unpickled.
 
-        What is registered with a function that has no name elsewhere is registered by that import.
+        A registration that cannot be pickled is left out; importing the main script registers it again.
         """
         try:
             data = pickle.dumps(self)
@@ -87,20 +87,20 @@ class EnvOrder:
         return data, main
 
     def prepare(self) -> None:
-        """In the other process: import and register what the environment is made of."""
+        """In the other process: import the modules and register the environment."""
         for module in self.modules:
             importlib.import_module(module)
         for spec in self.specs:
             if gym.registry.get(spec.id) == spec:
                 continue
             if isinstance(spec.entry_point, str):
-                with suppress(Exception):  # it may register the environment; making it tells what is wrong
+                with suppress(Exception):  # it may register the environment; `make_env` reports errors
                     importlib.import_module(spec.entry_point.partition(":")[0])
             gym.registry[spec.id] = spec
 
 
 def _registered(env_id: str) -> tuple[EnvSpec, ...]:
-    """All versions of an id; an id with a module is registered by importing that."""
+    """The registrations of all versions of an id; importing its module registers `module:Id`."""
     if ":" in env_id:
         return ()
     try:
@@ -111,10 +111,10 @@ def _registered(env_id: str) -> tuple[EnvSpec, ...]:
 
 
 def _modules_of(config: EnvSettings, given: UserEnvironments | None) -> tuple[str, ...]:
-    brought = {} if given is None else given.wrappers
+    objects = {} if given is None else given.wrappers
     names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in config.wrappers]
-    named = dict.fromkeys(name.partition(":")[0] for name in names if ":" in name and name not in brought)
-    return tuple(module for module in named if config.allow_import and module in sys.modules)
+    modules = dict.fromkeys(name.partition(":")[0] for name in names if ":" in name and name not in objects)
+    return tuple(module for module in modules if config.allow_import and module in sys.modules)
 
 
 def _main_is_a_file() -> bool:

@@ -1,6 +1,6 @@
-"""Environments that a caller brings in place of a Gymnasium id: an object, a class or a callable.
+"""Environments that a user passes in place of a Gymnasium id: an object, a class or a callable.
 
-The configuration stays plain data and keeps a name of them; what makes them travels with it, as `UserEnvironments`.
+The configuration is plain data and contains only their names; `UserEnvironments` contains their makers.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ Env = gym.Env[Any, Any]
 
 
 class EnvMaker:
-    """Makes environments from what the caller brought; one that is `alone` can only give back the same object."""
+    """Creates environments from a user's object, class or callable."""
 
-    def __init__(self, name: str, make: Callable[..., Any], *, alone: bool = False, certain: bool = False) -> None:
-        """`certain`: each call makes a new environment, without having to look."""
+    def __init__(
+        self, name: str, make: Callable[..., Any], *, single_instance: bool = False, probed: bool = False
+    ) -> None:
+        """`single_instance`: the object cannot be constructed again. `probed`: `make` returns new environments."""
         self.name = name
-        self.single_instance = alone
-        self.time_limit: int | None = None  # of the environment made last
+        self.single_instance = single_instance
+        self.time_limit: int | None = None  # of the last environment
         self._make = make
-        self._certain = certain or alone
-        self._stock: list[Env] = []
+        self._probed = probed or single_instance
+        self._unused: list[Env] = []
 
     def __call__(self, kwargs: Mapping[str, Any]) -> Env:
         try:
-            env: Any = self._stock.pop() if self._stock else self._make(**kwargs)
+            env: Any = self._unused.pop() if self._unused else self._make(**kwargs)
         except Exception as error:
             clash = kwargs and isinstance(error, TypeError) and "keyword argument" in str(error)
             remedy = "; give others, as in rl_training.load(path, env=…, env_kwargs={…})" if clash else ""
@@ -49,37 +51,37 @@ class EnvMaker:
         return env
 
     def probe(self, kwargs: Mapping[str, Any]) -> None:
-        """Find out whether a callable makes a new environment each time, from two that are kept for use."""
-        if not self._certain:
+        """Call the factory twice to check that it returns distinct environments; both are used later."""
+        if not self._probed:
             first, second = self(kwargs), self(kwargs)
-            self._certain, self.single_instance = True, first is second
-            self._stock = [] if self.single_instance else [second, first]
+            self._probed, self.single_instance = True, first is second
+            self._unused = [] if self.single_instance else [second, first]
 
     @property
     def importable(self) -> bool:
-        """Whether another process can make such environments too."""
+        """Whether another process can create such environments."""
         if isinstance(self._make, _Registered):
             entry = self._make.spec.entry_point
             return _is_plain(self._make.spec.kwargs) and (isinstance(entry, str) or is_importable(entry))
         return not self.single_instance and is_importable(self._make)
 
-    def drawing(self, mode: str) -> EnvMaker:
-        """A maker of the same environments in a render mode; this one where they do not take it."""
-        if self.single_instance or not _takes(self._make, "render_mode"):
+    def with_render_mode(self, mode: str) -> EnvMaker:
+        """A maker of the same environments with a render mode; `self` if they do not accept one."""
+        if self.single_instance or not _accepts(self._make, "render_mode"):
             return self
-        return EnvMaker(self.name, functools.partial(self._make, render_mode=mode), certain=True)
+        return EnvMaker(self.name, functools.partial(self._make, render_mode=mode), probed=True)
 
     def close(self, env: Env) -> None:
-        """Close an environment made here; the caller's own object is left to its owner."""
+        """Close an environment made here, unless it is the user's own object."""
         if not self.single_instance:
             env.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stock": []}
+        return {**self.__dict__, "_unused": []}
 
 
 def not_made(name: str | None, kwargs: Mapping[str, Any], error: Exception, remedy: str = "") -> ConfigError:
-    """One line for an environment that could not be made."""
+    """The error for an environment that could not be created."""
     return ConfigError(
         f"env_id: {name} could not be made with env_kwargs {dict(kwargs)}: {cause_of(error)}{remedy}",
         key="env_id",
@@ -88,16 +90,14 @@ def not_made(name: str | None, kwargs: Mapping[str, Any], error: Exception, reme
 
 @dataclass(frozen=True)
 class UserEnvironments:
-    """What a run's caller brought beside its configuration."""
+    """The user's environments and wrappers that a configuration cannot contain."""
 
     env: EnvMaker | None = None
     eval_env: EnvMaker | None = None
-    wrappers: Mapping[str, Wrapping] = field(
-        default_factory=dict
-    )  # those of the configuration's that it cannot hold
+    wrappers: Mapping[str, Wrapping] = field(default_factory=dict)
 
     def evaluation(self, config: TrainConfig) -> tuple[TrainConfig, UserEnvironments]:
-        """Configuration and makers as evaluation sees them: `eval_env` in the place of `env_id`."""
+        """Configuration and makers for evaluation: `eval_env`, if set, replaces `env_id`."""
         if config.eval_env is None:
             return config, self
         names = ("env_id",) if "eval_env" in config.given_envs else ()
@@ -105,7 +105,7 @@ class UserEnvironments:
         return own, UserEnvironments(self.eval_env, wrappers=self.wrappers)
 
     def check(self, config: TrainConfig, *, evaluated: bool) -> None:
-        """Refuse what cannot be made as often, or where, the configuration asks for it."""
+        """Raise if an environment cannot be created in other processes, or more than once, and the run needs that."""
         for maker in (self.env, self.eval_env):
             if maker is not None and config.environments != "local":
                 _require_importable(maker.name, maker.importable)
@@ -126,7 +126,7 @@ class UserEnvironments:
 
 @dataclass(frozen=True)
 class _Registered:
-    """Makes an environment again from its spec; picklable if its entry point is importable."""
+    """Creates an environment from its spec; picklable if its entry point is importable."""
 
     spec: EnvSpec
 
@@ -136,23 +136,23 @@ class _Registered:
 
 @dataclass(frozen=True)
 class EnvSource:
-    """A caller's environment: what makes it, and the fields by which a configuration remembers it."""
+    """A user's environment: its maker, and the fields for the configuration."""
 
     name: str | None
     maker: EnvMaker | None = None
-    by_name: bool = True  # whether the name alone makes it
+    by_name: bool = True  # whether the name is enough to create it
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def resolve_env(env: Any, key: str = "env_id") -> EnvSource:
-    """Understand an environment in any of the forms people have it: id, object, class or callable."""
+    """Resolve an environment given as id, object, class or callable."""
     if env is None or isinstance(env, str):
         return EnvSource(env)
     if isinstance(env, gym.Env):
         return _from_object(env, key)
     if isinstance(env, type) and issubclass(env, gym.Env):
         place = _place_of(env)
-        maker = EnvMaker(env.__name__, env, certain=True)
+        maker = EnvMaker(env.__name__, env, probed=True)
         return EnvSource(place or env.__name__, maker, by_name=place is not None)
     if callable(env) and not isinstance(env, type):
         name = _name_of(env)
@@ -166,9 +166,9 @@ def resolve_env(env: Any, key: str = "env_id") -> EnvSource:
 
 
 def _place_of(env: type[Env]) -> str | None:
-    """`module:Class`, if importing that module in another process gives this class; else None.
+    """`module:Class`, if another process can import this class under that name; else None.
 
-    Gymnasium takes the name for an id of its own if one is registered, of any version.
+    Gymnasium would interpret the name as an id if one is registered, in any version.
     """
     name = env.__qualname__
     if env.__module__ in ("__main__", "__mp_main__") or not is_importable(env):
@@ -180,8 +180,8 @@ def _from_object(env: Env, key: str) -> EnvSource:
     spec = env.spec
     if spec is None or any(wrapper.kwargs is None for wrapper in spec.additional_wrappers):
         name = type(env.unwrapped).__name__
-        return EnvSource(name, EnvMaker(name, lambda **_: env, alone=True), by_name=False)
-    maker = EnvMaker(spec.id, _Registered(spec), certain=True)
+        return EnvSource(name, EnvMaker(name, lambda **_: env, single_instance=True), by_name=False)
+    maker = EnvMaker(spec.id, _Registered(spec), probed=True)
     registered = gym.registry.get(spec.id)
     if registered is None or spec.additional_wrappers:
         return EnvSource(spec.id, maker, by_name=False)
@@ -205,8 +205,8 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _takes(make: Callable[..., Any], name: str) -> bool:
-    """Whether a keyword of that name may be passed."""
+def _accepts(make: Callable[..., Any], name: str) -> bool:
+    """Whether `make` accepts a keyword argument of that name."""
     try:
         parameters = inspect.signature(make).parameters
     except (TypeError, ValueError):
@@ -222,7 +222,7 @@ def _name_of(make: Any) -> str:
 
 
 def _limit_of(env: Env) -> int | None:
-    """The time limit of an environment that is there to look at."""
+    """The `TimeLimit` of an environment."""
     inner: Any = env
     while isinstance(inner, gym.Wrapper):
         if isinstance(inner, gym.wrappers.TimeLimit):

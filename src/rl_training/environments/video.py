@@ -1,4 +1,4 @@
-"""A video file made of frames as they come, by ffmpeg: whole, or not there at all."""
+"""Writing frames to a video file with ffmpeg; the file is either complete or absent."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from numpy.typing import NDArray
 from rl_training.data.formats.files import new_file
 from rl_training.errors import ConfigError, MissingDependencyError
 
-_EVEN = "pad=ceil(iw/2)*2:ceil(ih/2)*2"  # what most players can show has an even width and height
+_EVEN = "pad=ceil(iw/2)*2:ceil(ih/2)*2"  # most players need an even width and height
 _PALETTES = "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1"
-# A GIF counts in hundredths of a second, and a frame shorter than two of them is shown for ten: of more than 50
-# frames a second some are left out, so that the speed stays.
+# A GIF has delays in hundredths of a second, and players show a frame with a delay below two for ten. So frames are
+# dropped above 50 frames per second, and the speed stays the same.
 _FASTEST_GIF = 50
 _MOST_FPS = 1000
 
 
 def _arguments(suffix: str, fps: Fraction) -> list[str]:
-    """What ffmpeg is told of a format."""
+    """ffmpeg's arguments for a format."""
     if suffix == ".gif":
         slower = f"fps={_FASTEST_GIF}," if fps > _FASTEST_GIF else ""
-        # Each frame has a palette of its own, which ffmpeg's comparison with the frame before does not look at.
+        # Each frame has its own palette, which ffmpeg's comparison with the previous frame ignores.
         return ["-vf", slower + _PALETTES, "-gifflags", "-offsetting-transdiff", "-loop", "0"]
     codec = ["-c:v", "libx264", "-crf", "20", "-pix_fmt", "yuv420p"]
     return ["-vf", _EVEN, *codec, "-movflags", "+faststart"]
 
 
 def video_target(path: str | os.PathLike[str]) -> Path:
-    """`path`, if a video can become of it: one of the known endings, not there yet; and ffmpeg is here."""
+    """`path`, if a video can be written there: a supported suffix, no existing file, and ffmpeg is installed."""
     target = Path(path).expanduser()
     if target.suffix.lower() not in (".mp4", ".gif"):
         raise ConfigError(f"{target}: a video ends in .mp4 or .gif")
@@ -64,14 +64,14 @@ def _ffmpeg() -> str:
 
 
 def checked_fps(fps: float) -> Fraction:
-    """A rate at which frames can be shown."""
+    """`fps` as a fraction; raises if it is out of range."""
     if not (math.isfinite(fps) and 0 < fps <= _MOST_FPS):
         raise ConfigError(f"fps must be > 0 and <= {_MOST_FPS}, got {fps}")
     return Fraction(fps).limit_denominator(1000)
 
 
 class Video:
-    """Takes frames `[H, W, 3]` of bytes, all of one size."""
+    """Writes frames `[H, W, 3]` of bytes, all of the same size."""
 
     def __init__(self, path: Path, fps: Fraction) -> None:
         self.frames = 0
@@ -79,11 +79,10 @@ class Video:
         self._fps = fps
         self._shape: tuple[int, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
-        self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
 
     @property
     def seconds(self) -> float:
-        """How long it plays."""
         return float(self.frames / self._fps)
 
     def add(self, frame: NDArray[Any]) -> None:
@@ -100,7 +99,7 @@ class Video:
         self.frames += 1
 
     def finish(self) -> None:
-        """Wait for ffmpeg to write the rest."""
+        """Wait until ffmpeg has written all frames."""
         if self._process is None:
             raise ConfigError("no frame was drawn")
         self._process.communicate()
@@ -108,39 +107,39 @@ class Video:
             raise self._failure()
 
     def close(self) -> None:
-        """Let go of ffmpeg, finished or not."""
+        """Release ffmpeg; kill it if it has not finished."""
         if self._process is not None:
             if self._process.poll() is None:
                 self._process.kill()
                 self._process.communicate()
             self._process = None
-        self._complaints.close()
+        self._stderr.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
         height, width = self._shape[:2]
         raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(self._fps), "-i", "-"]
-        way = _arguments(self._path.suffix.lower(), self._fps)
+        encoding = _arguments(self._path.suffix.lower(), self._fps)
         return subprocess.Popen(  # noqa: S603
-            [_ffmpeg(), "-v", "error", *raw, "-an", *way, f"file:{self._path}"],
+            [_ffmpeg(), "-v", "error", *raw, "-an", *encoding, f"file:{self._path}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=self._complaints,
-            start_new_session=True,  # Ctrl-C is for us, who then end it
+            stderr=self._stderr,
+            start_new_session=True,  # Ctrl-C must not reach it; `close` ends it
         )
 
     def _failure(self) -> ConfigError:
-        """What ffmpeg said last, on one line."""
+        """The error with the last line of ffmpeg's output."""
         assert self._process is not None
         self._process.wait()
-        self._complaints.seek(0)
-        said = self._complaints.read().decode(errors="replace").strip().splitlines()
-        cause = said[-1] if said else f"exit code {self._process.returncode}"
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        cause = lines[-1] if lines else f"exit code {self._process.returncode}"
         return ConfigError(f"{self._path.name}: cannot be written: ffmpeg: {cause}")
 
 
 @contextmanager
 def new_video(target: Path, fps: Fraction) -> Iterator[Video]:
-    """A video that becomes `target` when the block ends well; a file is never replaced."""
+    """A video that is moved to `target` if the block succeeds; an existing file is never replaced."""
     with new_file(target, ConfigError) as staged:
         video = Video(staged, fps)
         try:

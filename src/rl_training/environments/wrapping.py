@@ -1,7 +1,7 @@
-"""The wrappers of a configuration: Gymnasium's by name, one's own as `module:Class` or as objects in Python.
+"""The wrappers of a configuration: Gymnasium's by name, the user's own as `module:Class` or as Python objects.
 
-Those by name are the ones that are settled by their arguments: nothing they keep outlives an episode, so a resumed
-run can replay one, and none writes files.
+Only wrappers without state across episodes and without files of their own are available by name, so that a resumed
+run can replay an episode.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _WHY_NOT = {
 
 
 class _Bounded(gym.ActionWrapper[Any, Any, Any]):
-    """Gives bounds to actions that have none; the actions themselves stay as they are."""
+    """Declares bounds for an unbounded action space; does not change actions."""
 
     def __init__(self, env: Env, low: Any, high: Any) -> None:
         super().__init__(env)
@@ -69,7 +69,7 @@ class _Bounded(gym.ActionWrapper[Any, Any, Any]):
 
 
 def _rescale_action(env: Env, min_action: Any, max_action: Any) -> Env:
-    """Gymnasium's RescaleAction; where the environment has no bounds, these become its bounds."""
+    """Gymnasium's RescaleAction; an environment without bounds gets `min_action` and `max_action` as bounds."""
     box = env.action_space
     if isinstance(box, gym.spaces.Box) and not (np.isfinite(box.low).all() and np.isfinite(box.high).all()):
         env = _Bounded(env, min_action, max_action)
@@ -77,13 +77,13 @@ def _rescale_action(env: Env, min_action: Any, max_action: Any) -> Env:
 
 
 def _clip_action(env: Env) -> Env:
-    """Gymnasium's ClipAction, which declares actions without bounds, with those of `env`."""
+    """Gymnasium's ClipAction, which removes the declared bounds, with the bounds of `env`."""
     box, clipped = env.action_space, gym.wrappers.ClipAction(env)
     return _Bounded(clipped, box.low, box.high) if isinstance(box, gym.spaces.Box) else clipped
 
 
 def wrap(env: Env, config: EnvSettings, given: Mapping[str, Wrapping]) -> Env:
-    """`env` in the configured wrappers, the first one innermost; `given` are those brought in Python, by name."""
+    """Apply the configured wrappers to `env`, the first one innermost; `given`: Python objects by name."""
     for entry in config.wrappers:
         name, arguments = parts_of(entry)
         wrapper = given.get(name) or _find(name, config)
@@ -99,7 +99,7 @@ def wrap(env: Env, config: EnvSettings, given: Mapping[str, Wrapping]) -> Env:
     return env
 
 
-_OWN_FORM: dict[str, Wrapping] = {"ClipAction": _clip_action, "RescaleAction": _rescale_action}
+_REPLACED: dict[str, Wrapping] = {"ClipAction": _clip_action, "RescaleAction": _rescale_action}
 
 
 def parts_of(entry: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -126,8 +126,8 @@ def _find(name: str, config: EnvSettings) -> Wrapping:
             )
         found: Wrapping = find_named(name, "wrappers")
         return found
-    if name in _OWN_FORM:
-        return _OWN_FORM[name]
+    if name in _REPLACED:
+        return _REPLACED[name]
     if name in _BY_NAME:
         return getattr(gym.wrappers, name)  # type: ignore[no-any-return]
     if name in _WHY_NOT:
@@ -139,14 +139,14 @@ def _find(name: str, config: EnvSettings) -> Wrapping:
 
 
 def _argument(name: str, value: Any) -> Any:
-    """A setting in the form the wrapper wants: bounds as arrays, shapes as tuples."""
+    """An argument in the type that wrappers expect: bounds as arrays, shapes as tuples."""
     if name.startswith(("min_", "max_")) and isinstance(value, list | float) and not isinstance(value, bool):
         return np.asarray(value, np.float32) if isinstance(value, list) else np.float32(value)
     return tuple(value) if name == "shape" and isinstance(value, list) else value
 
 
 def time_limit_of(wrappers: Sequence[Any]) -> int | None:
-    """The smallest time limit among configured wrappers."""
+    """The smallest time limit of the configured wrappers."""
     limits = [
         dict(arguments).get("max_episode_steps")
         for name, arguments in map(parts_of, wrappers)
@@ -156,7 +156,7 @@ def time_limit_of(wrappers: Sequence[Any]) -> int | None:
 
 
 def name_wrappers(wrappers: Any) -> tuple[list[Any], dict[str, Wrapping]]:
-    """Wrappers as a Python caller lists them: what the configuration keeps, and the callables behind its names."""
+    """Split a list of wrappers from Python into entries of the configuration and callables by name."""
     if isinstance(wrappers, str | Mapping) or not isinstance(wrappers, Sequence):
         raise ConfigError("wrappers must be a list", key="wrappers")
     entries: list[Any] = []
@@ -177,7 +177,7 @@ def name_wrappers(wrappers: Any) -> tuple[list[Any], dict[str, Wrapping]]:
 
 
 def _by_name(wrapper: Any) -> str | dict[str, Any] | None:
-    """The entry a configuration can keep in place of one of Gymnasium's classes, or a `partial` of it."""
+    """The configuration's entry for one of Gymnasium's classes or a `partial` of it; None for others."""
     kind, arguments = wrapper, {}
     if isinstance(wrapper, functools.partial) and not wrapper.args:
         kind, arguments = wrapper.func, wrapper.keywords
@@ -188,11 +188,11 @@ def _by_name(wrapper: Any) -> str | dict[str, Any] | None:
         return str(name)
     try:
         return {name: json.loads(json.dumps(arguments))}
-    except TypeError:  # no plain data: it stays the object it is
+    except TypeError:  # the arguments are not plain data
         return None
 
 
 def _place_of(wrapper: Any) -> str:
-    """`module:Name`, with `<…>` in it where that cannot be imported."""
+    """`module:Name`; contains `<…>` if it cannot be imported."""
     module, name = getattr(wrapper, "__module__", None), getattr(wrapper, "__qualname__", None)
     return f"{module}:{name}" if module and name else f"python:<{type(wrapper).__name__}>"
