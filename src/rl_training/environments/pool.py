@@ -294,10 +294,9 @@ class EnvPool:
             episode.rewind(*before)
 
     def replay(self, index: int, episode: Episode) -> NDArray[np.float32] | None:
-        """Replay `episode` in one environment: reset with its seed, repeat its actions, return the last
-        observation.
+        """Replay `episode` in environment `index` and return its last observation.
 
-        Returns None without any effect on the environment if the actions are not stored; it must then be reset.
+        Returns None, with no effect on the environment, if the actions are not stored; it must then be reset.
         """
         self.episodes[index] = episode
         actions = episode.actions

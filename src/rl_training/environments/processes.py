@@ -71,7 +71,7 @@ def value_of(status: str, value: Any) -> Any:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block signals in children started meanwhile: Ctrl-C reaches the whole group, but the run ends the children."""
+    """Block signals in new children: Ctrl-C reaches the whole process group, but the run ends its children."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, signal.SIGUSR1})
     try:
         yield

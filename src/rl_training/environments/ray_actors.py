@@ -169,7 +169,7 @@ def _nothing() -> None:
 
 
 class RayEnv:
-    """An environment in a Ray actor. Ray starts the actor on a node with a free CPU and does not reserve that CPU."""
+    """An environment in a Ray actor. The actor needs a free CPU to start, and does not reserve it."""
 
     def __init__(self, config: TrainConfig, given: UserEnvironments | None = None) -> None:
         if is_env_process():
