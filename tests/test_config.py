@@ -241,7 +241,7 @@ def test_a_config_of_options_alone_and_over_a_file(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             load_config(None, options=options | {wrong: 1.5})
         assert str(caught.value) == message
-    with pytest.raises(ConfigError, match="total_timesteps is required: say how many with --steps"):
+    with pytest.raises(ConfigError, match="total_timesteps is required: set it with --steps"):
         load_config(None, options={"algo": "sac"})
 
 

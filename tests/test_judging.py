@@ -524,7 +524,7 @@ def test_a_run_that_fqe_would_have_stopped_loads_and_resumes_without_early_stopp
 ) -> None:
     result = train(home, tmp_path, validation_fraction=0.25)
     as_0_2_wrote(result.checkpoint_path)
-    with pytest.warns(UserWarning, match="fqe of this run does not exist any more; it resumes without early stop"):
+    with pytest.warns(UserWarning, match="fqe of this run was removed; it resumes without early stop"):
         assert rl_training.load(result.run_dir).predict(np.zeros(1)).shape == (1,)
     with pytest.warns(UserWarning, match="it resumes without early stopping"):
         resumed = resume_training(result.run_dir, changes={"total_timesteps": 80}, quiet=True)

@@ -193,10 +193,10 @@ def test_learn_and_resume_take_loggers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("wandb", r"^loggers: 'wandb' is a name; names are a setting: loggers=\['wandb'\] of the class$"),
+        ("wandb", r"^loggers: 'wandb' is a name; give names to the class: the setting loggers=\['wandb'\]$"),
         (["wandb"], r"^loggers: 'wandb' is a name; "),
         (Diary, r"^loggers: Diary is a class; give an instance of it, Diary\(\)$"),
-        ([7], r"^loggers: give a Logger or a list of such, got 7$"),
+        ([7], r"^loggers: give a Logger or a list of loggers, got 7$"),
     ],
 )
 def test_what_is_no_logger(given: Any, message: str, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_records_of_a_later_version_are_refused(schema: Any, tmp_path: Path) -> 
     checkpoint = read_checkpoint(find_checkpoint(run))
     records = {**checkpoint.records, "trainer": {**checkpoint.records["trainer"], "schema": schema}}
     write_checkpoint(run / "checkpoints", checkpoint.step, tensors=checkpoint.tensors, records=records)
-    with pytest.raises(CheckpointError, match=r"need a newer rl_training \(this one knows 2\)"):
+    with pytest.raises(CheckpointError, match=r"need a newer rl_training \(this one reads 2\)"):
         resume(run)
 
 

@@ -13,61 +13,61 @@ _Env = Environment | TrainConfig | None
 
 class _TrainKeys(TypedDict, total=False):
     seed: int | float | None
-    """null draws one and records it; ≥ 0, < 4294967296; default 0"""
+    """seed of the run; null draws one and records it; ≥ 0, < 4294967296; default 0"""
     total_timesteps: int | float
     """environment steps; offline, gradient updates; ≥ 1; default 10000"""
     output_dir: str | PurePath
-    """folder that receives the run folder; default 'runs'"""
+    """folder in which the run folder is created; default 'runs'"""
     device: str
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one; default 'auto'"""
     num_envs: int | float
     """environments stepped together; intervals count the steps of all of them; ≥ 1; default 1"""
     eval_episodes: int | float
-    """episodes of each evaluation; 0 switches evaluation off; ≥ 0; default 5"""
+    """episodes per evaluation; 0 disables evaluation; ≥ 0; default 5"""
     eval_env: Environment | None
-    """Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in `env_id`"""
+    """Gymnasium id of another environment for evaluation, without `env_kwargs`; null evaluates in `env_id`"""
     eval_max_steps: int | float | None
-    """bound of an evaluation episode; null: the environment's own limit, or 10,000 where it has none; ≥ 1"""
+    """maximum steps of an evaluation episode; null: the environment's own limit, or 10,000 if it has none; ≥ 1"""
     log_interval: int | float
     """ticks of the clock between rows of `metrics.csv` and TensorBoard; ≥ 1; default 1000"""
     checkpoint_interval: int | float
     """ticks of the clock between checkpoints; ≥ 1; default 10000"""
     keep_checkpoints: int | float
-    """how many of the newest stay on disk (`best/` is kept besides); ≥ 1; default 3"""
+    """number of newest checkpoints to keep, in addition to `best/`; ≥ 1; default 3"""
     loggers: Sequence[str]
-    """where else rows of metrics go: `wandb` (Weights & Biases); default ()"""
+    """additional loggers of metrics: `wandb` (Weights & Biases); default ()"""
     tags: Sequence[str]
     """free words, recorded with the run; default ()"""
     env_kwargs: Mapping[str, Any]
     """passed to `gymnasium.make`; default {}"""
     wrappers: Sequence[Any]
-    """around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or `RescaleAction:
-    {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import; default ()"""
+    """wrappers of each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
+    `RescaleAction: {min_action: -1, max_action: 1}`; your own as `module:Class`, with --allow-import; default ()"""
     given_envs: Sequence[Literal["env_id", "eval_env"]]
-    """which of these were brought as objects in Python: their names alone do not make them again; default ()"""
+    """which of these were passed as Python objects: they cannot be created from their names; default ()"""
     init_from: str | PurePath | None
-    """checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's seed"""
+    """checkpoint or run whose networks the run starts from; `{seed}` is replaced by the run's seed"""
     allow_import: bool
-    """permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import that module; default
+    """allow an `env_id` of the form `module:Env` and wrappers `module:Class`, which import that module; default
     False"""
     environments: Literal["local", "processes", "ray"]
-    """where environments live: `local` is this process; with `processes` each has one of its own, which may die or
-    hang without harm (`env_processes: true` means the same); with `ray` they are actors of a Ray cluster, the one
-    that RAY_ADDRESS names or a new one on this machine; default 'local'"""
+    """where environments run: `local` is this process; with `processes` each one runs in its own process, so that a
+    crash or hang does not harm the run (also `env_processes: true`); with `ray` they are actors of a Ray cluster:
+    the one in RAY_ADDRESS, or a new one on this machine; default 'local'"""
     env_timeout: float
-    """seconds after which an environment in a process of its own counts as hung; > 0; default 60.0"""
+    """seconds after which an environment in another process is considered hung; > 0; default 60.0"""
     acceleration: Literal["auto", "eager", "compile", "graph"]
     """how updates run; `auto` is `compile` on a GPU and `eager` on a CPU; default 'auto'"""
     tf32: bool
     """TF32 matrix products on a GPU: faster, 10 bits of mantissa; default False"""
     device_memory: int | float | str | None
-    """what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is free; a larger set
-    stays in host memory, and its minibatches are copied ahead; ≥ 0"""
+    """GPU memory for a data set, as `4GB`, `512MB` or bytes; null: most of the free memory; a larger data set stays
+    in host memory, and its minibatches are prefetched; ≥ 0"""
     host_memory: int | float | str | None
-    """what a data set may take of host memory; null: half of what is free; a larger one is packed, once, into a
-    file beside the data, and read ahead; ≥ 0"""
+    """host memory for a data set; null: half of the free memory; a larger data set is packed once into a file next
+    to the data, and its minibatches are prefetched; ≥ 0"""
     population: Literal["auto", "off"] | int | float
-    """how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many at most; ≥ 1;
+    """maximum number of runs of `seeds` trained as one; `auto`: as many as fit into memory; `off`: none; ≥ 1;
     default 'auto'"""
     learning_rate: float
     """of Adam; > 0; default 0.0003 (DQN, ReBRAC: 0.001)"""

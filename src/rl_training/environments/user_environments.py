@@ -105,7 +105,7 @@ class UserEnvironments:
         return own, UserEnvironments(self.eval_env, wrappers=self.wrappers)
 
     def check(self, config: TrainConfig, *, evaluated: bool) -> None:
-        """Raise if an environment cannot be created in another process, or several times, but the run needs that."""
+        """Raise if an environment cannot be created in another process or several times, as the run needs."""
         for maker in (self.env, self.eval_env):
             if maker is not None and config.environments != "local":
                 _require_importable(maker.name, maker.importable)

@@ -1,4 +1,4 @@
-"""Checkpoints: folders without pickle that are either whole or not there.
+"""Checkpoints: folders without pickle that are either complete or absent.
 
     step_000010000/
         networks.safetensors … one file per group of tensors
@@ -6,9 +6,9 @@
         replay/shard_00000.safetensors …
         manifest.json          format, versions, and the size and SHA-256 of every file above
 
-A folder is staged as `.tmp-…`, each file is flushed to the disk, the manifest comes last, and one rename
-commits it. Neither safetensors nor a file system notices a flipped bit, so reading checks every hash before
-anything is used. Unchanged replay shards are hard links: one copy on the disk, in as many checkpoints.
+A folder is staged as `.tmp-…`, each file is flushed to the disk, the manifest is written last, and one rename
+commits it. Neither safetensors nor file systems detect a flipped bit, so every hash is verified before any data is
+used. Unchanged replay shards are hard links, so several checkpoints share one copy on the disk.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint just written; `num_bytes` is its size as a copy would have it, linked shards included."""
+    """Result of `write_checkpoint`; `num_bytes` includes linked shards."""
 
     path: Path
     num_bytes: int
@@ -80,7 +80,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class _File:
-    """One file to write: its bytes on demand, or the previous checkpoint's folder to link it from."""
+    """One file to write: a function that returns its bytes, or the previous checkpoint's folder to link it from."""
 
     name: str
     estimate: int
@@ -99,12 +99,12 @@ def write_checkpoint(
     previous: Path | None = None,
     fence: files.Fence = files.unfenced,
 ) -> CheckpointInfo:
-    """Write `parent/step_<step>` and return once it is on the disk; an existing one of that step is replaced.
+    """Write `parent/step_<step>` durably; an existing checkpoint of that step is replaced.
 
-    `tensors["networks"]` becomes networks.safetensors, `records["trainer"]` trainer.json. `previous` must be the
-    checkpoint that `rows` has grown from, written or loaded by this run: its unchanged shards are linked.
-    Only the holder of the run's lock may write: leftovers of an interrupted write are removed. `fence` is asked
-    before anything is touched, and again before the rename that commits.
+    `tensors["networks"]` is written to networks.safetensors, `records["trainer"]` to trainer.json. `previous` must
+    be the last checkpoint of the same rows that this run has written or loaded: its unchanged shards are linked.
+    The caller must hold the run's lock, because leftovers of an interrupted write are removed. `fence` is called at
+    the start and before the rename that commits.
     """
     fence()
     started = time.perf_counter()
@@ -130,7 +130,7 @@ def write_checkpoint(
 
 
 def _encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Own, contiguous CPU copies: safetensors refuses views and shared storage."""
+    """Encode contiguous CPU copies, because safetensors rejects views and shared storage."""
     copies = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -162,7 +162,7 @@ def _plan_rows(rows: RowsToSave | None, previous: Path | None) -> Iterator[_File
             old = read_manifest(previous)
             entries, unchanged = dict(old.files), info.unchanged_since(old.rows)
         except CheckpointError:
-            unchanged = set()  # nothing to link from: every shard is written
+            unchanged = set()
     for name, start, end in info.shards():
         encode = functools.partial(_encode_tensors, {"rows": rows.rows[start:end]})
         size = (end - start) * info.width * rows.rows.element_size()
@@ -193,14 +193,14 @@ def _write_files(staging: Path, plan: list[_File]) -> dict[str, FileEntry]:
     return entries
 
 
-# Of a name that is a link; where it cannot be told apart (Windows), links need rights that nobody has by chance.
-_THE_LINK_ITSELF = {"follow_symlinks": False} if os.link in os.supports_follow_symlinks else {}
+# Link a symbolic link itself, not its target. Not supported on Windows, where creating symbolic links needs rights.
+_NO_FOLLOW = {"follow_symlinks": False} if os.link in os.supports_follow_symlinks else {}
 
 
 def _link(source: Path, target: Path, name: str, entry: FileEntry) -> bool:
-    """Hard-link a shard; False where it is not whole or links are not supported, and it must be written."""
+    """Hard-link a shard; False if it is damaged or links are not supported, so that it must be written."""
     try:
-        os.link(check_size(source, name, entry), target / name, **_THE_LINK_ITSELF)
+        os.link(check_size(source, name, entry), target / name, **_NO_FOLLOW)
     except (OSError, CheckpointError):
         return False
     files.failpoint(f"after link {target.name}/{name}")
@@ -233,7 +233,7 @@ def _write_problem(final: Path, error: OSError, plan: list[_File]) -> str:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every byte was verified; tensors are on the CPU, replay rows stay on the disk."""
+    """A verified checkpoint; tensors are on the CPU, replay rows stay on the disk."""
 
     path: Path
     step: int
@@ -257,7 +257,7 @@ class Checkpoint:
             out[start:end].copy_(self._shard(name, [end - start, info.width]))
 
     def some_rows(self, count: int, shards: int = 4) -> Tensor:
-        """At most `count` filled rows `[n, W]`, spread over a few of the shards, which alone are read."""
+        """At most `count` filled rows `[n, W]` from at most `shards` shards."""
         if self.rows is None or not self.rows.filled:
             raise CheckpointError(f"{self.path}: holds no replay rows")
         places = list(self.rows.shards())
@@ -291,7 +291,7 @@ def _decode_record(path: Path, data: bytes) -> Any:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Verify a checkpoint folder completely and load all but its replay rows; see `Checkpoint.read_rows`."""
+    """Verify a checkpoint folder and load everything but its replay rows; see `Checkpoint.read_rows`."""
     manifest = read_manifest(path)
     contents: dict[str, bytes] = {}
     for name, entry in manifest.files.items():

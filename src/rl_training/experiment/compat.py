@@ -1,7 +1,7 @@
-"""What earlier versions meant: records carry a schema number; old ones are read with the defaults of their time.
+"""Compatibility: records have a schema number, and old ones are read with the defaults of their version.
 
-A checkpoint stores its settings with every default spelt out, so a default that changes later changes no run that
-exists. Version 0.1 stored only what its user had written (and no schema number); its defaults are kept as data.
+A checkpoint stores its settings with all defaults, so a later change of a default does not affect existing runs.
+Version 0.1 stored only the user's settings and no schema number; its defaults are stored in a data file.
 
 Schema 1 (no number is written): 0.1. Schema 2: `schema` in run.json, trainer.json and metrics.csv; every default in
 config.json.
@@ -22,20 +22,20 @@ from rl_training.experiment.files import SCHEMA
 
 # Settings of `early_stopping` that only version 0.2 had, with their defaults.
 REMOVED_FROM_EARLY_STOPPING = {"metric": "return", "fqe_updates": 2_000}
-# Those whose policy was `tanh` before `policy_distribution` was a setting. BC on discrete actions, whose record
-# has no `stochastic`, has none; IQL's default is what it always was.
+# Algorithms whose policy was `tanh` before `policy_distribution` was a setting. BC on discrete actions, whose
+# record has no `stochastic`, has no such setting; IQL's default has not changed.
 _SQUASHED = {"awac", "bc", "crr"}
 
 
 def with_defaults_of(schema: Any, config: TrainConfig) -> TrainConfig:
-    """`config`, read from a record of that schema, with the defaults it was written under spelt out."""
+    """`config`, read from a record of that schema, with the defaults of its version."""
     if schema is not None and (type(schema) is not int or schema > SCHEMA):
-        raise CheckpointError(f"records of schema {schema!r} need a newer rl_training (this one knows {SCHEMA})")
+        raise CheckpointError(f"records of schema {schema!r} need a newer rl_training (this one reads {SCHEMA})")
     given = without_fqe_stopping(config.algo_kwargs)
     if schema is None:
         given = {**_defaults_0_1().get(config.algo, {}), **given}
     if config.init_from is not None and "learning_starts" in given:
-        # Before `random_steps` was a setting, such a run too acted at random until `learning_starts`.
+        # Before `random_steps` was a setting, runs with `init_from` also acted at random until `learning_starts`.
         given = {"random_steps": given["learning_starts"], **given}
     if config.algo in _SQUASHED and (config.algo != "bc" or "stochastic" in given):
         given = {"policy_distribution": "tanh", **given}
@@ -43,13 +43,13 @@ def with_defaults_of(schema: Any, config: TrainConfig) -> TrainConfig:
 
 
 def without_fqe_stopping(algo_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a record as they are today: early stopping by FQE, which 0.2 had, is off."""
+    """Settings of a record without early stopping by FQE, which only version 0.2 had."""
     given, stopping = dict(algo_kwargs), algo_kwargs.get("early_stopping")
     if not isinstance(stopping, Mapping):
         return given
     if stopping.get("metric") == "fqe":
         warnings.warn(
-            "early_stopping: metric: fqe of this run does not exist any more; it resumes without early stopping",
+            "early_stopping: metric: fqe of this run was removed; it resumes without early stopping",
             stacklevel=2,
         )
         return given | {"early_stopping": None}

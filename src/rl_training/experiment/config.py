@@ -1,7 +1,8 @@
 """`TrainConfig`, and reading it from strict YAML with command-line overrides.
 
-`TrainConfig` checks its own fields. `algo_kwargs` is one flat mapping whose keys belong to sections that live
-beside the code using them; the registry checks those, and `LoadedConfig.explain` adds the line to its errors.
+`TrainConfig` validates its own fields. `algo_kwargs` is one flat mapping whose keys belong to sections, each
+defined in the module that uses it. The registry validates those, and `LoadedConfig.explain` adds file and line to
+errors.
 """
 
 from __future__ import annotations
@@ -41,26 +42,26 @@ from rl_training.settings import (
 )
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
-# A packaged config by the path it has in a checkout of this package.
+# Path of a packaged config in a checkout of this package.
 _CHECKOUT = re.compile(r"(?:.*/)?configs/([^/]+/[^/]+)\.yaml")
 _STARTERS = ("pendulum", "cartpole")
 _OLDER = "env_processes"
-# A setting of version 0.2, which its records spell out.
+# A setting of version 0.2, which occurs in its records.
 _REMOVED = "evaluate_beside"
 _SAME = {_OLDER: "environments", "environments": _OLDER}
 _FLAGS = {"env_id": "--env", "total_timesteps": "--steps"}
 
 Owners = Callable[[str], Collection[str]]
-"""the keys of `algo_kwargs` that an algorithm has; the registry knows them"""
+"""returns the keys of `algo_kwargs` of an algorithm; see `registry.setting_names`"""
 
 
 def normalise_algo(name: str) -> str:
-    """Registry spelling of an algorithm: `TD3+BC` and `td3-bc` are `td3_bc`."""
+    """The registry's spelling of an algorithm: `TD3+BC` and `td3-bc` become `td3_bc`."""
     return name.strip().lower().replace("+", "_").replace("-", "_")
 
 
 def _plain(value: Any) -> Any:
-    """A copy of only such values as YAML can hold; a path becomes a string, a tuple a list."""
+    """A copy that YAML can represent; a path becomes a string, a tuple a list. ValueError for other types."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -80,7 +81,7 @@ def _plain(value: Any) -> Any:
 
 
 def _wrapper_list(value: Any) -> Any:
-    """Wrappers as plain data: each a name, or one name with its arguments."""
+    """Wrappers as plain data: each is a name, or a mapping of one name to its arguments."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"must be a list, got {value!r}")
     for entry in value:
@@ -100,28 +101,28 @@ def _known_device(value: str) -> str:
 
 @functools.cache
 def _warn_of_removed() -> None:
-    """Warn, once in a process: a resumed run reads its settings several times."""
-    text = f"{_REMOVED} is ignored: it was removed, and evaluations are made in turn with training"
+    """Warn once per process; a resumed run reads its settings several times."""
+    text = f"{_REMOVED} is ignored: it was removed, and training waits for each evaluation"
     warnings.warn(text, FutureWarning, stacklevel=2)
 
 
 def _current_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with `environments` in the place of `env_processes`, the name that it had in 0.1.
+    """Replace `env_processes`, the name in version 0.1, by `environments`.
 
-    `evaluate_beside` is dropped, with a warning if it was switched on.
+    `evaluate_beside` is dropped, with a warning if it was enabled.
     """
     values = dict(values)
     if values.pop(_REMOVED, "auto") not in ("auto", False):
         _warn_of_removed()
     if _OLDER not in values:
         return values
-    wanted = values.pop(_OLDER)
-    if not isinstance(wanted, bool):
-        raise ConfigError(f"{_OLDER} must be true or false, got {wanted!r}", key=_OLDER)
-    meant = "processes" if wanted else "local"
-    if values.setdefault("environments", meant) != meant:
+    enabled = values.pop(_OLDER)
+    if not isinstance(enabled, bool):
+        raise ConfigError(f"{_OLDER} must be true or false, got {enabled!r}", key=_OLDER)
+    value = "processes" if enabled else "local"
+    if values.setdefault("environments", value) != value:
         raise ConfigError(
-            f"{_OLDER}: {str(wanted).lower()} contradicts environments: {values['environments']}; leave one out",
+            f"{_OLDER}: {str(enabled).lower()} contradicts environments: {values['environments']}; leave one out",
             key=_OLDER,
         )
     return values
@@ -133,38 +134,38 @@ PlainMapping = Annotated[dict[str, Any], BeforeValidator(_plain)]
 
 
 class TrainConfig(Settings):
-    """Everything a run is made of; two equal configs describe the same run."""
+    """All settings of a run; two equal configs describe the same run."""
 
     algo: Result[Annotated[Text, AfterValidator(normalise_algo)]]
     """algorithm; case, `+` and `-` do not matter"""
     env_id: Result[Text | None]
     """Gymnasium id; null trains on data alone (offline algorithms)"""
     seed: PerRun[Seed | None] = 0
-    """null draws one and records it"""
+    """seed of the run; null draws one and records it"""
     seeds: PerRun[Annotated[tuple[int, ...], BeforeValidator(seed_list)] | None] = None
-    """several runs at once, one for each: a list, `0..9` or `0,3,7`; takes the place of `seed`"""
+    """several runs at once, one per seed: a list, `0..9` or `0,3,7`; replaces `seed`"""
     total_timesteps: Result[PositiveInt]
     """environment steps; offline, gradient updates"""
     output_dir: PerRun[Annotated[PathText, Field(min_length=1)]] = "runs"
-    """folder that receives the run folder"""
+    """folder in which the run folder is created"""
     device: Place[Annotated[str, AfterValidator(_known_device)]] = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one"""
     num_envs: Result[PositiveInt] = 1
     """environments stepped together; intervals count the steps of all of them"""
     eval_episodes: Result[NonNegativeInt] = 5
-    """episodes of each evaluation; 0 switches evaluation off"""
+    """episodes per evaluation; 0 disables evaluation"""
     eval_env: Result[Text | None] = None
-    """Gymnasium id of another environment to evaluate in, without `env_kwargs`; null evaluates in `env_id`"""
+    """Gymnasium id of another environment for evaluation, without `env_kwargs`; null evaluates in `env_id`"""
     eval_max_steps: Result[PositiveInt | None] = None
-    """bound of an evaluation episode; null: the environment's own limit, or 10,000 where it has none"""
+    """maximum steps of an evaluation episode; null: the environment's own limit, or 10,000 if it has none"""
     log_interval: Watching[PositiveInt] = 1_000
     """ticks of the clock between rows of `metrics.csv` and TensorBoard"""
     checkpoint_interval: Watching[PositiveInt] = 10_000
     """ticks of the clock between checkpoints"""
     keep_checkpoints: Place[PositiveInt] = 3
-    """how many of the newest stay on disk (`best/` is kept besides)"""
+    """number of newest checkpoints to keep, in addition to `best/`"""
     loggers: Place[Annotated[tuple[str, ...], BeforeValidator(known_loggers), BeforeValidator(list_as_tuple)]] = ()
-    """where else rows of metrics go: `wandb` (Weights & Biases)"""
+    """additional loggers of metrics: `wandb` (Weights & Biases)"""
     tags: PerRun[Annotated[tuple[str, ...], BeforeValidator(list_as_tuple)]] = ()
     """free words, recorded with the run"""
     algo_kwargs: Result[PlainMapping] = Field(default_factory=dict)
@@ -172,34 +173,34 @@ class TrainConfig(Settings):
     env_kwargs: Result[PlainMapping] = Field(default_factory=dict)
     """passed to `gymnasium.make`"""
     wrappers: Result[Annotated[tuple[Any, ...], BeforeValidator(_wrapper_list)]] = ()
-    """around each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or `RescaleAction:
-    {min_action: -1, max_action: 1}`; one's own as `module:Class`, with --allow-import"""
+    """wrappers of each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
+    `RescaleAction: {min_action: -1, max_action: 1}`; your own as `module:Class`, with --allow-import"""
     given_envs: Result[Annotated[tuple[Literal["env_id", "eval_env"], ...], BeforeValidator(list_as_tuple)]] = ()
-    """which of these were brought as objects in Python: their names alone do not make them again"""
+    """which of these were passed as Python objects: they cannot be created from their names"""
     init_from: Result[Annotated[PathText, Field(min_length=1)] | None] = None
-    """checkpoint or run whose networks the run starts from; `{seed}` in it stands for the run's seed"""
+    """checkpoint or run whose networks the run starts from; `{seed}` is replaced by the run's seed"""
     allow_import: Place[bool] = False
-    """permit an `env_id` of the form `module:Env` and wrappers `module:Class`, which import that module"""
+    """allow an `env_id` of the form `module:Env` and wrappers `module:Class`, which import that module"""
     environments: Place[Literal["local", "processes", "ray"]] = "local"
-    """where environments live: `local` is this process; with `processes` each has one of its own, which may die or
-    hang without harm (`env_processes: true` means the same); with `ray` they are actors of a Ray cluster, the one
-    that RAY_ADDRESS names or a new one on this machine"""
+    """where environments run: `local` is this process; with `processes` each one runs in its own process, so that a
+    crash or hang does not harm the run (also `env_processes: true`); with `ray` they are actors of a Ray cluster:
+    the one in RAY_ADDRESS, or a new one on this machine"""
     env_timeout: Place[PositiveFloat] = 60.0
-    """seconds after which an environment in a process of its own counts as hung"""
+    """seconds after which an environment in another process is considered hung"""
     acceleration: Result[Literal["auto", "eager", "compile", "graph"]] = "auto"
     """how updates run; `auto` is `compile` on a GPU and `eager` on a CPU"""
     tf32: Result[bool] = False
     """TF32 matrix products on a GPU: faster, 10 bits of mantissa"""
     device_memory: Place[ByteSize | None] = None
-    """what a data set may take on the GPU, as `4GB`, `512MB` or bytes; null: most of what is free; a larger set
-    stays in host memory, and its minibatches are copied ahead"""
+    """GPU memory for a data set, as `4GB`, `512MB` or bytes; null: most of the free memory; a larger data set stays
+    in host memory, and its minibatches are prefetched"""
     host_memory: Place[ByteSize | None] = None
-    """what a data set may take of host memory; null: half of what is free; a larger one is packed, once, into a
-    file beside the data, and read ahead"""
+    """host memory for a data set; null: half of the free memory; a larger data set is packed once into a file next
+    to the data, and its minibatches are prefetched"""
     population: PerRun[Literal["auto", "off"] | PositiveInt] = "auto"
-    """how many runs of `seeds` are trained as one: as many as fit into memory, none, or so many at most"""
+    """maximum number of runs of `seeds` trained as one; `auto`: as many as fit into memory; `off`: none"""
 
-    if not TYPE_CHECKING:  # a type checker should see the fields as parameters
+    if not TYPE_CHECKING:  # type checkers use the fields as parameters
 
         def __init__(self, /, **values: Any) -> None:
             try:
@@ -219,7 +220,7 @@ class TrainConfig(Settings):
 
     @classmethod
     def has(cls, name: str) -> bool:
-        """Whether this is a field, the older name of one, or a removed one that is accepted."""
+        """Whether `name` is a field, the old name of one, or a removed one that is still accepted."""
         return name in cls.model_fields or name in (_OLDER, _REMOVED)
 
     def to_dict(self) -> dict[str, Any]:
@@ -227,11 +228,11 @@ class TrainConfig(Settings):
         return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
 
     def replace(self, **changes: Any) -> Self:
-        """A checked copy with some fields changed."""
+        """A validated copy with some fields changed."""
         return type(self)(**{**self.to_dict(), **_current_names(changes)})
 
     def with_overrides(self, overrides: Sequence[str], owners: Owners | None = None) -> Self:
-        """A checked copy with some settings changed by `key=value`; `owners` finds the keys of `algo_kwargs`."""
+        """A validated copy with `key=value` overrides; `owners` returns the keys of `algo_kwargs`."""
         values = self.to_dict()
         for override in overrides:
             _apply_override(override, values, owners)
@@ -242,19 +243,19 @@ class TrainConfig(Settings):
 
     @property
     def env_processes(self) -> bool:
-        """The older name of `environments: processes`."""
+        """The old name of `environments: processes`."""
         return self.environments == "processes"
 
     def with_seed(self) -> Self:
-        """This config, with a seed drawn from the operating system where it was None."""
+        """This config; if its seed is None, with a random one."""
         return self if self.seed is not None else self.replace(seed=secrets.randbelow(2**31))
 
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A config, the text it was read from, and where each setting came from; `note` is a remark for the user.
+    """A config, its text, and the origin of each setting; `note` is a message for the user.
 
-    `place` is empty where no file was read.
+    `place` is empty if no file was read.
     """
 
     config: TrainConfig
@@ -265,12 +266,12 @@ class LoadedConfig:
     note: str | None = None
 
     def explain(self, error: ConfigError) -> ConfigError:
-        """The same error with the place of the setting it blames in front."""
+        """The same error, preceded by the place of its setting."""
         return explain(error, self.place, self.lines, self.overridden)
 
 
 def _locate(dotted: str, place: str, lines: Mapping[str, int], overridden: Mapping[str, str]) -> str:
-    """`file:line` of a setting, or of the nearest one above it; the option where one gave it."""
+    """`file:line` of a setting or of the nearest one above it, or the command-line option that set it."""
     while dotted:
         if dotted in overridden:
             return overridden[dotted]
@@ -281,13 +282,13 @@ def _locate(dotted: str, place: str, lines: Mapping[str, int], overridden: Mappi
 
 
 def explain(error: ConfigError, place: str, lines: Mapping[str, int], overridden: Mapping[str, str]) -> ConfigError:
-    """The same error with the place of the key it blames in front: file and line, or the option that gave it."""
+    """The same error, preceded by the place of its key: file and line, or the command-line option."""
     where = _locate(error.key or "", place, lines, overridden)
     return type(error)(f"{where}: {error}" if where else str(error), key=error.key)
 
 
 def packaged_configs() -> list[str]:
-    """Names of the configs that come with the package, as `<algo>/<name>`."""
+    """Names of the packaged configs, as `<algo>/<name>`."""
     root = resources.files("rl_training").joinpath("assets", "configs")
     if not root.is_dir():
         return []
@@ -301,9 +302,10 @@ def packaged_configs() -> list[str]:
 
 
 def _read_source(source: str | Path) -> tuple[str, str, str | None]:
-    """Text and display name of a config: a file first, else a packaged one, which may need a remark.
+    """Text, display name and note of a config: a file, or else a packaged one.
 
-    `configs/<algo>/<name>.yaml`, the path in a checkout of this package, means the packaged one anywhere else.
+    If the file `configs/<algo>/<name>.yaml`, a path in a checkout of this package, does not exist, the packaged
+    config is used, with a note.
     """
     path = Path(at_home(str(source)))
     try:
@@ -327,7 +329,7 @@ def _read_source(source: str | Path) -> tuple[str, str, str | None]:
 
 
 def _suggestion(packaged: str, names: Sequence[str]) -> str:
-    """The nearest config, which for the bare name of an algorithm is its starter."""
+    """The most similar config; for the name of an algorithm, its starter config."""
     algo, _, name = packaged.partition("/")
     starters = [f"{algo}/{starter}" for starter in _STARTERS if f"{algo}/{starter}" in names]
     return f"; did you mean {starters[0]!r}?" if starters and not name else nearest(packaged, names)
@@ -350,9 +352,9 @@ def _apply_override(override: str, values: dict[str, Any], owners: Owners | None
 def put_setting(
     dotted: str, value: Any, values: dict[str, Any], owners: Owners | None, given_by: str = "--set"
 ) -> str:
-    """Set one key of a configuration's `values`, found by its bare name if need be; returns its dotted place.
+    """Set one key in `values` and return its dotted path; `algo_kwargs.` may be omitted.
 
-    `given_by` begins the message where it cannot be set.
+    `given_by` starts the error message.
     """
     dotted = _place_of(dotted, values.get("algo"), owners, given_by)
     parts = dotted.split(".")
@@ -366,13 +368,13 @@ def put_setting(
             raise ConfigError(f"{given_by} {dotted}: {above} is not a mapping; set {above} as a whole", key=dotted)
     target[parts[-1]] = value
     if isinstance(given := values.get("given_envs"), list):
-        values["given_envs"] = [key for key in given if key != dotted]  # it has a name now
+        values["given_envs"] = [key for key in given if key != dotted]  # the new value is a name
     values.pop(_SAME.get(dotted, ""), None)
     return dotted
 
 
 def _place_of(dotted: str, algo: Any, owners: Owners | None, given_by: str) -> str:
-    """A key with `algo_kwargs.` in front where it is the algorithm's; one that nobody has is refused."""
+    """Prefix a key of the algorithm with `algo_kwargs.`; raises for an unknown key."""
     head, fields = dotted.partition(".")[0], TrainConfig.model_fields
     if TrainConfig.has(head) or owners is None or not isinstance(algo, str):
         return dotted
@@ -391,8 +393,8 @@ def load_config(
 ) -> LoadedConfig:
     """Read a config file, or a packaged one named `<algo>/<name>`, and apply `key=value` overrides.
 
-    `options` are fields given by options of their own, which win; they and the overrides may be all there is
-    (`source` None). With `owners` an override finds a key of `algo_kwargs` by its bare name.
+    `options` are fields set by their own command-line options; they take precedence. `source` may be None if they
+    and the overrides are complete. With `owners` an override may omit `algo_kwargs.`.
     """
     text, place, note, values, lines = _read_config(source)
     given = dict(options or {})
@@ -404,7 +406,7 @@ def load_config(
     overridden |= {name: _FLAGS.get(name, f"--{name.replace('_', '-')}") for name in given}
     lines = {key: n for key, n in lines.items() if not any(f"{key}.".startswith(f"{top}.") for top in overridden)}
     if source is None and "total_timesteps" not in values:
-        raise ConfigError("total_timesteps is required: say how many with --steps", key="total_timesteps")
+        raise ConfigError("total_timesteps is required: set it with --steps", key="total_timesteps")
     try:
         _choose_seeds(values, overridden)
         config = TrainConfig.parse(values)
@@ -415,17 +417,17 @@ def load_config(
 
 
 def _choose_seeds(values: dict[str, Any], overridden: Mapping[str, str]) -> None:
-    """Of `seed` and `seeds` the one given on the command line counts; both from one place are refused."""
+    """If both `seed` and `seeds` are set, keep the one from the command line; raise if both are, or neither is."""
     if values.get("seed") is None or values.get("seeds") is None:
         return
-    said = [key for key in ("seed", "seeds") if key in overridden]
-    if len(said) != 1:
+    given = [key for key in ("seed", "seeds") if key in overridden]
+    if len(given) != 1:
         raise ConfigError("seeds: give seed or seeds, not both", key="seeds")
-    del values["seeds" if said == ["seed"] else "seed"]
+    del values["seeds" if given == ["seed"] else "seed"]
 
 
 def _read_config(source: str | Path | None) -> tuple[str, str, str | None, dict[str, Any], Mapping[str, int]]:
-    """Text, display name, remark, values and lines of a config; of none, where there is no source."""
+    """Text, display name, note, values and lines of a config; defaults if `source` is None."""
     if source is None:
         return "", "", None, {"env_id": None}, {}
     text, place, note = _read_source(source)
@@ -438,8 +440,8 @@ def _read_config(source: str | Path | None) -> tuple[str, str, str | None, dict[
         )
     if values.get("allow_import"):
         raise ConfigError(
-            f"{place}:{document.lines['allow_import']}: allow_import cannot be switched on by a file, which could "
-            "then name code to run; use --allow-import",
+            f"{place}:{document.lines['allow_import']}: allow_import cannot be enabled in a file, which could then "
+            "name code to run; use --allow-import",
             key="allow_import",
         )
     return text, place, note, values, document.lines

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: durable writes, strict JSON, and points at which a test can make them fail."""
+"""Files that are complete or absent: durable writes, strict JSON, and failpoints for tests."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from rl_training.version import __version__
 
 MAX_JSON_BYTES = 256 * 2**20
 _MOST_DIGITS = 300
-# Of run.json, metrics.csv and the records of a checkpoint; what earlier ones meant is in `history`.
+# Schema of run.json, metrics.csv and the records of a checkpoint; see `compat` for earlier ones.
 SCHEMA = 2
-# The numbers of an `OSError` that say that the disk has no room for a file.
+# `errno` values for a full disk.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 
 
-def _go_on(name: str) -> None:
+def _no_failure(name: str) -> None:
     return None
 
 
 Fence = Callable[[], None]
-"""raises `ClaimLost` once another process has taken over what is written to"""
+"""raises `ClaimLost` if another process has taken over the run"""
 
 
 def unfenced() -> None:
-    """The fence of what nobody else can take over."""
+    """The fence of a run that no other process can take over."""
 
 
-failpoint: Callable[[str], None] = _go_on
+failpoint: Callable[[str], None] = _no_failure
 """Called with `before|after write|fsync|rename|link <name>`; tests replace it to fail at that point."""
 
 
 def package_version() -> str:
-    """The version of the code that runs, installed or in a source tree."""
+    """The version of the running code, installed or in a source tree."""
     return __version__
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Create `path` (which must not exist) and return once its bytes are on the disk."""
+    """Create `path`, which must not exist, and flush it to the disk."""
     failpoint(f"before write {path.name}")
     with path.open("xb") as file:
         file.write(data)
@@ -56,7 +56,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable; where folders cannot be opened (Windows), that is left to the system."""
+    """Flush the names in a folder to the disk; no effect on Windows, which cannot open folders."""
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -73,10 +73,10 @@ def rename(source: Path, target: Path) -> None:
 
 
 def replace_atomically(path: Path, data: bytes, fence: Fence = unfenced) -> None:
-    """Write or overwrite `path`: a reader or a crash sees the old bytes or the new ones, never a mixture.
+    """Write or overwrite `path`: after a crash it has the old bytes or the new ones, never a mixture.
 
-    One process writes a path at a time; what a killed one left is removed by the next. Where a second one may take
-    over from one that only seemed dead, `fence` is asked last of all, and the two never share a temporary name.
+    Only one process may write a path at a time; leftovers of a killed one are removed. If another process may take
+    over, pass `fence`: it is called right before the rename, and every call has its own temporary name.
     """
     staging = path.with_name(f".tmp-{path.name}" + ("" if fence is unfenced else f"-{secrets.token_hex(4)}"))
     staging.unlink(missing_ok=True)
@@ -92,7 +92,7 @@ def replace_atomically(path: Path, data: bytes, fence: Fence = unfenced) -> None
 
 
 def encode_json(value: Any) -> bytes:
-    """Canonical JSON, keys sorted; what JSON would change (NaN, numpy scalars, int keys) is a ValueError."""
+    """Canonical JSON, keys sorted; ValueError for values that JSON would change (NaN, numpy scalars, int keys)."""
     _check_plain(value, "")
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
@@ -118,14 +118,14 @@ def _finite_float(text: str) -> float:
 
 
 def _moderate_int(text: str) -> int:
-    """Integers may exceed 64 bits (states of random generators do), but not the range of a float."""
+    """Parse an integer of more than 64 bits (as in states of random generators), but of bounded length."""
     if len(text) > _MOST_DIGITS:
         raise ValueError(f"an integer of {len(text)} digits, at most {_MOST_DIGITS} are read")
     return int(text)
 
 
 def _check_plain(value: Any, path: str) -> None:
-    # Exact types: numpy's float64 is a float to isinstance, and would lose its type unnoticed.
+    # Exact types: numpy's float64 is an instance of float and would silently lose its type.
     kind = type(value)
     if kind is dict:
         for key, item in value.items():

@@ -1,4 +1,4 @@
-"""The published policies that come with the package: one per algorithm, checkpoints without critics."""
+"""The policies published with the package: one per algorithm, checkpoints without critics."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _PREFIX = "gallery"
 
 
 def published_policies() -> list[str]:
-    """Their names, as `gallery/<algo>`."""
+    """Names of the published policies, as `gallery/<algo>`."""
     found = GALLERY.iterdir() if GALLERY.is_dir() else ()
     return sorted(f"{_PREFIX}/{folder.name}" for folder in found if folder.is_dir())
 
 
 def published(path: Path) -> Path | None:
-    """The folder of the published policy that `path` names; None where it is a path like any other.
+    """The folder of the published policy `path`; None for any other path.
 
-    A file or folder of that name comes first, as it does for configurations.
+    An existing file or folder of that name takes precedence, as for configurations.
     """
     if path.is_absolute() or len(path.parts) != 2 or path.parts[0] != _PREFIX or path.exists():
         return None

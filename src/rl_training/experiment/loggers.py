@@ -1,8 +1,7 @@
-"""Loggers: where else the rows of a run go, beside `metrics.csv` and TensorBoard.
+"""Loggers: receive the metrics of a run in addition to `metrics.csv` and TensorBoard.
 
-The setting `loggers` has the names of those that come with the package; objects of one's own derive from `Logger`
-and are given to `learn(loggers=[…])`. A logger works in a thread of its own: it may be slow, raise or hang, and
-the run goes on without it.
+The setting `loggers` contains names of packaged loggers. Your own loggers derive from `Logger` and are passed to
+`learn(loggers=[…])`. A logger runs in its own thread: it may be slow, raise or hang without affecting the run.
 """
 
 from __future__ import annotations
@@ -19,74 +18,75 @@ from rl_training.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a logger is told of its run when it is opened."""
+    """Description of a run, passed to `Logger.open`."""
 
     folder: Path
     name: str
     config: Mapping[str, Any]
-    """every setting as plain data, defaults spelt out"""
+    """all settings as plain data, including defaults"""
     resumed_from: int | None
-    """the step of the checkpoint the run goes on from; None for a new run"""
+    """the step of the checkpoint that the run resumes from; None for a new run"""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The metrics of one step by the names of the log (`eval/mean_reward`); `time` is in Unix seconds."""
+    """The metrics of one step by their names in the log (`eval/mean_reward`); `time` is in Unix seconds."""
 
     step: int
     time: float
     values: Mapping[str, float]
 
     def completed(self, further: Row) -> Row:
-        """This row with what was logged at the same step later."""
+        """This row merged with a later row of the same step."""
         return Row(self.step, self.time, {**self.values, **further.values})
 
 
 class Logger:
-    """Override `write`, and what else you need; every method is called in one thread, which is the logger's own.
+    """Base class of loggers. Override `write` and, if needed, the other methods; all are called in one thread.
 
-    One that raises is dropped with a warning, as is one that has 256 things to do and does none; the run goes on.
+    A logger is dropped with a warning if it raises, or if its queue of 256 rows is full; the run continues.
 
-    A row is written as soon as it is logged. A second row of the same step has further values for it: that of the
-    last evaluation, which comes after the last report. A run that is killed goes on from its last checkpoint and
-    logs once more what came after it: `resumed_from` tells. With `only_covered` a logger gets neither: only whole
-    rows, in order, none before a checkpoint covers it, which makes it never come again. That is for what cannot
-    take anything back; rows then arrive once per `checkpoint_interval`. A run that goes on begins with the rows
-    it had, since only the logger knows which of them it got.
+    A row is written as soon as it is logged. A second row of the same step contains further values, such as those
+    of the last evaluation. A killed run resumes from its last checkpoint and logs the rows after it again; see
+    `resumed_from`.
+
+    With `only_covered` a logger receives complete rows only, each once and in order, after a checkpoint has covered
+    them (once per `checkpoint_interval`). Use this if rows cannot be withdrawn. A resumed run starts with all rows
+    that its checkpoint covers, because only the logger can know which of them it has received.
     """
 
     only_covered: bool = False
     timeout: float = 10.0
-    """seconds that the end of a run waits for it"""
+    """seconds that a run waits for the logger at its end"""
 
     @property
     def name(self) -> str:
         return type(self).__name__
 
     def open(self, run: RunFacts) -> None:
-        """Before the first row, also of a resumed run."""
+        """Called before the first row, also in a resumed run."""
 
     def write(self, row: Row) -> None:
         raise NotImplementedError(f"{type(self).__name__}.write")
 
     def flush(self) -> None:
-        """At each checkpoint; with `only_covered`, after the rows that it covers."""
+        """Called at each checkpoint; with `only_covered`, after the rows that it covers."""
 
     def close(self, status: str) -> None:
-        """After the last row: the run is `finished`, `stopped`, `interrupted`, `failed` or `diverged`."""
+        """Called after the last row; `status`: `finished`, `stopped`, `interrupted`, `failed` or `diverged`."""
 
 
 class _Packaged(NamedTuple):
     module: str
     cls: str
-    needs: str  # what the extra of the logger's name installs
+    needs: str  # package that the extra of the logger's name installs
 
 
 _PACKAGED = {"wandb": _Packaged("rl_training.experiment.wandb_logger", "WandbLogger", "wandb")}
 
 
 def known_loggers(names: Any) -> Any:
-    """Check the setting `loggers`: names only, each known and given once."""
+    """Validate the setting `loggers`: distinct names of packaged loggers."""
     for name in names if isinstance(names, tuple) else ():
         if not isinstance(name, str):
             raise ValueError(f"takes names ({', '.join(_PACKAGED)}); objects are given to learn(loggers=[…])")
@@ -98,31 +98,31 @@ def known_loggers(names: Any) -> Any:
 
 
 def require_installed(names: Iterable[str]) -> None:
-    """Refuse loggers whose packages are missing, before a run begins."""
+    """Raise if the package of a logger is missing, before the run starts."""
     for name in names:
         if not _is_installed(_PACKAGED[name].needs):
             raise ConfigError(f"loggers: {name} is not installed; pip install 'rl-training[{name}]'", key="loggers")
 
 
 def _is_installed(package: str) -> bool:
-    """Whether it can be imported; a folder of that name, such as W&B leaves behind, is no package."""
+    """Whether the package can be imported; a plain folder of that name, such as W&B creates, does not count."""
     spec = find_spec(package)
     return spec is not None and spec.origin is not None
 
 
 def make_loggers(names: Iterable[str]) -> list[Logger]:
-    """The loggers of the setting; what they need is imported when they are opened."""
+    """Create the loggers of the setting; they import their packages in `open`."""
     return [getattr(import_module(_PACKAGED[name].module), _PACKAGED[name].cls)() for name in names]
 
 
 def as_loggers(given: Any) -> tuple[Logger, ...]:
-    """One logger or several, as given to `learn`; anything else is refused in one line."""
+    """One logger or several, as passed to `learn`; raises for other values."""
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     for one in [] if given is None else several:
         if isinstance(one, str):
-            raise ConfigError(f"loggers: {one!r} is a name; names are a setting: loggers=[{one!r}] of the class")
+            raise ConfigError(f"loggers: {one!r} is a name; give names to the class: the setting loggers=[{one!r}]")
         if isinstance(one, type) and issubclass(one, Logger):
             raise ConfigError(f"loggers: {one.__name__} is a class; give an instance of it, {one.__name__}()")
         if not isinstance(one, Logger):
-            raise ConfigError(f"loggers: give a Logger or a list of such, got {one!r}")
+            raise ConfigError(f"loggers: give a Logger or a list of loggers, got {one!r}")
     return () if given is None else tuple(several)

@@ -1,12 +1,11 @@
-"""Metrics go to every sink, and no sink can stop a run.
+"""Writing metrics to sinks and loggers, none of which can stop a run.
 
-A step has one row: what is logged at the same step is put together and written once the session says that the
-step is done. A checkpoint may come between (a run is saved before its last evaluation); what comes after it
-completes the row.
+A step has one row: all values of the same step are merged and written when `settle` is called. If a checkpoint is
+written in between (a run is saved before its last evaluation), later values complete the row.
 
-Each sink works in a daemon thread behind a bounded queue. One that raises is dropped with a single warning;
-one that hangs is dropped when its queue is full or a flush times out. `flush` before a checkpoint, so that a
-row logged before it is on the disk before it; after a resume `truncate_after` removes what was logged later.
+Each sink runs in a daemon thread with a bounded queue. A sink that raises is dropped with one warning; a sink that
+hangs is dropped when its queue is full or a flush times out. Call `flush` before a checkpoint, so that earlier rows
+are on the disk. When a run resumes, `truncate_after` removes the rows after its checkpoint.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _OWN_COLUMNS = ["step", "time", "schema"]
 
 
 class Sink(Protocol):
-    """Somewhere a row of metrics goes; only ever called from one thread at a time.
+    """A destination of metrics, called from one thread at a time.
 
-    A second `write` of the same step brings further values of its row.
+    A second `write` of the same step has further values of its row.
     """
 
     name: str
@@ -41,12 +40,12 @@ class Sink(Protocol):
 
 
 class CsvSink:
-    """`metrics.csv`: columns `step`, `time` (Unix seconds), `schema`, then metrics as they first appeared.
+    """`metrics.csv`: columns `step`, `time` (Unix seconds), `schema`, then metrics in order of appearance.
 
-    A row is appended. A metric seen for the first time, or further values of the last row's step, rewrite the
-    whole file in one atomic step: what a checkpoint covers is never torn. Numbers are written with `repr`, so
-    that reading them back gives the same floats. Whoever opens the file replaces it, so that rows
-    appended by a process that was taken over from reach nobody; `fence` keeps it from replacing the file itself.
+    Rows are appended. A new metric, or further values of the last step, rewrite the whole file atomically, so that
+    rows covered by a checkpoint are never damaged. Numbers are written with `repr`, which preserves floats exactly.
+    Opening the log replaces the file, so that rows appended by a process that lost the run go to a deleted file;
+    `fence` keeps that process from replacing the file itself.
     """
 
     name = "metrics.csv"
@@ -62,10 +61,10 @@ class CsvSink:
     def truncate_after(
         self, step: int, rows: int | None = None, columns: Collection[str] | None = None
     ) -> list[Row]:
-        """Drop the rows logged after `step`; given `rows`, also all beyond that many. Returns what stays, by step.
+        """Drop the rows after `step` and all but the first `rows` rows. Returns the remaining rows, one per step.
 
-        `rows` matters where a file of an earlier version has several for one step, and `columns` where the row of
-        `step` itself was completed later: the metrics it had, to which it is cut back.
+        `rows` is for files of an earlier version with several rows per step. `columns` are the metrics that the row
+        of `step` had at the checkpoint; metrics that were added to it later are dropped.
         """
         self._file.close()
         kept = [row for row in _complete_rows(self.path)[1:] if int(row[0]) <= step][:rows]
@@ -113,7 +112,7 @@ class CsvSink:
 
 
 def _row_of(columns: list[str], cells: list[str]) -> Row:
-    """A row as it was logged; cells that are no numbers (a file somebody edited) are left out."""
+    """The row with these cells; cells that are not numbers (in an edited file) are skipped."""
     found: dict[str, float] = {}
     for name, cell in zip(columns, cells):
         with contextlib.suppress(ValueError):
@@ -123,7 +122,7 @@ def _row_of(columns: list[str], cells: list[str]) -> Row:
 
 
 def _one_per_step(rows: Iterable[Row]) -> list[Row]:
-    """Rows of which an earlier version wrote two for a step, put together."""
+    """Merge rows of the same step, as written by an earlier version."""
     found: list[Row] = []
     for row in rows:
         if found and found[-1].step == row.step:
@@ -133,7 +132,7 @@ def _one_per_step(rows: Iterable[Row]) -> list[Row]:
 
 
 def _complete_rows(path: Path) -> list[list[str]]:
-    """Header and rows of a metrics file, without the torn last line a killed process may have left."""
+    """Header and rows of a metrics file, without an incomplete last line of a killed process."""
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         header, *rows = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))) or [[]]
@@ -145,22 +144,20 @@ def _complete_rows(path: Path) -> list[list[str]]:
 
 
 def set_log_aside(path: Path) -> None:
-    """Keep the rows of a run that is about to start again in its folder, as metrics.before-1.csv and so on."""
+    """Rename the log of a run that starts again in its folder to metrics.before-1.csv and so on."""
     if path.is_file() and len(_complete_rows(path)) > 1:
         taken = len(list(path.parent.glob(f"{path.stem}.before-*.csv")))
         path.rename(path.with_name(f"{path.stem}.before-{taken + 1}.csv"))
 
 
-# Viewers read them by their names, which tell the second, the process and a number: the tenth of one second comes
-# before the ninth.
 _EVENT_FILES = "events.*"
 
 
 class TensorBoardSink:
-    """Event files in `tb/`; on a resume, events later than `resumed_from` are hidden by the viewer.
+    """Event files in `tb/`. In a resumed run the viewer hides events after `resumed_from`.
 
-    Those of the step itself may be of either side: they are hidden too, and the row `last` of that step is written
-    anew.
+    Events of that step may be from before or after the checkpoint: they are hidden too, and its row `last` is
+    written again.
     """
 
     name = "TensorBoard"
@@ -172,7 +169,7 @@ class TensorBoardSink:
         purge = resumed_from + 1 if resumed_from is not None and again is None else resumed_from
         before = {*folder.glob(_EVENT_FILES)}
         self._writer = SummaryWriter(str(folder), purge_step=purge)
-        if max(folder.glob(_EVENT_FILES)) in before:
+        if max(folder.glob(_EVENT_FILES)) in before:  # viewers sort by name; within one second the order is wrong
             self._writer.close()
             time.sleep(1.0)
             self._writer = SummaryWriter(str(folder), purge_step=purge)
@@ -191,7 +188,7 @@ class TensorBoardSink:
 
 
 class _Worker:
-    """A thread that does what it is given until something fails, hangs or closes it."""
+    """A thread that runs submitted functions until one fails or hangs, or the worker is closed."""
 
     def __init__(self, name: str, warn: Callable[[str], None], capacity: int) -> None:
         self.name, self._warn, self._alive = name, warn, True
@@ -218,10 +215,10 @@ class _Worker:
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
-            self.drop(f"it has not taken {self._jobs.maxsize} rows in time")
+            self.drop(f"it did not process {self._jobs.maxsize} rows in time")
 
     def wait(self, timeout: float) -> None:
-        """Wait until all that was submitted is done; what takes longer than `timeout` is dropped."""
+        """Wait until all submitted functions are done; drop the worker after `timeout` seconds."""
         done = threading.Event()
         self.submit(done.set)
         deadline = time.monotonic() + timeout
@@ -230,7 +227,7 @@ class _Worker:
                 self.drop(f"it did not finish within {timeout:g} s")
 
     def end(self, timeout: float) -> None:
-        """Wait for what was submitted, and for the thread."""
+        """Wait for all submitted functions and for the thread."""
         self.wait(timeout)
         self.submit(None)
         if self._alive:
@@ -239,7 +236,7 @@ class _Worker:
 
 
 class _SinkWorker(_Worker):
-    """Feeds one sink. A flush waits for it, because checkpoints count on what it wrote."""
+    """Worker of one sink. `wait_flushed` blocks, because checkpoints rely on written rows."""
 
     def __init__(self, sink: Sink, warn: Callable[[str], None], capacity: int, timeout: float) -> None:
         super().__init__(sink.name, warn, capacity)
@@ -251,7 +248,7 @@ class _SinkWorker(_Worker):
     def flush(self) -> None:
         self.submit(self._sink.flush)
 
-    def flushed(self) -> None:
+    def wait_flushed(self) -> None:
         self.wait(self._timeout)
 
     def cover(self, step: int) -> None:
@@ -264,11 +261,11 @@ class _SinkWorker(_Worker):
 
 
 class _LoggerWorker(_Worker):
-    """Feeds one logger, which nothing waits for before the run ends.
+    """Worker of one logger; the run waits for it only at its end.
 
-    For one with `only_covered` rows are held here until a checkpoint covers them. That of the checkpoint's own
-    step stays, since it may yet be completed; it goes with the next checkpoint, or with the end of a run that is
-    done. One that was broken off keeps it for the run that goes on.
+    With `only_covered`, rows are held until a checkpoint covers them. The row of the checkpoint's own step may
+    still be completed, so it is sent after the next checkpoint or at the end of a finished run. If the run is
+    interrupted, it is sent when the run resumes.
     """
 
     def __init__(
@@ -302,7 +299,7 @@ class _LoggerWorker(_Worker):
         if not self._logger.only_covered:
             self.submit(self._logger.flush)
 
-    def flushed(self) -> None:
+    def wait_flushed(self) -> None:
         pass
 
     def cover(self, step: int) -> None:
@@ -328,7 +325,7 @@ class _LoggerWorker(_Worker):
 
 
 class MetricsLog:
-    """The rows of a run, in order, to every sink and logger; the caller waits only in `flush` and `close`."""
+    """Writes the rows of a run to all sinks and loggers; only `flush` and `close` block."""
 
     def __init__(
         self,
@@ -340,7 +337,7 @@ class MetricsLog:
         queue_size: int = 256,
         timeout: float = 10.0,
     ) -> None:
-        """`warn` gets one line for what is dropped; a resumed run has `rows` rows already, the last one `last`."""
+        """`warn` is called for each dropped sink. `rows`, `last`: row count and last row of a resumed run."""
         self._rows = rows
         self._last = last
         self._pending: Row | None = None
@@ -350,16 +347,16 @@ class MetricsLog:
         ]
 
     def add(self, logger: Logger, facts: RunFacts, backlog: Iterable[Row] = ()) -> None:
-        """Prefetcher a logger too; `backlog` are the rows that the checkpoint of a resumed run covers."""
+        """Add a logger; `backlog`: the rows that the checkpoint of a resumed run covers."""
         self._workers.append(_LoggerWorker(logger, facts, backlog, self._warn, self._queue_size))
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return self._rows
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add to the row of `step`, which is written when the step is done, or another one begins."""
+        """Add to the row of `step`, which is written by `settle` or when another step is logged."""
         row = Row(step, time.time(), {name: float(value) for name, value in values.items()})
         if self._last is None or self._last.step != step:
             self.settle()
@@ -370,26 +367,26 @@ class MetricsLog:
         self._pending = row if self._pending is None else self._pending.completed(row)
 
     def columns(self, step: int) -> list[str]:
-        """The metrics that the row of `step` has by now; none where there is no such row."""
+        """The metrics in the row of `step` so far; empty if there is no such row."""
         return [] if self._last is None or self._last.step != step else sorted(self._last.values)
 
     def settle(self) -> None:
-        """The step is done: write its row."""
+        """Write the row of the current step."""
         row, self._pending = self._pending, None
         if row is not None:
             for worker in self._workers:
                 worker.take(row)
 
     def flush(self) -> None:
-        """Return once every row logged so far is written, or its sink was dropped."""
+        """Block until all rows are written or their sink is dropped."""
         self.settle()
         for worker in self._workers:
             worker.flush()
         for worker in self._workers:
-            worker.flushed()
+            worker.wait_flushed()
 
     def cover(self, step: int) -> None:
-        """A checkpoint of `step` was committed: what was flushed before it is never logged again."""
+        """Called after a checkpoint of `step`: rows flushed before it will not be logged again."""
         for worker in self._workers:
             worker.cover(step)
 

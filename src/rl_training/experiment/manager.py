@@ -1,4 +1,4 @@
-"""`ExperimentManager`: configurations in, results out, through the registry."""
+"""`ExperimentManager`: trains, resumes and evaluates any registered algorithm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 
 
 class ExperimentManager:
-    """Runs any registered algorithm; a configuration is checked completely before anything is written."""
+    """Runs any registered algorithm; a configuration is validated before anything is written."""
 
     def specs(self) -> list[AlgorithmSpec]:
         return list_algorithm_specs()
@@ -42,10 +42,10 @@ class ExperimentManager:
         given: UserEnvironments | None = None,
         launch: RunOptions | None = None,
     ) -> TrainResult:
-        """Train from a config, the path of a YAML file, or the name of a packaged one (`redq/pendulum`).
+        """Train from a config, the path of a YAML file, or the name of a packaged config (`redq/pendulum`).
 
-        `overrides` are `key=value`; `dataset` stands in for the configured data, `given` for
-        environments that have no id.
+        `overrides` are `key=value`; `dataset` replaces the configured data, `given` contains environments without
+        id.
         """
         chosen = self._chosen(config, overrides)
         if chosen.seeds is not None:
@@ -57,14 +57,14 @@ class ExperimentManager:
     def train_all(
         self, config: TrainConfig | str | Path, *, overrides: Sequence[str] = (), **options: Any
     ) -> list[TrainResult]:
-        """The same for one run or, with `seeds`, for several at once: their results in the order of the seeds."""
+        """Like `train`, but with `seeds` for several runs at once; the results are in the order of the seeds."""
         chosen = self._chosen(config, overrides)
         if chosen.seeds is None:
             return [self.train(chosen, **options)]
         return train_population(members_of(chosen), **options)
 
     def _chosen(self, config: TrainConfig | str | Path, overrides: Sequence[str]) -> TrainConfig:
-        """The configuration that is meant, all of it checked."""
+        """The validated configuration with its overrides."""
         if isinstance(config, TrainConfig):
             chosen = config.with_overrides(overrides, setting_names)
         else:
@@ -77,11 +77,11 @@ class ExperimentManager:
         return chosen
 
     def resume(self, path: str | Path, **options: Any) -> TrainResult:
-        """Go on with a run, alone; see `resume_training`."""
+        """Resume a single run; see `resume_training`."""
         return resume_training(path, **options)
 
     def resume_all(self, path: str | Path, **options: Any) -> list[TrainResult]:
-        """Go on with a run and, if it is a member of a population, with the others; see `population.resume`."""
+        """Resume a run and, if it is a member of a population, the other members; see `populations.resume`."""
         return resume(path, **options)
 
     def evaluate(self, path: str | Path, num_episodes: int | None = None, **options: Any) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: what belongs to it, and proof that it is what was written.
+"""The manifest of a checkpoint: its files with their sizes and hashes.
 
-The manifest is canonical JSON that carries its own hash, so damage to any byte of it shows; it lists the size
-and SHA-256 of every other file. Names in it are plain, so that no manifest can point outside its folder.
+The manifest is canonical JSON that contains its own hash, so damage to any byte is detected. It lists the size and
+SHA-256 of every other file. File names are restricted, so that no manifest can point outside its folder.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Manifest:
-        """Raises KeyError, TypeError or ValueError for a manifest this format cannot have."""
+        """Raises KeyError, TypeError or ValueError for an invalid manifest."""
         step, entries = value["step"], {name: FileEntry(**entry) for name, entry in value["files"].items()}
         if type(step) is not int or step < 0:
             raise ValueError(f"step {step!r}")
@@ -78,7 +78,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint folder, itself checked; a `CheckpointError` in one line otherwise."""
+    """The verified manifest of a checkpoint folder; raises `CheckpointError`."""
     path = folder / MANIFEST
     if not folder.exists():
         raise CheckpointError(f"{folder}: no such checkpoint")
@@ -113,7 +113,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _check_plain_file(folder: Path, name: str) -> Path:
-    """Only a regular file in the folder or its replay folder: a link could lead out of it, a pipe would block."""
+    """Raise unless `name` is a regular file: a link could point outside the folder, a pipe would block."""
     path = folder / name
     try:
         if path.parent != folder and not stat.S_ISDIR(path.parent.lstat().st_mode):
@@ -136,7 +136,7 @@ def check_size(folder: Path, name: str, entry: FileEntry) -> Path:
 
 
 def check_hash(folder: Path, name: str, entry: FileEntry) -> None:
-    """Verify a file piece by piece, without holding it in memory."""
+    """Verify the hash of a file in chunks, without loading it into memory."""
     path, digest = check_size(folder, name, entry), hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -148,7 +148,7 @@ def check_hash(folder: Path, name: str, entry: FileEntry) -> None:
 
 
 def read_verified(folder: Path, name: str, entry: FileEntry) -> bytes:
-    """The bytes of a file, which are exactly those that were verified."""
+    """The verified bytes of a file."""
     path = check_size(folder, name, entry)
     try:
         data = path.read_bytes()
@@ -164,9 +164,9 @@ def _compare(path: Path, entry: FileEntry, actual: str) -> None:
 
 
 def verify_checkpoint(folder: Path, *, trust_shared: bool = False) -> Manifest:
-    """Check everything in a checkpoint; `trust_shared` only sizes files that other checkpoints link as well.
+    """Verify all files of a checkpoint; with `trust_shared`, only the sizes of files that other checkpoints share.
 
-    A damaged shared file is damaged in all of them, so choosing among them does not depend on it.
+    A shared file is damaged in all checkpoints or in none, so it does not matter for the choice between them.
     """
     manifest = read_manifest(folder)
     for name, entry in manifest.files.items():

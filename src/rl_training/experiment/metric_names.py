@@ -1,8 +1,8 @@
-"""One number, one table of names: in results, in the log, and in words.
+"""The names of metrics in results, in the log, and in text.
 
-Results (`TrainResult.metrics`, run.json, `evaluate`) have names that Python and JSON like; the log
-(`metrics.csv`, TensorBoard, loggers) has the tags that dashboards of the field know; tables have words. Where a
-metric is named by a user, either name will do: `tag_of` knows both.
+Results (`TrainResult.metrics`, run.json, `evaluate`) have Python identifiers as names. The log (`metrics.csv`,
+TensorBoard, loggers) has the tags that are common in dashboards. Tables have words. Users may write either name;
+`tag_of` accepts both.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """The names of one number; `tag` is empty where results have it and the log does not."""
+    """The names of one metric; `tag` is empty if the log does not contain it."""
 
     name: str
     tag: str
@@ -37,48 +37,48 @@ METRICS = (
     Metric("learning_rate", "train/learning_rate", "learning rate"),
     Metric("alpha", "train/ent_coef", "temperature"),
 )
-# What the terms of an update mean; the log has them as `train/<term>`.
+# Descriptions of the terms of an update, which are `train/<term>` in the log.
 TERMS = {
     "loss": "Huber loss of Q against its target",
-    "critic_loss": "what the critics minimise, regularisers included",
+    "critic_loss": "loss of the critics, including regularisers",
     "critic_mse_loss": "the temporal-difference part of the critics' loss",
-    "actor_loss": "what the actor minimises",
+    "actor_loss": "loss of the actor",
     "value_loss": "expectile loss of the value function",
-    "q_mean": "mean of Q at the actions taken",
-    "target_q_mean": "mean of what the critics regress on; growth without end is overestimation",
-    "q_data_std": "how far the critics disagree at the data's actions",
-    "q_policy_std": "how far they disagree at the policy's actions",
+    "q_mean": "mean Q-value of the taken actions",
+    "target_q_mean": "mean target of the critics; unlimited growth means overestimation",
+    "q_data_std": "standard deviation among the critics at the data's actions",
+    "q_policy_std": "standard deviation among the critics at the policy's actions",
     "entropy_term": "mean of alpha log pi; the policy's entropy is minus this over alpha",
     "alpha": "weight of the entropy, fixed or learned",
     "advantage_mean": "mean advantage of the data's actions over the policy's",
-    "advantage_weight_mean": "mean weight of the cloned actions; at the cap, advantages are too large for it",
+    "advantage_weight_mean": "mean weight of the cloned actions; if it is at the maximum, advantages are too large",
     "behavior_logprob_mean": "mean log-likelihood of the data's actions",
-    "bc_loss": "squared distance of the policy to the data's actions",
+    "bc_loss": "squared distance between the policy's and the data's actions",
     "q_scale": "factor on Q in the actor's loss",
-    "diversity_loss": "how much the critics' action gradients point the same way",
-    "conservative_gap": "how far Q at sampled actions lies above Q at the data's",
-    "conservative_loss": "the conservative part of the critics' loss, its weight included",
+    "diversity_loss": "alignment of the critics' action gradients",
+    "conservative_gap": "Q at sampled actions minus Q at the data's actions",
+    "conservative_loss": "the conservative part of the critics' loss, including its weight",
     "multiplier": "the learned weight of the conservative penalty",
-    "multiplier_loss": "what moves that weight",
+    "multiplier_loss": "loss of that weight",
 }
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def words_of(name: str) -> str:
-    """A result in words."""
+    """The words for the name of a result."""
     return _BY_NAME[name].words
 
 
 def tag_of(name: str) -> str:
-    """The name a number has in the log, given that or the one it has in results: `eval_return_mean`."""
+    """The name of a metric in the log, given that name or its name in results (`eval_return_mean`)."""
     return _BY_NAME[name].tag or name if name in _BY_NAME else name
 
 
 def term_tag(term: str) -> str:
-    """The name in the log of a term of an update: `train/critic_loss`."""
+    """The name of an update's term in the log: `train/critic_loss`."""
     return _BY_NAME[term].tag if term in _BY_NAME else f"train/{term}"
 
 
 def log_row(results: Mapping[str, float]) -> dict[str, float]:
-    """Results by the names of the log."""
+    """Results with their names in the log."""
     return {tag_of(name): value for name, value in results.items()}

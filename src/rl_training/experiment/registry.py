@@ -1,6 +1,6 @@
 """The registry: every algorithm by name. Its regime, title and defaults are in its `<algo>_trainer.py`.
 
-A trainer is imported when it is first asked for, so that a misspelt name is answered without importing torch.
+A trainer is imported on first use, so that a misspelt name raises without importing torch.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _SPECS: dict[str, AlgorithmSpec] = {}
 
 
 def algorithm_names() -> list[str]:
-    """Every algorithm, online first, in the order they were built."""
+    """The names of all algorithms, online ones first."""
     return list(dict.fromkeys((*_NAMES, *_SPECS)))
 
 
 def algorithm_name(name: str) -> str:
-    """The registry's spelling of a name, in which case, `+` and `-` do not matter; an unknown one is refused."""
+    """The registry's spelling of a name (case, `+` and `-` do not matter); raises for an unknown one."""
     key, known = normalise_algo(name), algorithm_names()
     if key not in known:
         raise ConfigError(
@@ -82,10 +82,10 @@ def list_algorithm_specs() -> list[AlgorithmSpec]:
 
 
 def setting_names(algo: str) -> list[str]:
-    """The keys of `algo_kwargs` that an algorithm has."""
+    """The keys of `algo_kwargs` of an algorithm."""
     return list(get_algorithm_spec(algo).sections.owners())
 
 
 def resolve(config: TrainConfig) -> Resolved:
-    """Check `algo_kwargs` against the sections of its algorithm, before any file is written."""
+    """Validate `algo_kwargs` with the sections of the algorithm, before any file is written."""
     return get_algorithm_spec(config.algo).sections.resolve(config.algo_kwargs)

@@ -1,4 +1,4 @@
-"""Which checkpoints there are, which is the newest valid one, and which are deleted."""
+"""Listing checkpoints, finding the newest valid one, and deleting old ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_training.experiment import files
 from rl_training.experiment.gallery import published
 from rl_training.experiment.manifest import MANIFEST, verify_checkpoint
 
-# `.old` marks a folder that a new one of the same step is about to replace; it counts until it is gone.
+# `.old` marks a checkpoint that is being replaced by a new one of the same step; it is valid until it is deleted.
 _STEP = re.compile(r"step_([0-9]{1,18})(\.old)?")
 
 
@@ -28,7 +28,7 @@ def list_checkpoints(parent: Path) -> list[Path]:
 
 
 def latest_valid(parent: Path) -> tuple[Path, list[str]]:
-    """The newest checkpoint that verifies, and one warning for each damaged one passed over on the way."""
+    """The newest valid checkpoint, and one warning for each newer, damaged one."""
     warnings: list[str] = []
     for path in reversed(list_checkpoints(parent)):
         try:
@@ -42,10 +42,10 @@ def latest_valid(parent: Path) -> tuple[Path, list[str]]:
 
 
 def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Path:
-    """The checkpoint meant by a checkpoint folder, a run folder, or a folder of checkpoints such as `best`.
+    """The checkpoint in a checkpoint folder, a run folder, or a folder of checkpoints such as `best`.
 
-    Where there is no folder `gallery/<name>`, it is the published policy of that name. A checkpoint named directly
-    is returned unverified; of several, the newest valid one, and `warn` is told of each that was passed over.
+    `gallery/<name>` is the published policy of that name, unless such a folder exists. A checkpoint folder itself
+    is returned unverified; of several checkpoints the newest valid one, and `warn` is called for each damaged one.
     """
     path = published(path) or path
     if not path.is_dir():
@@ -63,7 +63,7 @@ def find_checkpoint(path: Path, warn: Callable[[str], None] | None = None) -> Pa
 
 
 def _no_folder(path: Path) -> str:
-    """Why a path that is not a folder is refused; for an export, with the run that it comes from."""
+    """Why a path that is not a folder is not a checkpoint; for an exported policy, with its run."""
     if not path.exists():
         return "no such checkpoint"
     run = _exported_from(path)
@@ -73,7 +73,7 @@ def _no_folder(path: Path) -> str:
 
 
 def _exported_from(path: Path) -> str | None:
-    """The run that an exported policy comes from, empty if its file does not name one; None for other files."""
+    """The run of an exported policy, empty if its file does not contain it; None for other files."""
     texts = []
     with contextlib.suppress(OSError):
         texts.append(path.with_suffix(".json").read_bytes())
@@ -91,27 +91,28 @@ def _exported_from(path: Path) -> str | None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step of a committed checkpoint, by the name of its folder."""
+    """The step in the folder name of a checkpoint."""
     match = _STEP.fullmatch(checkpoint.name)
     assert match is not None, checkpoint
     return int(match[1])
 
 
 def prune(parent: Path, keep: int, *, spare: int | None = None) -> list[Path]:
-    """Delete all but the newest `keep` checkpoints and the one of step `spare`, and return what was deleted.
+    """Delete all but the newest `keep` checkpoints and the one of step `spare`; returns the deleted ones.
 
-    If none of those is valid, the newest valid older one stays too; if none is valid at all, nothing goes.
+    If none of the newest is valid, the newest valid older one is kept too; if none is valid at all, nothing is
+    deleted.
     """
     if keep < 1:
         raise ValueError(f"keep must be >= 1, got {keep}")
     newest_first = list_checkpoints(parent)[::-1]
-    kept, doomed = newest_first[:keep], [path for path in newest_first[keep:] if step_of(path) != spare]
-    if doomed and not any(_is_valid(path) for path in kept):
-        survivor = next((path for path in doomed if _is_valid(path)), None)
-        doomed = [path for path in doomed if path != survivor] if survivor else []
-    for path in doomed:
+    kept, old = newest_first[:keep], [path for path in newest_first[keep:] if step_of(path) != spare]
+    if old and not any(_is_valid(path) for path in kept):
+        valid = next((path for path in old if _is_valid(path)), None)
+        old = [path for path in old if path != valid] if valid else []
+    for path in old:
         discard(path)
-    return doomed
+    return old
 
 
 def _is_valid(path: Path) -> bool:
@@ -123,7 +124,7 @@ def _is_valid(path: Path) -> bool:
 
 
 def discard(folder: Path) -> None:
-    """Delete a checkpoint; a crash half-way leaves nothing that looks like one."""
+    """Delete a checkpoint; a crash meanwhile leaves no folder that looks like one."""
     if folder.exists():
         trash = folder.with_name(f".tmp-trash-{folder.name}")
         shutil.rmtree(trash, ignore_errors=True)
@@ -146,6 +147,6 @@ def discard_after(parent: Path, step: int) -> None:
 
 
 def sweep(parent: Path) -> None:
-    """Remove what an interrupted write or deletion left behind."""
+    """Remove the leftovers of interrupted writes and deletions."""
     for leftover in parent.glob(".tmp-*"):
         shutil.rmtree(leftover, ignore_errors=True)

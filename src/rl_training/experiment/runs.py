@@ -1,8 +1,8 @@
-"""Run folders: one run each, never shared, never overwritten.
+"""Run folders: one per run, never shared, never overwritten.
 
 {env}__{algo}__s{seed}__{time}[__suffix]/
-    config.yaml             as given          config.resolved.yaml    with every default
-    command.txt             how it was started
+    config.yaml             as given          config.resolved.yaml    with all defaults
+    command.txt             the command line
     run.json                versions, machine, device, status, timestamps
     metrics.csv   tb/       the log           checkpoints/   best/   earlier_best/ (in another environment)
     lock                    held by the process that trains here
@@ -36,7 +36,7 @@ RECORD = "run.json"
 CONFIG = "config.yaml"
 RESOLVED = "config.resolved.yaml"
 _ATTEMPTS = 1_000
-# What later readers rely on; anything else in the record is for people.
+# Fields that this package reads; all others are for people.
 _RECORD_TYPES: dict[str, Any] = {
     "algo": str,
     "env_id": (str, NoneType),
@@ -52,7 +52,7 @@ _held: set[int] = set()
 
 
 def _close_inherited_locks() -> None:
-    """A forked worker that outlives its parent would otherwise keep the parent's lock alive."""
+    """Close the locks in a forked process, which would otherwise keep them if it outlives its parent."""
     for handle in _held:
         with contextlib.suppress(OSError):
             os.close(handle)
@@ -64,7 +64,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class RunConfig(Protocol):
-    """What a run folder needs to know of a config."""
+    """The fields of a config that a run folder uses."""
 
     @property
     def algo(self) -> str: ...
@@ -85,16 +85,16 @@ def _now() -> str:
 
 
 def task_name(env_id: str | None, algo: str) -> str:
-    """Environment and algorithm as the beginning of a folder's name."""
+    """Environment and algorithm as the start of a folder name."""
     return f"{_plain_name(env_id) if env_id else 'no-env'}__{_plain_name(algo)}"
 
 
 def _plain_name(text: str) -> str:
-    """Text as a part of a folder name; `ALE/Pong-v5` becomes `ALE-Pong-v5`."""
+    """`text` as part of a folder name; `ALE/Pong-v5` becomes `ALE-Pong-v5`."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
 
 
-@functools.cache  # a process cannot change them, and reading them parses the metadata of each package
+@functools.cache  # reading them parses the metadata of each package
 def _package_versions() -> dict[str, str]:
     versions = {}
     for package in ("torch", "numpy", "gymnasium", "mujoco"):
@@ -106,8 +106,8 @@ def _package_versions() -> dict[str, str]:
 
 
 def machine_record() -> dict[str, Any]:
-    """What the bits of a CPU run depend on: versions, instruction set, threads."""
-    import torch  # here, so that folders are read without it
+    """What bit-exact results of a CPU run depend on: versions, instruction set, threads."""
+    import torch  # imported late: reading run folders does not need it
 
     versions = {"python": platform.python_version(), "rl_training": files.package_version()}
     return {
@@ -119,7 +119,7 @@ def machine_record() -> dict[str, Any]:
 
 
 def machine_changes(record: Mapping[str, Any]) -> list[str]:
-    """What bit-equal results depend on and differs between a run's record and this process, one phrase each."""
+    """The differences between a run's record and this process that affect bit-exact results, one phrase each."""
     now = machine_record()
     old = record.get("versions", {}) | {name: record.get(name) for name in ("cpu_capability", "threads")}
     new = now["versions"] | {name: now[name] for name in ("cpu_capability", "threads")}
@@ -127,9 +127,10 @@ def machine_changes(record: Mapping[str, Any]) -> list[str]:
 
 
 class RunDirectory:
-    """A run folder held by this process until `close`; also a context manager. Made by `create` or `open`.
+    """A run folder, locked by this process until `close`; also a context manager. Use `create` or `open`.
 
-    `machine_changes` says, for a continued run, what has changed since; bit-exact resuming needs it empty.
+    `machine_changes` lists what has changed since a resumed run was started; it must be empty for a bit-exact
+    resume.
     """
 
     def __init__(self, path: Path, fence: files.Fence = files.unfenced) -> None:
@@ -146,12 +147,12 @@ class RunDirectory:
 
     @property
     def best(self) -> Path:
-        """Parent of the best checkpoint, written like any other: `best/step_…`."""
+        """Parent folder of the best checkpoint: `best/step_…`."""
         return self.path / "best"
 
     @property
     def earlier_best(self) -> Path:
-        """Parent of the numbered folders with the best checkpoints of environments that the run has left."""
+        """Parent of numbered folders with the best checkpoints in the run's earlier environments."""
         return self.path / "earlier_best"
 
     @property
@@ -164,7 +165,7 @@ class RunDirectory:
 
     @property
     def record(self) -> dict[str, Any]:
-        """A copy of what run.json says."""
+        """A copy of run.json."""
         return dict(self._record)
 
     @classmethod
@@ -178,10 +179,10 @@ class RunDirectory:
         path: Path | None = None,
         fence: files.Fence = files.unfenced,
     ) -> Self:
-        """Make a folder that did not exist, lock it and write what the run starts from.
+        """Create a new folder, lock it and write the configuration and run.json.
 
-        `text` is the config file as the user wrote it, `command` the command line (default: this process's), `path`
-        the folder where it is not to be named by the clock.
+        `text`: the config file as the user wrote it. `command`: the command line (default: this process's). `path`:
+        the folder (default: a name with the current time).
         """
         problem = f"output_dir {config.output_dir} cannot hold a run (choose another with --output-dir)"
         with _one_line(problem, key="output_dir"):
@@ -210,8 +211,8 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, fence: files.Fence = files.unfenced) -> Self:
-        """Lock an existing run to continue it; its status becomes `running` again."""
-        read_run_record(path)  # before the lock, which would leave a file in a folder that is no run
+        """Lock an existing run to resume it; its status becomes `running`."""
+        read_run_record(path)  # before the lock, which would create a file in a folder that is not a run
         run = cls(path, fence)
         with _one_line(f"{path}: the run cannot be continued"), run._locking():
             run._record = read_run_record(path)
@@ -228,7 +229,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def _locking(self) -> Iterator[None]:
-        """Take the lock, and give it back if what follows fails."""
+        """Take the lock; release it if the block raises."""
         self._lock = _acquire(self.path)
         try:
             yield
@@ -237,7 +238,7 @@ class RunDirectory:
             raise
 
     def reconfigure(self, config: RunConfig, resolved: Mapping[str, Any]) -> None:
-        """Write down the settings a continued run goes on with."""
+        """Write the settings of a resumed run."""
         with _one_line(f"{self.path}: the run cannot be continued"):
             self._write(RESOLVED, dump_yaml(dict(resolved)))
             self.update(env_id=config.env_id, seed=config.seed, device=config.device)
@@ -268,7 +269,7 @@ class RunDirectory:
 
 
 def read_run_record(path: Path) -> dict[str, Any]:
-    """run.json of a run folder, without locking it."""
+    """Read run.json of a run folder without locking it."""
     if not (path / RECORD).is_file():
         raise ConfigError(f"{path}: not a run folder (it has no {RECORD})")
     try:
@@ -279,7 +280,7 @@ def read_run_record(path: Path) -> dict[str, Any]:
 
 
 def parse_run_record(data: bytes, place: str) -> dict[str, Any]:
-    """The contents of a run.json; `place` is what an error calls it."""
+    """Parse the contents of a run.json; `place` is its name in error messages."""
     try:
         record = files.decode_json(data)
     except ValueError as error:
@@ -294,7 +295,7 @@ def parse_run_record(data: bytes, place: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def lock_run(path: Path) -> Iterator[None]:
-    """Keep other processes out of a run folder for a while, without continuing the run."""
+    """Lock a run folder during the block without resuming the run."""
     handle = _acquire(path)
     try:
         yield
@@ -304,18 +305,20 @@ def lock_run(path: Path) -> Iterator[None]:
 
 
 def note_pruned(path: Path) -> None:
-    """Write into run.json that the run's checkpoints were deleted on purpose."""
+    """Record in run.json that the run's checkpoints were pruned."""
     amend_record(path, pruned=_now())
 
 
 def amend_record(path: Path, **fields: Any) -> None:
-    """Merge fields into run.json of a run that nobody trains."""
+    """Merge fields into run.json of a run that is not being trained."""
     files.replace_atomically(path / RECORD, files.encode_json({**read_run_record(path), **fields}))
 
 
 def end_of(record: Mapping[str, Any], unknown: int) -> int | None:
-    """The step at which a run ended by itself (`unknown` if an older version wrote it); None if it was interrupted
-    or killed."""
+    """The step at which a run ended by itself; None if it was interrupted or killed.
+
+    `unknown` is returned for records of older versions, which do not contain the step.
+    """
     if record["status"] not in ("finished", "stopped", "failed", "diverged"):
         return None
     step = record.get("ended_at")
@@ -323,7 +326,7 @@ def end_of(record: Mapping[str, Any], unknown: int) -> int | None:
 
 
 def results_of(path: Path, record: Mapping[str, Any]) -> str:
-    """What a run without checkpoints reached nevertheless, in words; empty where it is nothing."""
+    """Why a run without checkpoints still has results, in words; empty if it has none."""
     if record.get("pruned"):
         return "its checkpoints were deleted"
     if record["status"] in ("finished", "stopped"):
@@ -364,9 +367,9 @@ def _strange_lock(path: Path) -> ConfigError:
 
 
 def _acquire(path: Path) -> int:
-    """Take the folder's lock, which the kernel releases when this process ends, however it ends.
+    """Take the folder's lock, which the kernel releases when this process ends.
 
-    A link of that name is not followed: in a folder from elsewhere it could lead to any file of ours.
+    A symbolic link is not followed: in a folder from elsewhere it could point to any of the user's files.
     """
     try:
         handle = os.open(path / "lock", _LOCK_FLAGS, 0o644)

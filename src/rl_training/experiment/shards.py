@@ -1,8 +1,8 @@
-"""The replay rows of a checkpoint: fixed-size shards of slots, of which the unchanged ones are shared.
+"""The replay rows of a checkpoint in shards of fixed size; checkpoints share unchanged shards.
 
 A ring buffer changes only between two write positions, so most of a large buffer is the same in successive
-checkpoints. A shard without a written slot is hard-linked from the previous checkpoint; every folder is still
-complete on its own, and deleting one never harms another.
+checkpoints. Unchanged shards are hard-linked from the previous checkpoint. Every folder is complete on its own, and
+deleting one does not affect others.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SHARD_ROWS = 16_384
 
 @dataclass(frozen=True)
 class RowsToSave:
-    """A ring of rows `[capacity or filled, W]` in slot order; row n was written to slot `n % capacity`.
+    """A ring buffer of rows `[capacity or filled, W]` in slot order; row n is in slot `n % capacity`.
 
-    `added` counts all rows ever written. The ring fills from slot 0, so `filled` is `min(added, capacity)`.
+    `added` is the number of all rows ever written, so `filled` is `min(added, capacity)`.
     """
 
     rows: Tensor
@@ -52,7 +52,7 @@ class RowsToSave:
 
 @dataclass(frozen=True)
 class RowsInfo:
-    """What a manifest says of the rows; enough to know which shards there are and what each must hold."""
+    """The description of the rows in a manifest, which determines the shards and their sizes."""
 
     filled: int
     added: int
@@ -63,7 +63,7 @@ class RowsInfo:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RowsInfo:
-        """Raises ValueError unless the numbers could come from a ring."""
+        """Raises ValueError if the numbers are inconsistent."""
         info = cls(**value)
         counts = [info.filled, info.added, info.capacity, info.width, info.shard_rows]
         if any(type(count) is not int or count < 0 for count in counts) or info.shard_rows == 0:
@@ -77,12 +77,12 @@ class RowsInfo:
         return -(-self.filled // self.shard_rows)
 
     def shards(self) -> Iterator[tuple[str, int, int]]:
-        """File name, first slot and end slot of each shard; the last one may be short."""
+        """File name, first slot and end slot of each shard; the last one may be shorter."""
         for number, start in enumerate(range(0, self.filled, self.shard_rows)):
             yield f"replay/shard_{number:05d}.safetensors", start, min(start + self.shard_rows, self.filled)
 
     def unchanged_since(self, old: RowsInfo | None) -> set[str]:
-        """Names of the shards that hold the same slots, none of them written after `old` was saved."""
+        """Names of the shards with the same slots as in `old` of which none has been written since."""
         if old is None or (old.capacity, old.width, old.dtype, old.shard_rows) != (
             self.capacity,
             self.width,

@@ -1,8 +1,8 @@
-"""YAML as a configuration language: plain scalars, lists and maps by the rules of YAML 1.2, and nothing else.
+"""A strict subset of YAML 1.2 for configurations: plain scalars, lists and mappings.
 
-PyYAML follows YAML 1.1: `3e-4` is a string, `on` a boolean, `2024-01-01` a date, and of two equal keys the
-last one wins. Here numbers are numbers, words are words, a duplicate key is an error, and tags, anchors,
-aliases, merge keys, `.nan` and `.inf` are refused. Every value remembers the line it came from.
+PyYAML follows YAML 1.1: `3e-4` is a string, `on` a boolean, `2024-01-01` a date, and the last of two equal keys
+wins. Here numbers are numbers, words are strings, and a duplicate key is an error, as are tags, anchors, aliases,
+merge keys, `.nan` and `.inf`. The line of every value is recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 40
 
 _PREFIX = "tag:yaml.org,2002:"
-# Order matters: the first pattern that matches the whole scalar decides.
+# In order: the first pattern that matches the whole scalar determines its type.
 _SCALARS = (
     ("null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
     ("bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
@@ -41,7 +41,7 @@ _RESOLVERS = {
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Composes nodes only; `_Reader` turns them into values, so no constructor of PyYAML is ever called."""
+    """Composes nodes only; `_Reader` converts them to values, so PyYAML's constructors are never called."""
 
     yaml_implicit_resolvers = _RESOLVERS
     depth = 0
@@ -65,7 +65,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 class _StrictDumper(yaml.SafeDumper):
-    """Quotes what the strict loader would otherwise read as a number, and never writes an alias."""
+    """Quotes strings that the strict loader would read as another type, and never writes an alias."""
 
     yaml_implicit_resolvers = _RESOLVERS
 
@@ -74,7 +74,7 @@ class _StrictDumper(yaml.SafeDumper):
 
 
 class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Composes nodes in C where PyYAML was built with libyaml."""
+    """Composes nodes in C if PyYAML was built with libyaml."""
 
     yaml_implicit_resolvers = _RESOLVERS
 
@@ -151,7 +151,7 @@ def _shown(node: yaml.Node) -> str:
 
 
 def parse_yaml(text: str, place: str) -> Document:
-    """Read one document; `place` (a file name, or `--set key`) starts every error message."""
+    """Parse one document; every error message starts with `place` (a file name, or `--set key`)."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{place}: {len(text)} characters, at most {MAX_CHARACTERS} are read")
     reader = _Reader(place)
@@ -172,7 +172,7 @@ def parse_yaml(text: str, place: str) -> Document:
 
 
 def read_dumped(text: str, place: str) -> Any:
-    """What `dump_yaml` wrote, some times faster than `parse_yaml`, which gets whatever looks different."""
+    """Parse the output of `dump_yaml` faster than `parse_yaml`, which is the fallback for other documents."""
     try:
         if len(text) <= MAX_CHARACTERS and _is_plain(text):
             loader = _FastLoader(text)
@@ -181,12 +181,12 @@ def read_dumped(text: str, place: str) -> Any:
             finally:
                 loader.dispose()
     except (yaml.YAMLError, ConfigError):
-        pass  # said properly by the other
+        pass  # `parse_yaml` raises the error with its line
     return parse_yaml(text, place).value
 
 
 def _is_plain(text: str) -> bool:
-    """Whether a document has neither anchors nor tags, and is not so deep that composing it in C would crash."""
+    """Whether a document has no anchors or tags, and is not nested so deeply that composing it in C would crash."""
     depth = most = 0
     for event in yaml.parse(text, Loader=_FastLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -197,5 +197,5 @@ def _is_plain(text: str) -> bool:
 
 
 def dump_yaml(value: Any) -> str:
-    """Plain data as block YAML, in its own order, that `parse_yaml` reads back unchanged."""
+    """Plain data as block YAML, in its own order; `parse_yaml` restores it unchanged."""
     return yaml.dump(value, Dumper=_StrictDumper, sort_keys=False, allow_unicode=True, width=110)

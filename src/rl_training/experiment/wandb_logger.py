@@ -1,21 +1,21 @@
-"""Weights & Biases: the rows of a run that a checkpoint covers, each once.
+"""Weights & Biases: sends every row of a run once, after a checkpoint has covered it.
 
-What W&B got it keeps, so nothing is sent that a resumed run could log again: rows come when a checkpoint covers
-them (`only_covered`). A run keeps its W&B run: `wandb.json` in its folder has the id, the step of the last row sent
-and, while rows are being sent, that of the last of them.
+W&B cannot delete rows, so rows that a resumed run could log again are not sent (`only_covered`). A resumed run
+continues its W&B run: `wandb.json` in the run folder contains its id, the step of the last row sent and, while rows
+are being sent, the step of the last of them.
 
-A process may be killed at any time, and W&B's own process ends with it, whatever it had yet to write:
+The process may be killed at any time, and W&B's own process ends with it:
 
-    write down what is to be sent     killed before: the rows are sent when the run goes on
-    send, and let W&B write it        killed here: see below
-    write down what was sent
+    record what will be sent          killed before: the rows are sent when the run resumes
+    send, and wait until W&B writes   killed here: see below
+    record what was sent
 
-Online, W&B is asked which step it expects next, and gets what it does not have: each row once. Offline there is
-nobody to ask: rows whose sending was broken off are not sent again, so that none is there twice; at most those of
-one checkpoint are missing, and `metrics.csv` has them.
+Online, W&B reports the next step it expects, and every missing row is sent once. Offline this is not possible: rows
+whose sending was interrupted are not sent again, so that no row occurs twice. At most the rows of one checkpoint
+are missing, and they are in `metrics.csv`.
 
-W&B's own environment variables and settings files hold (`WANDB_PROJECT`, `WANDB_ENTITY`, `WANDB_MODE`, …). Nothing
-is asked on the terminal: without a key there is one warning, and no W&B.
+W&B's environment variables and settings files apply (`WANDB_PROJECT`, `WANDB_ENTITY`, `WANDB_MODE`, …). There is no
+prompt on the terminal: without an API key, W&B is disabled with one warning.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from rl_training.experiment.loggers import Logger, Row, RunFacts
 
 RECORD = "wandb.json"
 _PROJECT = "rl-training"
-# Of the 30 seconds that the end of a run waits.
+# Parts of the 30 seconds (`timeout`) that a run waits at its end.
 _SECONDS_TO_REACH_A_SERVER = 25.0
 _SECONDS_TO_UPLOAD = 20.0
-# How often W&B's process writes what it has to its file.
+# Interval at which W&B's process writes its file.
 _SECONDS_TO_WRITE = 0.5
 
 
@@ -61,12 +61,12 @@ class WandbLogger(Logger):
         self._id = record.get("id") or secrets.token_hex(8)
         self._sent = record.get("sent", -1)
         if not record:
-            self._write_down()  # the same id whatever happens next
-        with _exit_untouched():
+            self._save()  # before W&B starts, so that the id stays the same after a crash
+        with _exit_hooks_kept():
             self._run = _init(run, self._id)
         if self._run is not None:
-            begun = max(self._sent, record.get("sending", -1))
-            self._sent = begun if self._run.offline else self._run.step - 1
+            attempted = max(self._sent, record.get("sending", -1))
+            self._sent = attempted if self._run.offline else self._run.step - 1
 
     def write(self, row: Row) -> None:
         if self._run is not None and row.step > self._sent:
@@ -76,35 +76,35 @@ class WandbLogger(Logger):
         rows, self._waiting = self._waiting, []
         if not rows:
             return
-        self._write_down(sending=rows[-1].step)
+        self._save(sending=rows[-1].step)
         for row in rows:
-            # `commit`: otherwise it waits for the next step, and is lost in a kill.
+            # Without `commit` W&B holds the row until the next step, and it is lost if the process is killed.
             self._run.log({**row.values, "_timestamp": row.time}, step=row.step, commit=True)
         time.sleep(2 * _SECONDS_TO_WRITE)
         self._sent = rows[-1].step
-        self._write_down()
+        self._save()
 
     def close(self, status: str) -> None:
         if self._run is not None:
             self._run.finish(exit_code=0 if status in ("finished", "stopped") else 1)
 
-    def _write_down(self, **sending: int) -> None:
+    def _save(self, **sending: int) -> None:
         replace_atomically(self._path, encode_json({"id": self._id, "sent": self._sent, **sending}))
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The record of what was sent; a damaged one is an error, since starting over would send everything again."""
+    """The record of sent rows; raises if it is damaged, because starting over would send all rows again."""
     if not path.exists():
         return {}
     record = decode_json(path.read_bytes())
     kinds = {"id": str, "sent": int, "sending": int}
     if not isinstance(record, dict) or not all(type(record.get(k, kinds[k]())) is kinds[k] for k in kinds):
-        raise ValueError(f"{path}: damaged; without it nobody knows what was sent")
+        raise ValueError(f"{path}: damaged; it is the only record of what was sent")
     return record
 
 
 def _init(run: RunFacts, number: str) -> Any:
-    """The W&B run of that id, new or continued; None where W&B is disabled."""
+    """The W&B run with that id, new or resumed; None if W&B is disabled."""
     import wandb
 
     settings = wandb.setup(settings=wandb.Settings(silent=True, console="off")).settings
@@ -121,7 +121,7 @@ def _init(run: RunFacts, number: str) -> Any:
         config=dict(run.config),
         tags=list(run.config.get("tags", ())) or None,
         allow_val_change=True,
-        reinit="create_new",  # a run of the user's own goes on undisturbed
+        reinit="create_new",  # do not end a W&B run of the user's script
         settings=wandb.Settings(
             silent=True,
             console="off",
@@ -133,8 +133,8 @@ def _init(run: RunFacts, number: str) -> Any:
 
 
 @contextmanager
-def _exit_untouched() -> Iterator[None]:
-    """W&B hooks `sys.exit` and uncaught exceptions; how this process ends is not its affair."""
+def _exit_hooks_kept() -> Iterator[None]:
+    """Restore `sys.exit` and `sys.excepthook` afterwards, which W&B replaces."""
     before = sys.exit, sys.excepthook
     try:
         yield
