@@ -117,7 +117,7 @@ refused(lambda: Study({"name": "s", "base": "sac/pendulum", "seeds": [0, 1]}).ru
 """
     processes, study = bare(program, tmp_path)
     system = "needs a POSIX system (Linux, macOS)"
-    assert f"a process of its own {system}; set environments to local" in processes
+    assert f"environments: processes {system}; set environments to local" in processes
     assert f"a study {system}; train its configurations one by one" in study
 
 

@@ -90,7 +90,7 @@ def start_child(module: str, settings: Mapping[str, str] | None = None) -> tuple
     It has the interpreter, flags, path and environment variables of this process; `settings` adds missing
     variables.
     """
-    require_posix("a process of its own", "set environments to local")
+    require_posix("environments: processes", "set environments to local")
     here, child = Pipe()
     path = f"import sys; sys.path[:] = {import_path()!a}"
     interpreter = spawn.get_command_line()[:-3]  # without multiprocessing's own program
