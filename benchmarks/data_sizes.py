@@ -35,7 +35,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.memory import human_bytes
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 from rl_training.settings import byte_size
 
 OBS, ACTIONS, EPISODE = 17, 6, 1000

@@ -33,13 +33,14 @@ from benchmarks.runs import RunSpec, data_returns, dataset_settings, perform
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import write_npz
 from rl_training.environments.making import spaces_of
-from rl_training.experience.collector import collect_dataset, collect_random, random_actions
+from rl_training.experience.collecting import collect_dataset, collect_random
+from rl_training.experience.collector import random_actions
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.models.policies import Policy
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 from rl_training.runtime.workflows import evaluate_checkpoint
 from rl_training.spaces import SpaceSpec
 

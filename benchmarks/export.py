@@ -35,7 +35,7 @@ from rl_training.export.graph import onnx_bytes
 from rl_training.export.policy_runner import Policy as NumpyPolicy
 from rl_training.export.program import npz_bytes, program_of
 from rl_training.export.writing import export_checkpoint
-from rl_training.runtime.workflows import LoadedPolicy, load_policy, open_checkpoint
+from rl_training.runtime.loading import LoadedPolicy, load_policy, open_checkpoint
 
 OBS, ROWS, ROUNDS = 17, 700, 7
 LOW, HIGH = np.float32([-1.0, -2.0, 0.0, 0.1, -1.0, -0.4]), np.float32([1.0, 1.0, 3.0, 0.4, 1.0, 0.4])

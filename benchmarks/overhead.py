@@ -33,7 +33,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runs import session
 from rl_training.runs.building import choose_device
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 from rl_training.runtime import online
 
 LIMIT = 0.03

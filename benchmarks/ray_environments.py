@@ -29,7 +29,7 @@ from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.manifest import read_manifest
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 
 NODE: dict[str, Any] = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
 TRAINED = 4  # environments of the run that loses a node

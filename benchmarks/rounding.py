@@ -35,7 +35,7 @@ from benchmarks.report import Entry, Results, Sections, table
 from rl_training.data.sources import TensorSource
 from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoints, read_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 from rl_training.runtime.populations import members_of, resume, train_population
 from rl_training.updates.stack import Stack
 from rl_training.updates.stacked import StackedUpdater

@@ -29,7 +29,7 @@ from rl_training.models.mlp import NetworkShape
 from rl_training.runs.building import choose_device
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.workflows import evaluate_checkpoint
 from rl_training.spaces import SpaceSpec

@@ -29,7 +29,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.runs.building import choose_device
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 from rl_training.runtime.populations import members_of, train_population
 
 POPULATION = "one population"

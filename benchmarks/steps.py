@@ -38,7 +38,7 @@ from rl_training.memory import human_bytes
 from rl_training.runs.building import choose_device
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 from rl_training.updates.updater import Updater
 
 STARTS, SETTLE, BLOCK = 1_000, 500, 100

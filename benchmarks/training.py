@@ -33,7 +33,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, resolve
 from rl_training.runs.building import choose_device
 from rl_training.runs.session import Session
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 from rl_training.runtime.online import OnlineConfig
 from rl_training.runtime.workflows import evaluate_checkpoint
 from rl_training.updates.updater import Updater

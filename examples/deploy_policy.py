@@ -63,7 +63,7 @@ def opened(place: Path) -> Policy:
         return OnnxPolicy(place)
     if place.suffix == ".npz":
         return NumpyPolicy(place)
-    from rl_training.runtime.workflows import load_policy, open_checkpoint
+    from rl_training.runtime.loading import load_policy, open_checkpoint
 
     return load_policy(open_checkpoint(place))
 

@@ -19,7 +19,7 @@ from rl_training.export.observations import Observations
 from rl_training.export.policy_runner import Policy as NumpyPolicy
 from rl_training.models.mlp import NetworkShape
 from rl_training.runs.session import TrainResult
-from rl_training.runtime.workflows import LoadedPolicy
+from rl_training.runtime.loading import LoadedPolicy
 from rl_training.spaces import SpaceSpec
 from tests.runs import TINY, owned, tiny, train
 

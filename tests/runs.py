@@ -20,7 +20,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session, TrainResult
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 from rl_training.runtime.workflows import resume_training
 from tests import worlds  # noqa: F401 - registers the environments
 

@@ -21,7 +21,8 @@ from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoin
 from rl_training.experiment.config import load_config
 from rl_training.runs.session import TrainResult
 from rl_training.runs.state import spaces_from
-from rl_training.runtime.workflows import evaluate_checkpoint, load_policy, predict_checkpoint
+from rl_training.runtime.loading import load_policy
+from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint
 from tests.runs import (
     ALL,
     differences,

@@ -30,7 +30,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.report.grouping import Selection, group
 from rl_training.report.reading import read_runs
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 from rl_training.runtime.populations import train_population
 from tests.dataset_files import HIGH, LOW, episodes, save_hdf5, save_minari, save_npz
 from tests.reliability.processes import Child, wait_for

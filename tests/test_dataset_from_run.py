@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rl_training import DQN, IQL, RLPD, SAC, TransitionDataset, cli
 from rl_training.console.dataset_tasks import replay_of
-from rl_training.runtime.workflows import open_checkpoint
+from rl_training.runtime.loading import open_checkpoint
 
 TINY: dict[str, Any] = {"hidden_sizes": [8], "batch_size": 8, "eval_episodes": 0, "seed": 5}
 ENV = "FromRunWalk-v0"

@@ -24,7 +24,8 @@ from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_s
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
 from rl_training.runtime.populations import members_of, train_population
-from rl_training.runtime.workflows import load_policy, open_checkpoint, predict_checkpoint
+from rl_training.runtime.loading import load_policy, open_checkpoint
+from rl_training.runtime.workflows import predict_checkpoint
 from rl_training.spaces import SpaceSpec
 from tests.runs import QUIET, TINY, interrupted, mostly_slow, resume, run_record, tiny, train
 from tests.test_exact_resume import EVENTFUL, assert_exact

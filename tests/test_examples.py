@@ -17,7 +17,7 @@ from examples.offline_own_arrays import logged_data
 from rl_training import TransitionDataset
 from rl_training.export.writing import export_checkpoint
 from rl_training.report import runs
-from rl_training.runtime.workflows import load_policy, open_checkpoint
+from rl_training.runtime.loading import load_policy, open_checkpoint
 from tests.reliability.processes import Ended, forked_program
 
 pytestmark = pytest.mark.pages

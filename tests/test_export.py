@@ -27,7 +27,7 @@ from rl_training.models.mlp import MLP
 from rl_training.models.policies import Normalizer, Policy
 from rl_training.models.steps import Step
 from rl_training.runs.session import TrainResult
-from rl_training.runtime.workflows import LoadedPolicy, load_policy, open_checkpoint
+from rl_training.runtime.loading import LoadedPolicy, load_policy, open_checkpoint
 from rl_training.spaces import SpaceSpec
 from tests.exports import Skewed, looks, run_file, trained
 from tests.runs import ALL, TINY, owned, tiny, train

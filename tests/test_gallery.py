@@ -22,7 +22,8 @@ from rl_training.experiment.config import load_config
 from rl_training.experiment.gallery import GALLERY, published_policies
 from rl_training.experiment.registry import algorithm_names, resolve, setting_names
 from rl_training.runs.state import config_of, policy_alone
-from rl_training.runtime.workflows import evaluate_checkpoint, open_checkpoint, resume_training
+from rl_training.runtime.loading import open_checkpoint
+from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 from rl_training.seeding import EVALUATION_SEED
 from tests import test_docs_pages
 

@@ -16,7 +16,7 @@ from rl_training.experiment.metric_names import METRICS, log_row, tag_of, term_t
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
 from rl_training.runs.signals import TrainingInterrupted
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 from tests.runs import KillAt, Killed, differences, logged, mostly_slow, resume, run_record, tiny, train
 
 EVERY = {"log_interval": 10, "checkpoint_interval": 20, "total_timesteps": 60}

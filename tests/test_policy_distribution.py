@@ -26,12 +26,8 @@ from rl_training.export.writing import export_checkpoint
 from rl_training.models import GaussianActor, MLPBCModel, MLPIQLModel, MLPSACModel, TanhGaussianActor
 from rl_training.models.arrays import ArrayPolicy
 from rl_training.runs.session import TrainResult
-from rl_training.runtime.workflows import (
-    evaluate_checkpoint,
-    load_policy,
-    open_checkpoint,
-    predict_checkpoint,
-)
+from rl_training.runtime.loading import load_policy, open_checkpoint
+from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint
 from tests.exports import BOX, run_file, trained
 from tests.helpers import ACTIONS, BATCH, OBS, build, constant_outputs, double, member, random_batch, sequential
 from tests.runs import ALL, fingerprint, interrupted, mostly_slow, resume, tiny, train

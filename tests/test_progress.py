@@ -20,7 +20,7 @@ from rl_training.runs import signals
 from rl_training.runs import training as run_module
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session, TrainResult
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 from rl_training.runtime.workflows import resume_training
 from rl_training.updates.updater import Updater
 from tests.runs import interrupted, run_record, tiny, train

@@ -16,13 +16,14 @@ from rl_training import BC, REDQ, RLPD, SAC, TD3BC, ManagedAlgorithm, TrainConfi
 from rl_training.data.formats import write_columns
 from rl_training.environments.making import spaces_of
 from rl_training.errors import CheckpointError, ConfigError, DatasetError, RLTrainingError
-from rl_training.experience.collector import collect_random
+from rl_training.experience.collecting import collect_random
 from rl_training.experiment.config import load_config
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
 from rl_training.runtime.online import OnlineConfig
-from rl_training.runtime.workflows import evaluate_checkpoint, load_policy, open_checkpoint, predict_checkpoint
+from rl_training.runtime.loading import load_policy, open_checkpoint
+from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint
 from tests.runs import ALL, OFFLINE, TINY, differences, mostly_slow, owned, tiny, train
 from tests.test_offline_runtime import identity_data
 from tests.worlds import Identity

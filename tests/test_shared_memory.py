@@ -17,7 +17,7 @@ from rl_training.environments.making import make_env, spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.environments.pool import EnvPool
 from rl_training.environments.video import Video
-from rl_training.experience.collector import collect_dataset, collect_random
+from rl_training.experience.collecting import collect_dataset, collect_random
 from rl_training.experiment.config import TrainConfig
 from tests.runs import differences, interrupted, resume, run_record, tiny, train
 from tests.test_collector import collector_of, contents

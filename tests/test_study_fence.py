@@ -13,7 +13,7 @@ from rl_training.experiment.checkpointing import write_checkpoint
 from rl_training.experiment.logging import CsvSink
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 from tests.runs import resume, run_record, tiny, train
 from tests.studies import contents
 

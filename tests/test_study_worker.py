@@ -20,7 +20,7 @@ from rl_training.errors import ConfigError, DiskFullError, DivergedError, Enviro
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.runs import lock_run
-from rl_training.runs.training import RunOptions
+from rl_training.runs.spec import RunOptions
 from rl_training.runtime import populations as members
 from rl_training.study import Study, claims, worker
 from rl_training.study.claims import Owner, read_claim

@@ -16,7 +16,7 @@ from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.models.mlp_q import MLPQNetwork
 from rl_training.models.mlp_tqc import MLPTQCModel
 from rl_training.runs.session import TrainResult
-from rl_training.runtime.workflows import load_values, open_checkpoint
+from rl_training.runtime.loading import load_values, open_checkpoint
 from tests.exports import trained
 from tests.helpers import member
 from tests.runs import ALL

@@ -20,7 +20,7 @@ from rl_training.environments.playing import Evaluator
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoints
 from rl_training.memory import available_cores
-from rl_training.runtime.workflows import load_policy, open_checkpoint
+from rl_training.runtime.loading import load_policy, open_checkpoint
 from rl_training.seeding import EVALUATION_SEED
 from rl_training.study.packing import LAST
 

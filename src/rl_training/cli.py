@@ -136,7 +136,7 @@ def train(
         algorithm_name(loaded.config.algo)
         from rl_training.console.results import show_results
         from rl_training.experiment.manager import ExperimentManager
-        from rl_training.runs.training import RunOptions
+        from rl_training.runs.spec import RunOptions
 
         launch = RunOptions(quiet=flags.quiet, text=loaded.text)
         results = ExperimentManager().train_all(loaded.config, launch=launch)
@@ -290,7 +290,7 @@ def predict(
     import numpy as np
 
     from rl_training.console.observations import parse_observations
-    from rl_training.runtime.workflows import load_policy, open_checkpoint
+    from rl_training.runtime.loading import load_policy, open_checkpoint
 
     loaded = load_policy(open_checkpoint(_checkpoint_given(path, checkpoint)))
     obs = parse_observations(observations, loaded.spaces)

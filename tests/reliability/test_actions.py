@@ -16,7 +16,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.models.mlp import NetworkShape
-from rl_training.runtime.workflows import LoadedPolicy
+from rl_training.runtime.loading import LoadedPolicy
 from rl_training.spaces import SpaceSpec
 from tests.runs import TINY, owned
 

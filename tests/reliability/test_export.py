@@ -28,7 +28,7 @@ from rl_training.export.program import npz_bytes, program_of
 from rl_training.export.writing import export_checkpoint
 from rl_training.models.steps import Step
 from rl_training.runs.session import TrainResult
-from rl_training.runtime.workflows import LoadedPolicy, load_policy, open_checkpoint
+from rl_training.runtime.loading import LoadedPolicy, load_policy, open_checkpoint
 from rl_training.spaces import SpaceSpec
 from tests.exports import BOX, CHOICES, SKEWED, looks, run_file, untrained
 from tests.reliability.test_actions import Shell, boxes

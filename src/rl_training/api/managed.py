@@ -27,18 +27,9 @@ from rl_training.export.writing import Exported, export_checkpoint
 from rl_training.runs.callbacks import Callback, as_callbacks
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.state import checkpoint_errors, config_of
-from rl_training.runs.training import RunOptions
-from rl_training.runtime.workflows import (
-    LoadedPolicy,
-    LoadedValues,
-    Recording,
-    Values,
-    load_policy,
-    load_values,
-    open_checkpoint,
-    play_checkpoint,
-    record_checkpoint,
-)
+from rl_training.runs.spec import RunOptions
+from rl_training.runtime.loading import LoadedPolicy, LoadedValues, Values, load_policy, load_values, open_checkpoint
+from rl_training.runtime.workflows import Recording, play_checkpoint, record_checkpoint
 
 # An environment as people have it: a Gymnasium id, an object, its class, or a callable that makes one.
 Environment = str | Env | type[Env] | Callable[..., Env]

@@ -25,12 +25,12 @@ from rl_training.data.validation import MOST_FAULTS, declared_spaces, resolve_sp
 from rl_training.display.output import note, one_line, show_json, show_table
 from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError, DatasetError
-from rl_training.experience.collector import collect_dataset, collect_random
+from rl_training.experience.collecting import collect_dataset, collect_random
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve
 from rl_training.runs.state import config_of, spaces_from
-from rl_training.runtime.workflows import load_policy, open_checkpoint
+from rl_training.runtime.loading import load_policy, open_checkpoint
 from rl_training.spaces import SpaceSpec
 
 _ACTIONS_SHOWN = 8

@@ -7,7 +7,7 @@ queued.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -98,3 +98,14 @@ class ActingPolicy:
         if self.transfer is not None:
             self.transfer.wait()
         return self._policy
+
+
+def fetch_together(acting: Sequence[ActingPolicy], stacked: Callable[[Tensor], Tensor]) -> None:
+    """Copy the weights of all policies in one transfer, if they are copied at all.
+
+    `stacked` returns the tensor `[S, …]` of all policies for a tensor of the first.
+    """
+    if acting and acting[0].copies:
+        transfer = WeightTransfer([one.learner for one in acting], [stacked(t) for t in acting[0].tensors()])
+        for row, one in enumerate(acting):
+            one.follow(transfer, row)

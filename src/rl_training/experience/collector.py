@@ -7,7 +7,7 @@ the episode terminated, so that a time limit bootstraps; and no row for a reset.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,20 +17,17 @@ from numpy.typing import NDArray
 from rl_training import seeding
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.finite import check_finite
-from rl_training.data.datasets import TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
 from rl_training.environments.pool import EnvPool, Episode, Transition
-from rl_training.environments.user_environments import UserEnvironments
-from rl_training.errors import DivergedError, EnvironmentFailure, MemoryLimitError
+from rl_training.errors import ConfigError, DivergedError, EnvironmentFailure
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experience.moments import RunningMoments
-from rl_training.experiment.config import TrainConfig
-from rl_training.memory import available_memory, human_bytes
+from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, Saved, checkpoint_errors
 from rl_training.spaces import SpaceSpec
 
 _WINDOW = 100
-_LARGEST = float(np.finfo(np.float32).max)  # a larger reward is infinite where it is stored
+LARGEST_REWARD = float(np.finfo(np.float32).max)  # a larger reward is infinite where it is stored
 
 
 def random_actions(rng: np.random.Generator, spaces: SpaceSpec, count: int) -> NDArray[Any]:
@@ -182,7 +179,7 @@ class Collector:
             if not np.isfinite(values).all():
                 raise blame(index, "observation", "a non-finite observation")
         for index, reward in enumerate(rewards):
-            if not abs(reward) <= _LARGEST:
+            if not abs(reward) <= LARGEST_REWARD:
                 raise blame(index, "reward", f"the reward {reward}")
 
     def _reset(self, index: int) -> NDArray[np.float32]:
@@ -203,8 +200,66 @@ class Collector:
         """A phrase for each environment whose running episode a resumed run cannot replay."""
         return [f"environment {i} {e.too_long}" for i, e in enumerate(self.envs.episodes) if e.actions is None]
 
-    def take_up(self, obs: NDArray[np.float32], episodes: Sequence[Episode]) -> list[str]:
-        """Go on in the middle of `episodes`, which had led to `obs`; returns what could not be replayed exactly."""
+    def record(self) -> dict[str, Any]:
+        record = {
+            "steps": self.steps,
+            "rng": self.rng.bit_generator.state,
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "episodes": [
+                {"number": e.number, "seed": e.seed, "total": e.total, "steps": e.steps}
+                | ({"replayable": False} if e.actions is None else {})
+                for e in self.envs.episodes
+            ],
+        }
+        if self.moments is not None:
+            record["moments"] = self.moments.record()
+        return record
+
+    def save(self) -> Saved:
+        """The replay buffer, the random numbers of exploration and the running episodes."""
+        buffer, tensors = self.buffer, {"obs": torch.from_numpy(self.obs)}
+        for i, episode in enumerate(self.envs.episodes):
+            if episode.actions:
+                tensors[f"actions.{i}"] = torch.from_numpy(np.stack(episode.actions))
+        random = {} if buffer.generator is self.learner.generator else {"host": buffer.generator.get_state()}
+        return Saved(
+            tensors={"collector": tensors} | ({"replay_random": random} if random else {}),
+            records={"collector": self.record()},
+            rows=RowsToSave(buffer.rows, len(buffer), buffer.added, buffer.capacity),
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> list[str]:
+        """Restore what `save` saved and replay the running episodes; returns what could not be restored exactly."""
+        buffer, info = self.buffer, checkpoint.rows
+        if info is None:
+            raise ConfigError(
+                f"{checkpoint.path} holds a policy without its replay buffer; resume the run folder instead"
+            )
+        if info.capacity != buffer.capacity:
+            raise ConfigError(
+                f"algo_kwargs.buffer_capacity: {buffer.capacity} differs from the checkpoint's {info.capacity}",
+                key="algo_kwargs.buffer_capacity",
+            )
+        checkpoint.read_rows(buffer.rows)  # in place: a second copy might not fit into memory
+        buffer.load(buffer.rows[: info.filled], added=info.added)
+        with checkpoint_errors(checkpoint):
+            if "replay_random" in checkpoint.tensors and buffer.generator is not self.learner.generator:
+                buffer.generator.set_state(checkpoint.tensors["replay_random"]["host"])
+            record, tensors = checkpoint.records["collector"], checkpoint.tensors["collector"]
+            self.steps = int(record["steps"])
+            self.rng.bit_generator.state = record["rng"]
+            self.returns.extend(record["returns"])
+            self.lengths.extend(record["lengths"])
+            if self.moments is not None:
+                self.moments.load(record["moments"])
+            episodes = [
+                _restored_episode(saved, tensors.get(f"actions.{i}")) for i, saved in enumerate(record["episodes"])
+            ]
+            return self.resume(tensors["obs"].numpy().copy(), episodes)
+
+    def resume(self, obs: NDArray[np.float32], episodes: Sequence[Episode]) -> list[str]:
+        """Continue `episodes`, whose last observations are `obs`; returns what could not be replayed exactly."""
         if len(episodes) != self.width or len(obs) != self.width:
             raise ValueError(f"{len(episodes)} running episodes for {self.width} environments")
         self.obs = obs
@@ -218,63 +273,15 @@ class Collector:
                 self._count(obs[i : i + 1])
         return problems
 
-
-# Collected rows live in lists of small arrays until they are packed.
-_BYTES_PER_NUMBER = 32
-
-
-def collect_random(
-    config: TrainConfig, spaces: SpaceSpec, size: int, seed: int, given: UserEnvironments | None = None
-) -> TransitionDataset:
-    """`size` transitions of uniformly random actions, the same ones for the same seed."""
-    rng = seeding.random_data(seed)
-
-    def act(obs: NDArray[Any]) -> NDArray[Any]:
-        return random_actions(rng, spaces, len(obs))
-
-    return collect_dataset(config, spaces, size, seed, act, name=f"random actions in {config.env_id}", given=given)
+    def close(self) -> None:
+        self.envs.close()
 
 
-def collect_dataset(
-    config: TrainConfig,
-    spaces: SpaceSpec,
-    size: int,
-    seed: int,
-    act: Any,
-    *,
-    name: str,
-    given: UserEnvironments | None = None,
-) -> TransitionDataset:
-    """`size` transitions of one environment under `act(obs [1, O]) -> internal actions`."""
-    needed, free = size * _BYTES_PER_NUMBER * (2 * spaces.obs_dim + spaces.action_dim + 3), available_memory()
-    if needed > free:
-        raise MemoryLimitError(
-            f"algo_kwargs.dataset_size {size} needs {human_bytes(needed)} and {human_bytes(free)} are available; "
-            f"the largest that fits is {size * free // needed}",
-            key="algo_kwargs.dataset_size",
-        )
-    pool = EnvPool(config.replace(num_envs=1, seed=seed), purpose=seeding.COLLECTION, given=given)
-    columns: dict[str, list[Any]] = {
-        key: [] for key in ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
-    }
-    try:
-        obs = pool.reset(0)
-        for _ in range(size):
-            (action,) = actions = spaces.to_env(act(obs[None]))
-            (transition,) = pool.step(actions)
-            if not (abs(transition.reward) <= _LARGEST and np.all(np.isfinite(transition.obs))):
-                raise DivergedError(
-                    f"{config.env_id} returned a non-finite observation or reward (seed {pool.episodes[0].seed}, "
-                    f"step {pool.episodes[0].steps}) while data were collected; fix the environment",
-                    first_bad="observation or reward of environment 0",
-                )
-            row = (obs, action, transition.reward, transition.obs, transition.terminated, transition.truncated)
-            for values, value in zip(columns.values(), row):
-                values.append(value)
-            ended = transition.terminated or transition.truncated
-            obs = pool.reset(0) if ended else transition.obs
-    finally:
-        pool.close()
-    columns["timeouts"][-1] = not columns["terminals"][-1]
-    arrays: dict[str, Any] = {key: np.asarray(values) for key, values in columns.items()}
-    return TransitionDataset.from_arrays(**arrays, spaces=spaces, name=name)
+def _restored_episode(saved: Mapping[str, Any], actions: torch.Tensor | None) -> Episode:
+    steps = int(saved["steps"])
+    replayed: list[Any] | None = None
+    if saved.get("replayable", True):
+        replayed = [] if actions is None else list(actions.numpy())
+        if len(replayed) != steps:
+            raise ValueError(f"an episode of {steps} steps has {len(replayed)} actions")
+    return Episode(int(saved["number"]), int(saved["seed"]), replayed, float(saved["total"]), steps)

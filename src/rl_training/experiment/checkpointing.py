@@ -19,7 +19,8 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rl_training.errors import CheckpointError, DiskFullError, NotPlainDataError
+from rl_training.errors import CheckpointError, ConfigError, DiskFullError, NotPlainDataError
 from rl_training.experiment import files
 from rl_training.experiment.manifest import (
     FORMAT,
@@ -57,6 +58,8 @@ __all__ = [
     "CheckpointInfo",
     "RowsInfo",
     "RowsToSave",
+    "Saved",
+    "checkpoint_errors",
     "find_checkpoint",
     "latest_valid",
     "list_checkpoints",
@@ -69,6 +72,9 @@ __all__ = [
 _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
+_LONGEST_REASON = 300
+
+
 @dataclass(frozen=True)
 class CheckpointInfo:
     """Result of `write_checkpoint`; `num_bytes` includes linked shards."""
@@ -76,6 +82,15 @@ class CheckpointInfo:
     path: Path
     num_bytes: int
     seconds: float
+
+
+@dataclass
+class Saved:
+    """The contents of a checkpoint: groups of tensors, plain records, replay rows."""
+
+    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    records: dict[str, Any] = field(default_factory=dict)
+    rows: RowsToSave | None = None
 
 
 @dataclass(frozen=True)
@@ -308,3 +323,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
         else:
             records[group] = _decode_record(path / name, data)
     return Checkpoint(path, manifest.step, tensors, records, manifest.rows, manifest)
+
+
+@contextmanager
+def checkpoint_errors(checkpoint: Checkpoint, part: str = "contents") -> Iterator[None]:
+    """Raise a `CheckpointError` if intact files hold what this run cannot use."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = " ".join(str(error).split())[:_LONGEST_REASON]
+        raise CheckpointError(
+            f"{checkpoint.path}: its {part} do not fit this configuration: {type(error).__name__}: {reason}"
+        ) from error

@@ -1,4 +1,4 @@
-"""`ExperimentManager`: trains, resumes and evaluates any registered algorithm."""
+"""`ExperimentManager`: configurations in, results out, through the registry."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_training.data.datasets import TransitionDataset
-from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import (
@@ -20,13 +18,14 @@ from rl_training.experiment.registry import (
 )
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import TrainResult
-from rl_training.runs.training import RunOptions
-from rl_training.runtime.populations import members_of, resume, train_population
-from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
+from rl_training.runs.spec import RunOptions
+from rl_training.runtime.populations import members_of, train_population
+from rl_training.runtime.resume import resume, resume_training
+from rl_training.runtime.workflows import evaluate_checkpoint
 
 
 class ExperimentManager:
-    """Runs any registered algorithm; a configuration is validated before anything is written."""
+    """Runs any registered algorithm; a configuration is checked completely before anything is written."""
 
     def specs(self) -> list[AlgorithmSpec]:
         return list_algorithm_specs()
@@ -38,33 +37,31 @@ class ExperimentManager:
         overrides: Sequence[str] = (),
         run_suffix: str | None = None,
         callbacks: Sequence[Callback] | None = None,
-        dataset: TransitionDataset | None = None,
-        given: UserEnvironments | None = None,
-        launch: RunOptions | None = None,
+        **others: Any,
     ) -> TrainResult:
-        """Train from a config, the path of a YAML file, or the name of a packaged config (`redq/pendulum`).
+        """Train from a config, the path of a YAML file, or the name of a packaged one (`redq/pendulum`).
 
-        `overrides` are `key=value`; `dataset` replaces the configured data, `given` contains environments without
-        id.
+        `overrides` are `key=value`; `others` are fields of `RunSpec`: `dataset` replaces the configured data,
+        `given` has environments without an id, `options` say how the run is started.
         """
         chosen = self._chosen(config, overrides)
         if chosen.seeds is not None:
             raise ConfigError("seeds: several runs have several results; use train_all", key="seeds")
         return get_algorithm_spec(chosen.algo).train(
-            chosen, run_suffix=run_suffix, callbacks=callbacks, dataset=dataset, given=given, launch=launch
+            chosen, run_suffix=run_suffix, callbacks=callbacks, **others
         )
 
     def train_all(
         self, config: TrainConfig | str | Path, *, overrides: Sequence[str] = (), **options: Any
     ) -> list[TrainResult]:
-        """Like `train`, but with `seeds` for several runs at once; the results are in the order of the seeds."""
+        """The same for one run or, with `seeds`, for several at once: their results in the order of the seeds."""
         chosen = self._chosen(config, overrides)
         if chosen.seeds is None:
             return [self.train(chosen, **options)]
         return train_population(members_of(chosen), **options)
 
     def _chosen(self, config: TrainConfig | str | Path, overrides: Sequence[str]) -> TrainConfig:
-        """The validated configuration with its overrides."""
+        """The configuration that is meant, all of it checked."""
         if isinstance(config, TrainConfig):
             chosen = config.with_overrides(overrides, setting_names)
         else:
@@ -77,11 +74,11 @@ class ExperimentManager:
         return chosen
 
     def resume(self, path: str | Path, **options: Any) -> TrainResult:
-        """Resume a single run; see `resume_training`."""
+        """Resume one run; see `resume_training`."""
         return resume_training(path, **options)
 
     def resume_all(self, path: str | Path, **options: Any) -> list[TrainResult]:
-        """Resume a run and, if it is a member of a population, the other members; see `populations.resume`."""
+        """Resume a run and, if it is a member of a population, the others; see `runtime.resume`."""
         return resume(path, **options)
 
     def evaluate(self, path: str | Path, num_episodes: int | None = None, **options: Any) -> dict[str, float]:

@@ -15,7 +15,7 @@ from rl_training.errors import CheckpointError, RLTrainingError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
 from rl_training.experiment.registry import resolve
 from rl_training.runs.state import read_run_checkpoint
-from rl_training.runtime.workflows import LoadedPolicy
+from rl_training.runtime.loading import LoadedPolicy
 
 Rows = NDArray[np.float32]
 COUNT = 1_000

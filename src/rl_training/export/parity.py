@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rl_training.errors import ExportError
 from rl_training.export.observations import Observations
-from rl_training.runtime.workflows import LoadedPolicy
+from rl_training.runtime.loading import LoadedPolicy
 
 Array = NDArray[Any]
 Runner = Callable[[Array, Array | None], Array]

@@ -12,7 +12,7 @@ import numpy as np
 
 from rl_training.errors import ExportError
 from rl_training.models.steps import Step
-from rl_training.runtime.workflows import LoadedPolicy
+from rl_training.runtime.loading import LoadedPolicy
 from rl_training.spaces import SpaceSpec
 
 

@@ -27,7 +27,7 @@ from rl_training.export.observations import Observations, observations_for
 from rl_training.export.parity import Parity, check, noise_for
 from rl_training.export.program import npz_bytes, pack, program_of
 from rl_training.observation_spaces import layout
-from rl_training.runtime.workflows import LoadedPolicy, load_policy, open_checkpoint
+from rl_training.runtime.loading import LoadedPolicy, load_policy, open_checkpoint
 
 FORMAT = 1
 RUNNER = "policy_runner.py"

@@ -18,7 +18,7 @@ from rl_training.data.validation import declared_spaces
 from rl_training.errors import ConfigError
 from rl_training.experience.fqe_data import acts
 from rl_training.models.policies import Policy
-from rl_training.runtime.workflows import load_policy, open_checkpoint
+from rl_training.runtime.loading import load_policy, open_checkpoint
 from rl_training.settings import at_home
 from rl_training.spaces import SpaceSpec
 

@@ -1,68 +1,113 @@
-"""Members in step: each goes its own course, and where all wait for updates these are made together.
+"""`train`: N runs at once. N = 1 is the usual case; with several, their updates are computed together.
 
-Environments in processes of their own work side by side, whoever's they are: every member sends its actions before
-the first waits for an answer.
+Each run is a generator (`runs.training`). When all of them wait for updates, these are made together, on stacked
+tensors. Environments in processes of their own work concurrently: every run sends its actions before the first waits
+for an answer.
 
-A member is an ordinary run: its folder, log, evaluations, callbacks and checkpoints are its own. It may end before
-the others, finished, stopped or failed, and leaves the stack then.
+Every run has its own folder, log, evaluations, callbacks and checkpoints. It may end before the others, finished,
+stopped or failed, and then leaves the stack.
 
-All members end a step before the first begins the next one. Signals are looked at there, so every member is saved
-at the same step. If members resume at different steps nevertheless (see `population.resuming`), those behind
-make their updates first.
+All runs end a step before the first begins the next one. Signals take effect there, so every run is saved at the
+same step. If runs resume at different steps nevertheless (see `runs.resume_points`), those behind make their updates
+first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
+from rl_training.display.progress import Progress
 from rl_training.errors import ClaimLost, RLTrainingError, RunInUse
-from rl_training.experiment.runs import amend_record
+from rl_training.experience.acting import fetch_together
+from rl_training.experiment.runs import amend_record, end_of, read_run_record
+from rl_training.memory import available_memory, human_bytes, room_on_gpu
+from rl_training.runs.console import Display, MemberProgress
 from rl_training.runs.regime import Advanced, Event, Regime, Updates
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.signals import SignalGuard, TrainingInterrupted
-from rl_training.runs.training import Built, Opened, Training, note_companions
+from rl_training.runs.spec import RunSpec
+from rl_training.runs.training import Built, Opened, training
 from rl_training.updates.stack import Stack
 from rl_training.updates.stacked import StackedUpdater
-from rl_training.updates.transfer import fetch_together
 from rl_training.updates.updater import Updater
 
+# Copies of its networks that a run needs: parameters, gradients, two moments, and what the stack adds.
+_COPIES = 8
 
-@dataclass(eq=False)
+_log = logging.getLogger(__name__)
+
+
+def train(specs: Sequence[RunSpec], turns: Sequence[Sequence[int]] | None = None) -> list[TrainResult]:
+    """Train every run to its end, as many together as `population` and the memory allow; results in their order.
+
+    `turns`: which runs are trained together, by their indices, one turn after another; None: all of them. Raises
+    the error of a single run as it is; if some of several runs failed, `MembersFailed` after the others have ended.
+    """
+    guard, population = SignalGuard(), specs[0].config.population
+    members = [Member(spec, guard) for spec in specs]
+    ended: list[Member] = []
+    try:
+        for turn in turns or [range(len(members))]:
+            left, at_a_time = [members[i] for i in turn], population
+            while left:
+                group = _build(left, at_a_time)
+                guard.catch()
+                _open(group, ended)
+                Lockstep(group, guard).run()
+                at_a_time, left = len(group), left[len(group) :]
+                ended += group if population != "off" else []
+    finally:
+        for member in members:
+            member.close()
+        guard.release()
+    return _results(members)
+
+
 class Member:
-    """One course and where it stands: what it waits for, or how it ended."""
+    """One run of several: the event it waits at, or how it ended."""
 
-    seed: int
-    going: Training
-    event: Built | Opened | Event | None = None
-    result: TrainResult | None = None
-    error: Exception | None = None
-    regime: Regime | None = None
-    session: Session | None = None
-    home: Path | None = None
-    done: int = 0  # updates made of those it waits for
+    def __init__(self, spec: RunSpec, guard: SignalGuard) -> None:
+        self.seed = spec.config.seed or 0
+        self.event: Built | Opened | Event | None = None
+        self.result: TrainResult | None = None
+        self.error: Exception | SystemExit | None = None
+        self.regime: Regime | None = None
+        self.session: Session | None = None
+        self.home: Path | None = None
+        self.display: Display | None = None  # shared with the members it trains with
+        self.alive = True
+        self.done = 0  # updates made of those it waits for
+        self._training = training(spec, guard, self._console)
 
-    @property
-    def alive(self) -> bool:
-        return self.result is None and self.error is None
+    def _console(self, *arguments: Any, **options: Any) -> Progress:
+        if self.display is None:
+            return Progress(*arguments, **options)
+        return MemberProgress(self.display, self.seed, *arguments, **options)
 
-    def go_on(self, failure: BaseException | None = None) -> None:
-        """To the next event, or the end. What fails in a member, or is thrown into it, ends that member alone."""
+    def advance(self, failure: BaseException | None = None) -> None:
+        """Continue to the next event, or the end. An error in a member, or thrown into it, ends that member only."""
         self.done = 0
         try:
-            self.event = next(self.going) if failure is None else self.going.throw(failure)
+            self.event = next(self._training) if failure is None else self._training.throw(failure)
         except StopIteration as end:
-            self.event, self.result = None, end.value
+            self.event, self.result, self.alive = None, end.value, False
         except (Exception, SystemExit) as error:
-            self.event = None
-            self.error = error if isinstance(error, Exception) else RLTrainingError(f"ended by {error!r}")
+            self.event, self.error, self.alive = None, error, False
         if isinstance(self.event, Built):
             self.regime = self.event.regime
         elif isinstance(self.event, Opened):
             self.session, self.home = self.event.session, self.event.session.run.path
-        elif self.event is None:
-            self.regime = self.session = None  # its memory is for those that follow
+        elif not self.alive:
+            self.regime = self.session = None  # frees memory for the members that follow
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can continue: it waits for no update, or for none that is left to make."""
+        return not isinstance(self.event, Updates) or self.done == self.event.number
 
     @property
     def wanted(self) -> Updates:
@@ -71,79 +116,118 @@ class Member:
 
     @property
     def updates(self) -> int:
-        """How many it has made in all, while it waits for more."""
+        """Updates made in all, while it waits for more."""
         return self.wanted.updater.learner.updates
+
+    def close(self) -> None:
+        self._training.close()
 
 
 class MembersFailed(RLTrainingError):
-    """Some members failed while the others went on; `results` has None in their places."""
+    """Some members failed while the others continued; `results` has None in their places."""
 
     def __init__(self, members: Sequence[Member]) -> None:
-        failed = [member for member in members if member.error is not None]
-        causes = "; ".join(f"seed {member.seed}: {member.error}" for member in failed)
-        super().__init__(f"{len(failed)} of {len(members)} members failed: {causes}")
         self.results = [member.result for member in members]
-        self.errors = [member.error for member in members]
+        self.errors = [as_exception(member.error) for member in members]
+        failed = [(member.seed, error) for member, error in zip(members, self.errors) if error is not None]
+        causes = "; ".join(f"seed {seed}: {error}" for seed, error in failed)
+        super().__init__(f"{len(failed)} of {len(members)} members failed: {causes}")
         codes = [error.exit_code for error in self.errors if isinstance(error, RLTrainingError)]
         self.exit_code = codes[0] if codes else RLTrainingError.exit_code
 
 
-def run_together(
-    members: Sequence[Member],
-    how_many: Callable[[Regime], int],
-    guard: SignalGuard,
-    begin: Callable[[int], None] = lambda count: None,
-    before: Sequence[Member] = (),
-) -> int:
-    """Bring the first of `members` to their end together, as many as `how_many` says of one that is built.
+def as_exception(error: Exception | SystemExit | None) -> Exception | None:
+    """The error of a member, without one that would end the process."""
+    return RLTrainingError(f"ended by {error!r}") if isinstance(error, SystemExit) else error
 
-    Returns their number, which `begin` is told before they open their folders; `before` are companions that had
-    their turn. Raises what keeps one from being built, before any of them has a folder.
-    """
-    chosen = list(members[:1])
-    for member in chosen:
-        member.go_on()
+
+def _build(members: Sequence[Member], population: str | int) -> list[Member]:
+    """Build the first of `members`, as many as fit; raises what keeps one from being built."""
+    group = list(members[:1])
+    for member in group:
+        member.advance()
         if member.error is not None:
             raise member.error
         if member is members[0] and member.regime is not None:
-            chosen += members[1 : how_many(member.regime)]
-    begin(len(chosen))
-    for member in chosen:
-        member.go_on()
-    note_companions([member.event for member in chosen if isinstance(member.event, Opened)])
-    _write_down(before, chosen)
-    Lockstep(chosen, guard).run()
-    return len(chosen)
+            group += members[1 : _number_that_fits(member.regime, len(members), population)]
+    return group
 
 
-def _write_down(before: Sequence[Member], opened: Sequence[Member]) -> None:
-    """Let every folder name its companions, and those of them whose updates are made together with its own; one
-    that is resumed names all its companions already."""
-    sessions = [member.session for member in opened if member.session is not None]
-    over = [member.home for member in before if member.home is not None]
+def _number_that_fits(built: Regime, wanted: int, population: str | int) -> int:
+    """How many of `wanted` members like `built`, which exists already, are trained at a time."""
+    if population == "off":
+        return 1
+    most = wanted if population == "auto" else min(wanted, int(population))
+    modules, device = built.learner.modules().values(), built.learner.device
+    networks = sum(tensor.nbytes for module in modules for tensor in chain(module.parameters(), module.buffers()))
+    each = _COPIES * networks + (0 if built.experience is None else built.experience.buffer.rows.nbytes)
+    room = room_on_gpu(device) if device.type == "cuda" else int(0.9 * available_memory())
+    fit = 1 + room // max(each, 1)
+    if fit < most:
+        _log.warning(
+            "memory for %d of %d members at a time (%s each): the others follow", fit, wanted, human_bytes(each)
+        )
+    return min(fit, most)
+
+
+def _open(group: Sequence[Member], ended: Sequence[Member]) -> None:
+    """Open the folders of `group`, and record in them which runs are trained together; `ended` had their turn."""
+    display = Display(len(group)) if len(group) > 1 else None
+    for member in group:
+        member.display = display
+        member.advance()
+    note_companions([member.event for member in group if isinstance(member.event, Opened)])
+    sessions = [member.session for member in group if member.session is not None]
+    before = [member.home for member in ended if member.home is not None]
     here = [session.run.path.name for session in sessions]
-    record = {"members": [home.name for home in over] + here}
+    record = {"members": [home.name for home in before] + here}
     known = all(session.run.record.get("population") is not None for session in sessions)
     if len(record["members"]) < 2 and not known:
         return
     for session in sessions:
         session.note_in_run(trained_with=here, **({} if known else {"population": record}))
-    if known:
-        return
-    for home in over:
+    for home in () if known else before:
         amend_record(home, population=record)
 
 
-def results_of(members: Sequence[Member]) -> list[TrainResult]:
-    """The results in order; raises where a member failed or was interrupted; one cause for all as it stands."""
-    for member in members:
-        if isinstance(member.error, TrainingInterrupted | ClaimLost | RunInUse):  # not of itself
-            raise member.error
-    results = [member.result for member in members if member.result is not None]
-    if len(results) == len(members):
-        return results
+def note_companions(opened: Sequence[Opened]) -> None:
+    """Note in run.json if runs resume without members that they were trained with, or at different steps.
+
+    The last bits of an update depend on how many members are computed together. On a GPU a member that has ended
+    may still have been among them.
+    """
+    here = [one.session.run.path.name for one in opened]
+    trained = [one.session for one in opened if one.trains]
+    apart = len({session.clock.ticks for session in trained}) > 1
+    for session in trained:
+        before = session.run.record.get("trained_with") or []
+        gone = [name for name in before if name not in here]
+        if session.learner.device.type == "cpu":
+            gone = [name for name in gone if not _ended_before(session.run.path.parent / name, session.clock.ticks)]
+        problems = [f"it was trained together with {', '.join(gone)}, and resumes without"] if gone else []
+        problems += ["the members of its population resume at different steps"] if apart else []
+        if problems:
+            session.note_inexact(problems)
+
+
+def _ended_before(home: Path, step: int) -> bool:
+    try:
+        end = end_of(read_run_record(home), step)
+    except RLTrainingError:
+        return False
+    return end is not None and end <= step
+
+
+def _results(members: Sequence[Member]) -> list[TrainResult]:
+    """The results in order; raises the error of a single run, an interruption, or one error that all share."""
     errors = [member.error for member in members if member.error is not None]
-    if not results and len({str(error) for error in errors}) == 1:
+    for error in errors:
+        if len(members) == 1 or isinstance(error, TrainingInterrupted | ClaimLost | RunInUse):
+            raise error
+    results = [member.result for member in members if member.result is not None]
+    if not errors:
+        return results
+    if not results and len({str(error) for error in errors}) == 1 and isinstance(errors[0], Exception):
         raise errors[0]
     raise MembersFailed(members)
 
@@ -157,7 +241,7 @@ class Lockstep:
         self._restack(self.stacked)
 
     def _restack(self, members: list[Member]) -> None:
-        """A stack of `members`; what was captured or compiled for the one before is lost."""
+        """Stack `members`; what was captured or compiled for the stack before is lost."""
         self.stacked = members
         self._running: StackedUpdater | None = None
         self._updaters: dict[tuple[int, ...], StackedUpdater] = {}
@@ -166,25 +250,27 @@ class Lockstep:
             self.stack = Stack([member.wanted.updater.learner for member in members])
             for member in members:
                 member.wanted.updater.forget()
-            collectors = [member.regime.collector for member in members if member.regime is not None]
-            fetch_together(self.stack, [one.acting for one in collectors if one is not None])
+            experiences = [member.regime.experience for member in members if member.regime is not None]
+            fetch_together([one.acting for one in experiences if one is not None], self.stack.stacked)
 
     def run(self) -> None:
-        self._between_steps([])
-        while waiting := [member for member in self.members if member.alive]:
-            if all(isinstance(member.event, Advanced) for member in waiting):
-                self._between_steps([member.session for member in waiting if member.session is not None])
-            ready = [m for m in waiting if not isinstance(m.event, Updates) or m.done == m.wanted.number]
+        members, several = self.members, len(self.members) > 1
+        if several:
+            self._between_steps([])
+        while members := [member for member in members if member.alive]:
+            ready = [member for member in members if member.ready]
             if ready:
+                if several and len(ready) == len(members) and all(isinstance(one.event, Advanced) for one in ready):
+                    self._between_steps([one.session for one in ready if one.session is not None])
                 for member in ready:
-                    member.go_on()
+                    member.advance()
                 continue
-            behind, count = furthest_behind(waiting)
+            behind, count = furthest_behind(members)
             try:
                 self._updater(behind).run(count)
             except BaseException as error:
                 for member in behind:
-                    member.go_on(error)
+                    member.advance(error)
                 if not isinstance(error, Exception):
                     raise
                 continue
@@ -192,7 +278,7 @@ class Lockstep:
                 member.done += count
 
     def _between_steps(self, sessions: Sequence[Session]) -> None:
-        """All are at the same step: look at signals, and keep the checkpoint that all have."""
+        """All members are at the same step: let signals take effect, and keep the checkpoint that all have."""
         self._guard.renew()
         steps = {session.saved_step for session in sessions}
         if len(steps) == 1:
@@ -200,7 +286,7 @@ class Lockstep:
                 session.common_step = session.saved_step
 
     def _updater(self, members: list[Member]) -> Updater:
-        """What makes the updates of `members`: that of a stack, or of one alone."""
+        """The updater of `members`: that of a stack, or that of a single run."""
         updaters = [member.wanted.updater for member in members]
         if members != self.stacked:
             if self._running is not None and self._carries(self._running, members):
@@ -215,7 +301,7 @@ class Lockstep:
         return self._running
 
     def _carries(self, running: StackedUpdater, members: Sequence[Member]) -> bool:
-        """Whether to go on with a stack that holds members which have ended, and whose updates harm nobody.
+        """Whether to keep a stack that still contains finished members, whose updates are ignored.
 
         If updates are compiled or captured, a smaller stack costs more than it saves until half are gone. Not on a
         CPU: a resumed population has no such members, and must compute the same bits.
@@ -231,7 +317,7 @@ class Lockstep:
 
 
 def furthest_behind(waiting: Sequence[Member]) -> tuple[list[Member], int]:
-    """Those with the fewest updates, and how many they make before one has what it needs or they meet others."""
+    """The members with the fewest updates, and how many they make until one is ready or they reach the others."""
     least = min(member.updates for member in waiting)
     behind = [member for member in waiting if member.updates == least]
     bounds = [member.wanted.number - member.done for member in behind]

@@ -15,32 +15,31 @@ import math
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rl_training.algorithms.base import Learner
-from rl_training.algorithms.finite import check_finite
 from rl_training.display.output import program_name
 from rl_training.display.progress import Progress
 from rl_training.environments.playing import Evaluator, PlayInterrupted
 from rl_training.errors import CheckpointError, ConfigError, NotPlainDataError
-from rl_training.experience.collector import Collector
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import write_checkpoint
-from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricsLog
-from rl_training.experiment.metric_names import log_row, term_tag
 from rl_training.experiment.retention import prune
 from rl_training.experiment.runs import RunDirectory
+from rl_training.experiment.metric_names import log_row, term_tag
 from rl_training.runs import state
-from rl_training.runs.callbacks import Callback
 from rl_training.runs.clock import Cadence, Clock
+from rl_training.runs.controls import ControlConfig, build_control_callbacks
 from rl_training.runs.evaluation import Evaluations
+from rl_training.algorithms.finite import check_finite
 from rl_training.runs.signals import SignalGuard, TrainingInterrupted
-from rl_training.spaces import SpaceSpec
+
+if TYPE_CHECKING:
+    from rl_training.runs.regime import Regime
 
 
 @dataclass(frozen=True)
@@ -80,41 +79,34 @@ class Session:
 
     def __init__(
         self,
-        config: TrainConfig,
+        regime: Regime,
         run: RunDirectory,
-        learner: Learner,
-        spaces: SpaceSpec,
         *,
-        settings: Mapping[str, Any],
-        clock: Clock,
-        callbacks: Sequence[Callback],
         log: MetricsLog,
         progress: Progress,
-        evaluator: Evaluator | None,
         guard: SignalGuard,
-        collector: Collector | None = None,
-        dataset: Mapping[str, Any] | None = None,
-        extra_metrics: Callable[[Clock], dict[str, float]] = lambda clock: {},
+        evaluator: Evaluator | None,
     ) -> None:
-        """`settings`: the configuration with every default spelt out, as checkpoints keep it."""
-        self.config = config
+        spec = regime.spec
+        self.config = spec.config
         self.run = run
-        self.learner = learner
-        self.spaces = spaces
-        self.settings = dict(settings)
-        self.clock = clock
-        self.callbacks = list(callbacks)
-        self.collector = collector
-        self.dataset = dict(dataset or {})
+        self.learner = regime.learner
+        self.spaces = regime.spaces
+        self.settings = dict(spec.settings)
+        self.clock = Clock(regime.first_phase)
+        controls = build_control_callbacks(spec.resolved[ControlConfig])
+        self.callbacks = [*controls, *regime.callbacks(), *spec.callbacks]
+        self.experience = regime.experience
+        self.dataset = dict(regime.dataset_record or {})
         self.metrics_log = log
         # What callbacks logged since the last report.
         self.logged: dict[str, float] = {}
-        self.log_cadence = Cadence(config.log_interval)
-        self.save_cadence = Cadence(config.checkpoint_interval)
+        self.log_cadence = Cadence(self.config.log_interval)
+        self.save_cadence = Cadence(self.config.checkpoint_interval)
         self.last_evaluation: dict[str, float] = {}
-        self.mark = (time.monotonic(), clock.ticks)
-        self.keep = config.keep_checkpoints
-        self._extra_metrics = extra_metrics
+        self.mark = (time.monotonic(), self.clock.ticks)
+        self.keep = self.config.keep_checkpoints
+        self._extra_metrics = regime.extra_metrics
         self._progress = progress
         progress.follow(self._position)
         self._guard, self._saves_answered = guard, guard.saves
@@ -242,7 +234,7 @@ class Session:
         now = time.monotonic()
         rate = (self.clock.ticks - ticks) / max(now - seconds, 1e-9)
         self.mark = (now, self.clock.ticks)
-        row = {} if self.collector is None else log_row(self.collector.statistics())
+        row = {} if self.experience is None else log_row(self.experience.statistics())
         row |= {term_tag(name): float(term) for name, term in self.learner.terms.items()}
         rates = {name: float(o.learning_rate) for name, o in self.learner.optimizers.items()}
         row |= log_row(
@@ -295,7 +287,7 @@ class Session:
 
     def _standing(self) -> tuple[Any, ...]:
         """Where the run stands: while it is the same, so is the checkpoint that would be written."""
-        steps = None if self.collector is None else self.collector.steps
+        steps = None if self.experience is None else self.experience.steps
         return self.clock.ticks, self.learner.updates, steps, self.broken_off, self.evaluated_at, self.should_stop
 
     def rescue(self, what_failed: str) -> None:
@@ -354,7 +346,7 @@ class Session:
 
     def _note_unreplayable(self) -> None:
         """Say once, here and in run.json, that a run resumed from this checkpoint starts an episode anew."""
-        problems = [] if self.collector is None or self._unreplayable else self.collector.unreplayable()
+        problems = [] if self.experience is None or self._unreplayable else self.experience.unreplayable()
         if problems:
             self._unreplayable = True
             self.say(

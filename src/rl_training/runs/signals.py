@@ -28,7 +28,7 @@ class TrainingInterrupted(RLTrainingError):
 class SignalGuard:
     """While active, signals set flags the session looks at after each step.
 
-    `stops`, `saves` and `time` are live for a run of its own. A population calls `renew` between two steps of all
+    `stops`, `saves` and `time` are live for a single run. A population calls `renew` between two steps of all
     members: until the next call they stay the same, so that all members save or end at the same step.
 
     Outside the main thread Python allows no handlers; then signals keep their usual meaning. A signal that is
@@ -65,15 +65,24 @@ class SignalGuard:
         return self._now()[2]
 
     def __enter__(self) -> SignalGuard:
-        if threading.current_thread() is threading.main_thread():
-            for signum in STOPPING:
-                if signal.getsignal(signum) is not signal.SIG_IGN:
-                    self._previous[signum] = signal.signal(signum, self._stop)
-            if SAVING is not None:
-                self._previous[SAVING] = signal.signal(SAVING, self._save)
+        self.catch()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def catch(self) -> None:
+        """Install the handlers, unless they are installed."""
+        if self._previous or threading.current_thread() is not threading.main_thread():
+            return
+        for signum in STOPPING:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                self._previous[signum] = signal.signal(signum, self._stop)
+        if SAVING is not None:
+            self._previous[SAVING] = signal.signal(SAVING, self._save)
+
+    def release(self) -> None:
+        """Restore the former handlers."""
         restore_handlers(self._previous)
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:

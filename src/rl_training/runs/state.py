@@ -14,8 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +23,11 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner
-from rl_training.environments.pool import Episode
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experience.collector import Collector
-from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, read_checkpoint
-from rl_training.experiment.compat import with_defaults_of
+from rl_training.experiment.checkpointing import Checkpoint, Saved, checkpoint_errors, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import SCHEMA
+from rl_training.experiment.compat import with_defaults_of
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.clock import Clock
 from rl_training.spaces import SpaceSpec
@@ -38,23 +35,13 @@ from rl_training.spaces import SpaceSpec
 if TYPE_CHECKING:
     from rl_training.runs.session import Session
 
-_LONGEST_REASON = 300
 # Records without which a checkpoint is no run's.
 _OF_EVERY_RUN = ("trainer", "config", "spaces", "dataset")
 
 
-@dataclass
-class Saved:
-    """The contents of a checkpoint: groups of tensors, plain records, replay rows."""
-
-    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    records: dict[str, Any] = field(default_factory=dict)
-    rows: RowsToSave | None = None
-
-
 def save(session: Session) -> Saved:
     """Everything that a resumed run needs."""
-    collected = Saved() if session.collector is None else save_collector(session.collector)
+    collected = Saved() if session.experience is None else session.experience.save()
     return Saved(
         tensors=_learner_tensors(session.learner) | collected.tensors,
         records=_records(session),
@@ -74,7 +61,7 @@ def _records(session: Session) -> dict[str, Any]:
         "config": session.settings,
         "spaces": session.spaces.record(),
         "dataset": session.dataset,
-        **({} if session.collector is None else {"collector": _collector_record(session.collector)}),
+        **({} if session.experience is None else {"collector": session.experience.record()}),
     }
 
 
@@ -85,8 +72,8 @@ def restore(session: Session, checkpoint: Checkpoint) -> list[str]:
     with checkpoint_errors(checkpoint):
         _restore_trainer(session, checkpoint.records["trainer"])
         problems += _dropped_evaluation(checkpoint)
-    if session.collector is not None:
-        problems += restore_collector(session.collector, checkpoint)
+    if session.experience is not None:
+        problems += session.experience.restore(checkpoint)
     return problems
 
 
@@ -219,79 +206,6 @@ def named(callbacks: list[Callback]) -> Iterator[tuple[str, Callback]]:
         yield callback.name if count == 1 else f"{callback.name}#{count}", callback
 
 
-# The collector: replay rows, exploration's random numbers, running episodes.
-
-
-def save_collector(collector: Collector) -> Saved:
-    """The replay buffer and the collecting state, the running episodes included."""
-    buffer, episodes = collector.buffer, collector.envs.episodes
-    tensors = {"obs": torch.from_numpy(collector.obs)}
-    tensors |= {f"actions.{i}": torch.from_numpy(np.stack(e.actions)) for i, e in enumerate(episodes) if e.actions}
-    random = {} if buffer.generator is collector.learner.generator else {"host": buffer.generator.get_state()}
-    return Saved(
-        tensors={"collector": tensors} | ({"replay_random": random} if random else {}),
-        records={"collector": _collector_record(collector)},
-        rows=RowsToSave(buffer.rows, len(buffer), buffer.added, buffer.capacity),
-    )
-
-
-def _collector_record(collector: Collector) -> dict[str, Any]:
-    record = {
-        "steps": collector.steps,
-        "rng": collector.rng.bit_generator.state,
-        "returns": list(collector.returns),
-        "lengths": list(collector.lengths),
-        "episodes": [
-            {"number": e.number, "seed": e.seed, "total": e.total, "steps": e.steps}
-            | ({"replayable": False} if e.actions is None else {})
-            for e in collector.envs.episodes
-        ],
-    }
-    if collector.moments is not None:
-        record["moments"] = collector.moments.record()
-    return record
-
-
-def restore_collector(collector: Collector, checkpoint: Checkpoint) -> list[str]:
-    """The reverse, replaying unfinished episodes; returns what could not be restored exactly."""
-    buffer, info = collector.buffer, checkpoint.rows
-    if info is None:
-        raise ConfigError(
-            f"{checkpoint.path} holds a policy without its replay buffer; resume the run folder instead"
-        )
-    if info.capacity != buffer.capacity:
-        raise ConfigError(
-            f"algo_kwargs.buffer_capacity: {buffer.capacity} differs from the checkpoint's {info.capacity}",
-            key="algo_kwargs.buffer_capacity",
-        )
-    checkpoint.read_rows(buffer.rows)  # in place: a second copy might not fit into memory
-    buffer.load(buffer.rows[: info.filled], added=info.added)
-    with checkpoint_errors(checkpoint):
-        if "replay_random" in checkpoint.tensors and buffer.generator is not collector.learner.generator:
-            buffer.generator.set_state(checkpoint.tensors["replay_random"]["host"])
-        record, tensors = checkpoint.records["collector"], checkpoint.tensors["collector"]
-        collector.steps = int(record["steps"])
-        collector.rng.bit_generator.state = record["rng"]
-        collector.returns.extend(record["returns"])
-        collector.lengths.extend(record["lengths"])
-        if collector.moments is not None:
-            collector.moments.load(record["moments"])
-        return collector.take_up(
-            tensors["obs"].numpy().copy(),
-            [_restored_episode(saved, tensors.get(f"actions.{i}")) for i, saved in enumerate(record["episodes"])],
-        )
-
-
-def _restored_episode(saved: Mapping[str, Any], actions: Tensor | None) -> Episode:
-    steps = int(saved["steps"])
-    replayed: list[Any] | None = None
-    if saved.get("replayable", True):
-        replayed = [] if actions is None else list(actions.numpy())
-        if len(replayed) != steps:
-            raise ValueError(f"an episode of {steps} steps has {len(replayed)} actions")
-    return Episode(int(saved["number"]), int(saved["seed"]), replayed, float(saved["total"]), steps)
-
-
 # The policy alone: what `load_policy` needs of the networks, and all that a published checkpoint has of them.
 
 
@@ -376,17 +290,3 @@ def read_run_checkpoint(path: Path) -> Checkpoint:
     if "networks" not in checkpoint.tensors:
         raise CheckpointError(f"{path}: not the checkpoint of a run: networks.safetensors is missing")
     return checkpoint
-
-
-@contextmanager
-def checkpoint_errors(checkpoint: Checkpoint, part: str = "contents") -> Iterator[None]:
-    """Files that are intact may still hold what this run cannot use: that is one `CheckpointError`."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        reason = " ".join(str(error).split())[:_LONGEST_REASON]
-        raise CheckpointError(
-            f"{checkpoint.path}: its {part} do not fit this configuration: {type(error).__name__}: {reason}"
-        ) from error

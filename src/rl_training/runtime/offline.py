@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,17 @@ from rl_training.data.placement import MemoryBudget
 from rl_training.environments.making import spaces_of
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import ConfigError
-from rl_training.experience.collector import collect_random
+from rl_training.experience.collecting import collect_random
 from rl_training.experiment.config import TrainConfig
 from rl_training.runs.building import build_learner, choose_device
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.clock import Clock
+from rl_training.runs.controls import ControlConfig
 from rl_training.runs.init_from import initialise_from
-from rl_training.runs.regime import Advanced, Event, Regime, RunSpec, Updates
+from rl_training.runs.regime import Advanced, Event, Regime, Updates
+from rl_training.runs.spec import RunSpec
 from rl_training.runs.session import Session
 from rl_training.runs.state import clips_observations, has_normalizer
-from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.validation import Validation, ValidationCallback, ValidationConfig
 from rl_training.settings import PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
@@ -125,58 +125,58 @@ def _place_rows(data: TransitionDataset, budgets: MemoryBudget) -> Tensor:
 class Prepared:
     """Data, spaces and learner of a run that learns from data; the normaliser is fixed to the data's moments.
 
-    `job` is the one given, with the learner that the data's actions ask for.
+    `spec` is the one given, with the learner that the data's actions ask for.
     """
 
     held_out: TransitionDataset | None = None
 
-    def __init__(self, job: RunSpec, *, updates_per_step: int = 1, validation_fraction: float = 0.0) -> None:
-        section = job.resolved[DatasetConfig]
-        env_spaces = _infer_env_spaces(job.config, discrete=job.sections.takes_discrete, given=job.given)
-        if job.checkpoint is not None:
-            require_data(job.checkpoint.records["dataset"], job.dataset, job.checkpoint.path)
-        budgets = _budgets(job.config)
-        data = job.once(
+    def __init__(self, spec: RunSpec, *, updates_per_step: int = 1, validation_fraction: float = 0.0) -> None:
+        section = spec.resolved[DatasetConfig]
+        env_spaces = _infer_env_spaces(spec.config, discrete=spec.sections.takes_discrete, given=spec.given)
+        if spec.checkpoint is not None:
+            require_data(spec.checkpoint.records["dataset"], spec.dataset, spec.checkpoint.path)
+        budgets = _budgets(spec.config)
+        data = spec.once(
             "data",
             lambda: _build_offline_dataset(
-                job.config,
+                spec.config,
                 section,
                 env_spaces,
-                job.dataset,
-                job.given,
-                next_actions=job.sections.learner.needs_next_actions,
+                spec.dataset,
+                spec.given,
+                next_actions=spec.sections.learner.needs_next_actions,
                 budgets=budgets,
             ),
         )
-        self.job = job = job.for_actions(data.spaces, data.name)
+        self.spec = spec = spec.for_actions(data.spaces, data.name)
         if validation_fraction:
-            data, self.held_out = job.once("split", lambda: hold_out(data, validation_fraction))
+            data, self.held_out = spec.once("split", lambda: hold_out(data, validation_fraction))
         self.dataset = data
-        self.in_memory = job.dataset is not None
+        self.in_memory = spec.dataset is not None
         self.spaces = env_spaces or data.spaces
         self.learner: Learner = build_learner(
-            job.sections,
-            job.resolved,
-            job.config,
+            spec.sections,
+            spec.resolved,
+            spec.config,
             data.spaces,
-            normalize_observations=section.normalize_observations or has_normalizer(job.origin),
-            clip_observations=clips_observations(job.origin),
+            normalize_observations=section.normalize_observations or has_normalizer(spec.origin),
+            clip_observations=clips_observations(spec.origin),
             updates_per_step=updates_per_step,
         )
         if section.normalize_observations:
-            mean, std = job.once("moments", data.observation_moments)
+            mean, std = spec.once("moments", data.observation_moments)
             self.learner.model.normalizer.set_moments(torch.as_tensor(mean), torch.as_tensor(std))
-        if job.origin is not None and job.checkpoint is None:
-            initialise_from(self.learner, job.origin, data.spaces)
-        rows = job.once("rows", lambda: _place_rows(data, budgets))
+        if spec.origin is not None and spec.checkpoint is None:
+            initialise_from(self.learner, spec.origin, data.spaces)
+        rows = spec.once("rows", lambda: _place_rows(data, budgets))
         self.source = data.source(self.learner.generator, rows)
         self.remarks = budgets.remarks(data.rows, rows)
         self.budgets = budgets.after(rows)
-        self.fingerprint = job.once("fingerprint", data.fingerprint)
+        self.fingerprint = spec.once("fingerprint", data.fingerprint)
 
     def dataset_record(self) -> dict[str, Any]:
         """What run.json and each checkpoint say of the data."""
-        raw, folder = self.dataset.raw, self.job.resolved[DatasetConfig].folder()
+        raw, folder = self.dataset.raw, self.spec.resolved[DatasetConfig].folder()
         return {
             "name": self.dataset.name,
             "rows": len(self.dataset),
@@ -200,36 +200,36 @@ class Offline(Regime):
     sections = (OptimizationConfig, DatasetConfig, ValidationConfig, BudgetConfig, ControlConfig)
     first_phase = "offline"
 
-    def __init__(self, job: RunSpec) -> None:
-        fraction = job.resolved[ValidationConfig].validation_fraction
-        _require_whole_episodes(job, fraction)
-        self.prepared = Prepared(job, validation_fraction=fraction)
-        self.job = job = self.prepared.job
+    def __init__(self, spec: RunSpec) -> None:
+        fraction = spec.resolved[ValidationConfig].validation_fraction
+        _require_whole_episodes(spec, fraction)
+        self.prepared = Prepared(spec, validation_fraction=fraction)
+        self.spec = spec = self.prepared.spec
         self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
         self.dataset_record, self.remarks = self.prepared.dataset_record(), self.prepared.remarks
-        self.size, self.batch_size = len(self.prepared.dataset), job.resolved[OptimizationConfig].batch_size
-        budget = job.resolved[BudgetConfig]
+        self.size, self.batch_size = len(self.prepared.dataset), spec.resolved[OptimizationConfig].batch_size
+        budget = spec.resolved[BudgetConfig]
         self.total_ticks = self.total_updates = budget.updates(
-            job.config.total_timesteps, self.size, self.batch_size
+            spec.config.total_timesteps, self.size, self.batch_size
         )
+        self.validation = self._validation()
 
     def ready(self) -> None:
-        self.updates = self.updater(self.job, self.prepared.source)
+        self.updates = self.updater(self.prepared.source)
 
     def fit(self, session: Session) -> Iterator[Event]:
         return fit_offline(session, self.updates, updates=self.total_updates)
 
-    @cached_property
-    def validation(self) -> Validation | None:
-        """What held-out episodes say of the policy; None where none are held out."""
+    def _validation(self) -> Validation | None:
+        """Metrics on held-out episodes; None if none are held out."""
         held_out = self.prepared.held_out
         if held_out is None:
             return None
-        rows = self.job.once("held-out rows", lambda: _place_rows(held_out, self.prepared.budgets))
+        rows = self.spec.once("held-out rows", lambda: _place_rows(held_out, self.prepared.budgets))
         return Validation(held_out, rows, self.learner)
 
-    def watchers(self, job: RunSpec) -> list[Callback]:
-        interval = job.resolved[ControlConfig].eval_interval
+    def callbacks(self) -> list[Callback]:
+        interval = self.spec.resolved[ControlConfig].eval_interval
         if self.validation is None or interval is None:
             return []
         return [ValidationCallback(self.validation, interval)]
@@ -240,9 +240,9 @@ class Offline(Regime):
         return {"epoch": epoch, "dataset_size": float(self.size), **held_out}
 
 
-def _require_whole_episodes(job: RunSpec, fraction: float) -> None:
+def _require_whole_episodes(spec: RunSpec, fraction: float) -> None:
     """Refuse to hold out a share of the best episodes: whoever judges by the file would hold out others."""
-    if fraction and job.resolved[DatasetConfig].top_fraction < 1:
+    if fraction and spec.resolved[DatasetConfig].top_fraction < 1:
         raise ConfigError(
             "algo_kwargs.validation_fraction cannot stand beside top_fraction: what is held out would be a share "
             "of the best episodes; leave one out",

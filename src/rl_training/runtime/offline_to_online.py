@@ -9,9 +9,10 @@ from rl_training.data.sources import MixedSource
 from rl_training.errors import ConfigError
 from rl_training.experience.collector import Collector
 from rl_training.runs.clock import Clock
-from rl_training.runs.regime import Event, Regime, RunSpec
+from rl_training.runs.controls import ControlConfig
+from rl_training.runs.regime import Event, Regime
+from rl_training.runs.spec import RunSpec
 from rl_training.runs.session import Session
-from rl_training.runtime.controls import ControlConfig
 from rl_training.runtime.offline import BudgetConfig, Prepared, fit_offline
 from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, make_collector, require_updates
 from rl_training.settings import Fraction, NonNegativeInt, Settings
@@ -32,20 +33,20 @@ class OfflineToOnline(Regime):
 
     name = "offline-to-online"
     sections = (OptimizationConfig, DatasetConfig, PriorDataConfig, BudgetConfig, OnlineConfig, ControlConfig)
-    collector: Collector
+    experience: Collector
 
-    def __init__(self, job: RunSpec) -> None:
-        if job.config.env_id is None:
+    def __init__(self, spec: RunSpec) -> None:
+        if spec.config.env_id is None:
             raise ConfigError(
-                f"env_id: {job.config.algo} learns online and needs an environment; set env_id", key="env_id"
+                f"env_id: {spec.config.algo} learns online and needs an environment; set env_id", key="env_id"
             )
-        self.online, prior = job.resolved[OnlineConfig], job.resolved[PriorDataConfig]
-        batch_size, self.budget = job.resolved[OptimizationConfig].batch_size, job.resolved[BudgetConfig]
-        self.prepared = Prepared(job, updates_per_step=self.online.gradient_updates_per_step)
-        self.job = job = self.prepared.job
+        self.online, prior = spec.resolved[OnlineConfig], spec.resolved[PriorDataConfig]
+        batch_size, self.budget = spec.resolved[OptimizationConfig].batch_size, spec.resolved[BudgetConfig]
+        self.prepared = Prepared(spec, updates_per_step=self.online.gradient_updates_per_step)
+        self.spec = spec = self.prepared.spec
         self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
         self.dataset_record = self.prepared.dataset_record()
-        buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, job.config.num_envs)
+        buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, spec.config.num_envs)
         if buffer.device.type != self.learner.device.type:
             raise ConfigError(
                 "algo_kwargs.buffer_capacity does not fit on the GPU beside the prior data; lower it",
@@ -55,24 +56,21 @@ class OfflineToOnline(Regime):
         self.split = self.mixed.split(batch_size)
         size = len(self.prepared.dataset)
         self.pretraining = self.budget.updates(prior.offline_pretrain_updates, size, batch_size)
-        self.remarks = *self.prepared.remarks, *self.online.remarks(job, before=self.pretraining)
+        self.remarks = *self.prepared.remarks, *self.online.remarks(spec, before=self.pretraining)
         self.first_phase = "pretrain" if self.pretraining else "online"
-        self.total_ticks = self.pretraining + job.config.total_timesteps
-        self.total_updates = self.pretraining + self.online.earned(job.config.total_timesteps)
-        require_updates(job, self.total_updates)
+        self.total_ticks = self.pretraining + spec.config.total_timesteps
+        self.total_updates = self.pretraining + self.online.earned(spec.config.total_timesteps)
+        require_updates(spec, self.total_updates)
         if self.budget.max_updates is not None:
             self.total_updates = min(self.total_updates, self.budget.max_updates)
-        self.collector = make_collector(
-            job, self.spaces, self.learner, buffer, reward_map=self.prepared.dataset.reward_map
+        self.experience = make_collector(
+            spec, self.spaces, self.learner, buffer, reward_map=self.prepared.dataset.reward_map
         )
 
-    def start(self) -> None:
-        self.collector.start()
-
     def ready(self) -> None:
-        self.prior_updates = self.updater(self.job, self.prepared.source)
-        together = self.online.together(self.job.config.num_envs)
-        self.mixed_updates = self.updater(self.job, self.mixed, together=together, acting=self.collector.acting)
+        self.prior_updates = self.updater(self.prepared.source)
+        together = self.online.together(self.spec.config.num_envs)
+        self.mixed_updates = self.updater(self.mixed, together=together, acting=self.experience.acting)
 
     def fit(self, session: Session) -> Iterator[Event]:
         if session.clock.ticks == 0 and self.learner.summary:
@@ -84,7 +82,7 @@ class OfflineToOnline(Regime):
             session.enter_phase("online")
             self.learner.period_offset = session.clock.pretrain_updates  # each environment step is a whole period
             most = self.budget.max_updates
-            yield from fit_online(session, self.mixed_updates, self.collector, self.online, max_updates=most)
+            yield from fit_online(session, self.mixed_updates, self.experience, self.online, max_updates=most)
 
     def extra_metrics(self, clock: Clock) -> dict[str, float]:
         prior_rows, online_rows = self.split
@@ -94,6 +92,3 @@ class OfflineToOnline(Regime):
             "online_batch_size": float(online_rows),
             "dataset_size": float(len(self.prepared.dataset)),
         }
-
-    def close(self) -> None:
-        self.collector.envs.close()

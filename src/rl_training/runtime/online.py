@@ -18,11 +18,12 @@ from rl_training.experience.moments import ObservationConfig, RunningMoments
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, room_on_gpu
 from rl_training.runs.building import build_learner, require_room_for_environments
+from rl_training.runs.controls import ControlConfig
 from rl_training.runs.init_from import initialise_from
-from rl_training.runs.regime import Acted, Advanced, Event, Regime, RunSpec, Updates
+from rl_training.runs.regime import Acted, Advanced, Event, Regime, Updates
+from rl_training.runs.spec import RunSpec
 from rl_training.runs.session import Session
 from rl_training.runs.state import checkpoint_errors, clips_observations, has_normalizer, moments_of
-from rl_training.runtime.controls import ControlConfig
 from rl_training.settings import NonNegativeInt, PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
 from rl_training.updates.schedules import OptimizationConfig
@@ -65,13 +66,13 @@ class OnlineConfig(Settings):
             return self.random_steps
         return self.learning_starts if config.init_from is None else 0
 
-    def remarks(self, job: RunSpec, before: int = 0) -> tuple[str, ...]:
+    def remarks(self, spec: RunSpec, before: int = 0) -> tuple[str, ...]:
         """One line: how many steps come without updates or at random, unless they are over; none where none do.
 
         `before`: updates that come before the first step.
         """
-        done = 1 if job.checkpoint is None else max(1, job.checkpoint.step - before)
-        random_until = self.acts_randomly_until(job.config)
+        done = 1 if spec.checkpoint is None else max(1, spec.checkpoint.step - before)
+        random_until = self.acts_randomly_until(spec.config)
         spans = [
             ("no updates", self.learning_starts, "learning_starts"),
             ("random actions", random_until, "random_steps"),
@@ -82,10 +83,10 @@ class OnlineConfig(Settings):
         return (", ".join(told),) if told else ()
 
 
-def require_updates(job: RunSpec, updates: int) -> None:
+def require_updates(spec: RunSpec, updates: int) -> None:
     """Refuse a new run that would end before it learns anything."""
-    if updates == 0 and job.checkpoint is None:
-        total, online = job.config.total_timesteps, job.resolved[OnlineConfig]
+    if updates == 0 and spec.checkpoint is None:
+        total, online = spec.config.total_timesteps, spec.resolved[OnlineConfig]
         every = f" and then every {online.train_frequency} steps" if online.train_frequency > 1 else ""
         raise ConfigError(
             f"total_timesteps: {total:,} steps end before the first update: updates begin after learning_starts, "
@@ -143,7 +144,7 @@ def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, num_envs: in
 
 
 def make_collector(
-    job: RunSpec,
+    spec: RunSpec,
     spaces: SpaceSpec,
     learner: Learner,
     buffer: ReplayBuffer,
@@ -152,32 +153,32 @@ def make_collector(
     moments: RunningMoments | None = None,
 ) -> Collector:
     """The configured environments, stepped with the learner's exploring policy into `buffer`."""
-    require_room_for_environments(job.config)
+    require_room_for_environments(spec.config)
     return Collector(
-        EnvPool(job.config, given=job.given),
+        EnvPool(spec.config, given=spec.given),
         spaces,
         learner,
         buffer,
-        random_steps=job.resolved[OnlineConfig].acts_randomly_until(job.config),
-        total_steps=job.config.total_timesteps,
+        random_steps=spec.resolved[OnlineConfig].acts_randomly_until(spec.config),
+        total_steps=spec.config.total_timesteps,
         reward_map=reward_map,
         moments=moments,
     )
 
 
-def running_moments(job: RunSpec, spaces: SpaceSpec) -> RunningMoments | None:
+def running_moments(spec: RunSpec, spaces: SpaceSpec) -> RunningMoments | None:
     """Statistics to go on counting with; None where observations are not normalised, or by a map that is fixed."""
-    if not job.resolved[ObservationConfig].normalize_observations:
+    if not spec.resolved[ObservationConfig].normalize_observations:
         return None
     moments = RunningMoments(spaces.obs_dim)
-    if job.origin is None:
+    if spec.origin is None:
         return moments
-    with checkpoint_errors(job.origin):
-        found = moments_of(job.origin)
-        if found is not None and job.checkpoint is None:
+    with checkpoint_errors(spec.origin):
+        found = moments_of(spec.origin)
+        if found is not None and spec.checkpoint is None:
             moments.load(found)
-    if found is None and job.checkpoint is None:
-        _log.warning("init_from: %s normalises by the moments of its data; they stay fixed", job.origin.path)
+    if found is None and spec.checkpoint is None:
+        _log.warning("init_from: %s normalises by the moments of its data; they stay fixed", spec.origin.path)
     return None if found is None else moments
 
 
@@ -187,46 +188,38 @@ class Online(Regime):
     name = "online"
     sections = (OptimizationConfig, ObservationConfig, OnlineConfig, ControlConfig)
     first_phase = "online"
-    collector: Collector
+    experience: Collector
 
-    def __init__(self, job: RunSpec) -> None:
-        if job.dataset is not None:
+    def __init__(self, spec: RunSpec) -> None:
+        if spec.dataset is not None:
             raise ConfigError(
-                f"dataset: {job.config.algo} learns from an environment alone; use rlpd to mix in data"
+                f"dataset: {spec.config.algo} learns from an environment alone; use rlpd to mix in data"
             )
-        self.job, self.online = job, job.resolved[OnlineConfig]
-        self.spaces = spaces_of(job.config, discrete=job.sections.takes_discrete, given=job.given)
-        self.total_ticks = job.config.total_timesteps
-        self.total_updates = self.online.earned(job.config.total_timesteps)
-        require_updates(job, self.total_updates)
-        self.remarks = self.online.remarks(job)
-        normalize, origin = job.resolved[ObservationConfig].normalize_observations, job.origin
+        self.spec, self.online = spec, spec.resolved[OnlineConfig]
+        self.spaces = spaces_of(spec.config, discrete=spec.sections.takes_discrete, given=spec.given)
+        self.total_ticks = spec.config.total_timesteps
+        self.total_updates = self.online.earned(spec.config.total_timesteps)
+        require_updates(spec, self.total_updates)
+        self.remarks = self.online.remarks(spec)
+        normalize, origin = spec.resolved[ObservationConfig].normalize_observations, spec.origin
         self.learner = build_learner(
-            job.sections,
-            job.resolved,
-            job.config,
+            spec.sections,
+            spec.resolved,
+            spec.config,
             self.spaces,
             normalize_observations=normalize or has_normalizer(origin),
             clip_observations=normalize if origin is None else clips_observations(origin),
             updates_per_step=self.online.gradient_updates_per_step,
         )
-        buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, job.config.num_envs)
-        if origin is not None and job.checkpoint is None:
+        buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, spec.config.num_envs)
+        if origin is not None and spec.checkpoint is None:
             initialise_from(self.learner, origin, self.spaces)
-        moments = running_moments(job, self.spaces)
-        self.collector = make_collector(job, self.spaces, self.learner, buffer, moments=moments)
-
-    def start(self) -> None:
-        self.collector.start()
+        moments = running_moments(spec, self.spaces)
+        self.experience = make_collector(spec, self.spaces, self.learner, buffer, moments=moments)
 
     def ready(self) -> None:
-        together = self.online.together(self.job.config.num_envs)
-        self.updates = self.updater(
-            self.job, self.collector.buffer, together=together, acting=self.collector.acting
-        )
+        together = self.online.together(self.spec.config.num_envs)
+        self.updates = self.updater(self.experience.buffer, together=together, acting=self.experience.acting)
 
     def fit(self, session: Session) -> Iterator[Event]:
-        return fit_online(session, self.updates, self.collector, self.online)
-
-    def close(self) -> None:
-        self.collector.envs.close()
+        return fit_online(session, self.updates, self.experience, self.online)

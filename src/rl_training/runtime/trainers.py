@@ -1,34 +1,45 @@
-"""`AlgorithmSpec`: one algorithm as the rest of the package sees it, said once, beside its `train_<algo>`."""
+"""`AlgorithmSpec`: one algorithm as the rest of the package sees it, declared once in its `<algo>_trainer.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl_training.algorithms.base import Learner
-from rl_training.data.datasets import TransitionDataset
-from rl_training.environments.user_environments import UserEnvironments
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.runs import fleet
 from rl_training.runs.callbacks import Callback
-from rl_training.runs.regime import Regime, RunSpec
+from rl_training.runs.regime import Regime
 from rl_training.runs.sections import Sections
 from rl_training.runs.session import TrainResult
-from rl_training.runs.training import RunOptions, run
+from rl_training.runs.spec import RunOptions, RunSpec
 
 
 @dataclass(frozen=True)
 class AlgorithmSpec:
-    """One algorithm: evaluating and predicting are generic, so a learner, its regime and its sections suffice."""
+    """One algorithm. Evaluating and predicting are generic, so a learner, its regimes and settings suffice.
+
+    `regimes`: the ways to train it; the first is the default. `kinds`: the sections of each, in the same order.
+    """
 
     name: str
     title: str
     year: int
-    regime: str
-    sections: Sections
+    regimes: tuple[type[Regime], ...]
+    kinds: tuple[Sections, ...]
     train: Callable[..., TrainResult]
-    trained_by: type[Regime]
+
+    @property
+    def regime(self) -> str:
+        """The name of the default regime."""
+        return self.regimes[0].name
+
+    @property
+    def sections(self) -> Sections:
+        """The sections of the default regime."""
+        return self.kinds[0]
 
     @property
     def learner(self) -> type[Learner]:
@@ -36,37 +47,45 @@ class AlgorithmSpec:
 
     @property
     def learners(self) -> tuple[type[Learner], ...]:
-        """The learner, and the one for discrete actions where there is one beside it."""
+        """The learner, and the one for discrete actions if there is a separate one."""
         other = self.sections.discrete
         return (self.learner,) if other is None else (self.learner, other.learner)
 
     @property
     def actions(self) -> str:
-        """Which it takes, in words."""
+        """The kind of actions it needs, in words."""
         return {None: "continuous or discrete", True: "discrete", False: "continuous"}[self.sections.takes_discrete]
+
+    def run_spec(self, config: TrainConfig, *, regime: str | None = None, **others: Any) -> RunSpec:
+        """A run of this algorithm in the named regime, or the default; `others` are fields of `RunSpec`."""
+        names = [one.name for one in self.regimes]
+        chosen = 0 if regime is None else names.index(regime)
+        return RunSpec.of(self.regimes[chosen], self.kinds[chosen], config, **others)
 
 
 def algorithm(
     learner: type[Learner],
-    regime: type[Regime],
+    regimes: type[Regime] | tuple[type[Regime], ...],
     title: str,
     year: int,
     *,
     discrete: type[Learner] | None = None,
     **defaults: Any,
 ) -> AlgorithmSpec:
-    """An algorithm trained through a regime; `defaults` are those in which it differs from the sections' own.
+    """Declare an algorithm; `defaults` are those in which it differs from the sections' own.
 
-    `discrete` is the learner for discrete actions, where there is one beside the learner for continuous ones.
-
-    Its train function takes the configuration, and how to go about it: `dataset` stands in for the configured data,
-    `given` for environments that have no id, and nothing in `launch` changes a number.
+    `discrete` is the learner for discrete actions, if it differs from the learner for continuous ones. The train
+    function takes a configuration; `others` are further fields of `RunSpec` (`dataset`, `given`).
     """
+    regimes = regimes if isinstance(regimes, tuple) else (regimes,)
 
-    def sections_of(kind: type[Learner], beside: Sections | None = None) -> Sections:
-        return Sections(kind, (kind.Config, kind.Network, *regime.sections), defaults, beside)
+    def sections_of(kind: type[Learner], regime: type[Regime], other: Sections | None = None) -> Sections:
+        return Sections(kind, (kind.Config, kind.Network, *regime.sections), defaults, other)
 
-    sections = sections_of(learner, None if discrete is None else sections_of(discrete))
+    kinds = tuple(
+        sections_of(learner, regime, None if discrete is None else sections_of(discrete, regime))
+        for regime in regimes
+    )
 
     def train(
         config: TrainConfig,
@@ -74,13 +93,17 @@ def algorithm(
         run_suffix: str | None = None,
         checkpoint_state: Checkpoint | None = None,
         callbacks: Sequence[Callback] | None = None,
-        dataset: TransitionDataset | None = None,
-        given: UserEnvironments | None = None,
-        launch: RunOptions | None = None,
+        options: RunOptions | None = None,
+        **others: Any,
     ) -> TrainResult:
-        job = RunSpec.of(sections, config, checkpoint_state, dataset, given)
-        return run(regime, job, callbacks=callbacks, launch=launch, suffix=run_suffix)
+        options = options or RunOptions()
+        if run_suffix is not None:
+            options = replace(options, suffix=run_suffix)
+        run = spec.run_spec(config, checkpoint=checkpoint_state, callbacks=callbacks, options=options, **others)
+        (result,) = fleet.train([run])
+        return result
 
     train.__name__ = train.__qualname__ = f"train_{learner.name}"
     train.__doc__ = f"Train {learner.__name__} as `config` says, from the start or from `checkpoint_state`."
-    return AlgorithmSpec(learner.name, title, year, regime.name, sections, train, regime)
+    spec = AlgorithmSpec(learner.name, title, year, regimes, kinds, train)
+    return spec

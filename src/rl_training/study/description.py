@@ -28,7 +28,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import PlainMapping, TrainConfig, load_config, put_setting
 from rl_training.experiment.registry import get_algorithm_spec, setting_names
 from rl_training.runs.init_from import find_origin
-from rl_training.runs.regime import RunSpec
+from rl_training.runs.spec import RunSpec
 from rl_training.runtime.online import OnlineConfig, require_updates
 from rl_training.settings import PathText, PositiveInt, Settings, at_home, list_as_tuple, seed_list
 from rl_training.study.document import StudyDocument, plain_name

@@ -25,14 +25,12 @@ import torch
 from rl_training.errors import ClaimLost, ConfigError, RunInUse
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.retention import list_checkpoints
 from rl_training.experiment.runs import RECORD, read_run_record
 from rl_training.platforms import require_posix, stop_handler
 from rl_training.runs.signals import TrainingInterrupted
-from rl_training.runs.training import RunOptions
-from rl_training.runtime.populations import train_in_folders
-from rl_training.runtime.workflows import resume_training
+from rl_training.runs.spec import RunOptions
+from rl_training.runtime.resume import train_in_folders
 from rl_training.study.claims import (
     WATCH_INTERVAL,
     Claim,
@@ -71,49 +69,20 @@ class Member:
 class TrainGroup(Protocol):
     """Trains the members of a group, each to its end and in its own folder; returns what failed, by folder name.
 
-    Members that are done are not among them. `launch` has the fence that every write must ask.
+    Members that are done are not among them. `options.fence` must be called before every write.
     """
 
-    def __call__(self, members: Sequence[Member], launch: RunOptions) -> dict[str, Exception]: ...
+    def __call__(self, members: Sequence[Member], options: RunOptions) -> dict[str, Exception]: ...
 
 
-def one_after_another(members: Sequence[Member], launch: RunOptions) -> dict[str, Exception]:
-    """Each member as an ordinary run; one that fails does not keep the next from running."""
-    failed: dict[str, Exception] = {}
-    for member in members:
-        try:
-            train_member(member, launch)
-        except (ClaimLost, RunInUse, TrainingInterrupted):
-            raise
-        except Exception as error:
-            failed[member.home.name] = error
-        except SystemExit as error:  # an environment's; it has no business ending a study
-            failed[member.home.name] = RuntimeError(f"SystemExit: {error.code}")
-    return failed
-
-
-def together(members: Sequence[Member], launch: RunOptions) -> dict[str, Exception]:
+def together(members: Sequence[Member], options: RunOptions) -> dict[str, Exception]:
     """The members of a group as one population, each from its newest checkpoint."""
-    if len(members) == 1:
-        return one_after_another(members, launch)
-    launch.fence()
+    options.fence()
     for member in members:
         if not _has_begun(member.home):
             _clear(member.home)
-    errors = train_in_folders([(member.config, member.home) for member in members], launch, begun=_has_begun)
+    errors = train_in_folders([(member.config, member.home) for member in members], options, begun=_has_begun)
     return {member.home.name: error for member, error in zip(members, errors) if error is not None}
-
-
-def train_member(member: Member, launch: RunOptions) -> None:
-    """Train a trial from its start, or from its newest checkpoint."""
-    if _has_begun(member.home):
-        changes = {"allow_import": True} if member.config.allow_import else None
-        resume_training(member.home, changes=changes, quiet=launch.quiet, fence=launch.fence)
-        return
-    launch.fence()
-    _clear(member.home)
-    begun = RunOptions(quiet=launch.quiet, folder=member.home, fence=launch.fence)
-    ExperimentManager().train(member.config, launch=begun)
 
 
 def _has_begun(home: Path) -> bool:
@@ -257,13 +226,13 @@ class _Worker:
         before = previous_owner(self.folder, group.name, claim.record.generation)
         for trial in trials:
             _take_over(home_of(self.folder, trial), before)
-        launch = RunOptions(quiet=self._quiet, fence=claim.check)
+        options = RunOptions(quiet=self._quiet, fence=claim.check)
         runs = self.folder / RUNS
         members = [
             Member(plan.config_of(trial, runs, allow_import=self._allow_import), home_of(self.folder, trial))
             for trial in trials
         ]
-        failed = self._train_group(members, launch)
+        failed = self._train_group(members, options)
         return {name: failure_of(error) for name, error in failed.items()}
 
 

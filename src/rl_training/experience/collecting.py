@@ -1,0 +1,78 @@
+"""Collect a data set from one environment with random actions or a given policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training import seeding
+from rl_training.data.datasets import TransitionDataset
+from rl_training.environments.pool import EnvPool
+from rl_training.environments.user_environments import UserEnvironments
+from rl_training.errors import DivergedError, MemoryLimitError
+from rl_training.experience.collector import LARGEST_REWARD, random_actions
+from rl_training.experiment.config import TrainConfig
+from rl_training.memory import available_memory, human_bytes
+from rl_training.spaces import SpaceSpec
+
+# Collected rows live in lists of small arrays until they are packed.
+_BYTES_PER_NUMBER = 32
+
+
+def collect_random(
+    config: TrainConfig, spaces: SpaceSpec, size: int, seed: int, given: UserEnvironments | None = None
+) -> TransitionDataset:
+    """`size` transitions of uniformly random actions, the same ones for the same seed."""
+    rng = seeding.random_data(seed)
+
+    def act(obs: NDArray[Any]) -> NDArray[Any]:
+        return random_actions(rng, spaces, len(obs))
+
+    return collect_dataset(config, spaces, size, seed, act, name=f"random actions in {config.env_id}", given=given)
+
+
+def collect_dataset(
+    config: TrainConfig,
+    spaces: SpaceSpec,
+    size: int,
+    seed: int,
+    act: Any,
+    *,
+    name: str,
+    given: UserEnvironments | None = None,
+) -> TransitionDataset:
+    """`size` transitions of one environment under `act(obs [1, O]) -> internal actions`."""
+    needed, free = size * _BYTES_PER_NUMBER * (2 * spaces.obs_dim + spaces.action_dim + 3), available_memory()
+    if needed > free:
+        raise MemoryLimitError(
+            f"algo_kwargs.dataset_size {size} needs {human_bytes(needed)} and {human_bytes(free)} are available; "
+            f"the largest that fits is {size * free // needed}",
+            key="algo_kwargs.dataset_size",
+        )
+    pool = EnvPool(config.replace(num_envs=1, seed=seed), purpose=seeding.COLLECTION, given=given)
+    columns: dict[str, list[Any]] = {
+        key: [] for key in ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
+    }
+    try:
+        obs = pool.reset(0)
+        for _ in range(size):
+            (action,) = actions = spaces.to_env(act(obs[None]))
+            (transition,) = pool.step(actions)
+            if not (abs(transition.reward) <= LARGEST_REWARD and np.all(np.isfinite(transition.obs))):
+                raise DivergedError(
+                    f"{config.env_id} returned a non-finite observation or reward (seed {pool.episodes[0].seed}, "
+                    f"step {pool.episodes[0].steps}) while data were collected; fix the environment",
+                    first_bad="observation or reward of environment 0",
+                )
+            row = (obs, action, transition.reward, transition.obs, transition.terminated, transition.truncated)
+            for values, value in zip(columns.values(), row):
+                values.append(value)
+            ended = transition.terminated or transition.truncated
+            obs = pool.reset(0) if ended else transition.obs
+    finally:
+        pool.close()
+    columns["timeouts"][-1] = not columns["terminals"][-1]
+    arrays: dict[str, Any] = {key: np.asarray(values) for key, values in columns.items()}
+    return TransitionDataset.from_arrays(**arrays, spaces=spaces, name=name)

@@ -1,0 +1,125 @@
+"""`RunSpec`: one run to be trained, its settings resolved and checked before anything is built or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from rl_training.data.datasets import TransitionDataset
+from rl_training.environments.pool import require_place
+from rl_training.environments.user_environments import UserEnvironments
+from rl_training.errors import ConfigError
+from rl_training.experiment import files
+from rl_training.experiment.checkpointing import Checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.loggers import Logger, require_installed
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.changes import Changes, differences, same_environment
+from rl_training.runs.controls import ControlConfig
+from rl_training.runs.init_from import starting_point
+from rl_training.runs.sections import Resolved, Sections
+from rl_training.runs.state import config_of
+from rl_training.spaces import SpaceSpec
+
+if TYPE_CHECKING:
+    from rl_training.runs.regime import Regime
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is started; nothing here changes what it computes."""
+
+    quiet: bool = False  # no progress on the console; warnings still show
+    text: str | None = None  # the configuration as its author wrote it, kept as config.yaml
+    home: Path | None = None  # the folder of a run that ended before its first checkpoint, to start again in
+    loggers: tuple[Logger, ...] = ()  # in addition to those of the configuration
+    folder: Path | None = None  # the folder to create for a new run; None: one named by the time in output_dir
+    suffix: str | None = None  # the end of that folder's name
+    fence: files.Fence = files.unfenced  # called before each write if another process may take over the run
+    rewinds: bool = False  # resume in place from a checkpoint that is not the newest, and delete newer ones
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run to be trained, from the start or from `checkpoint`."""
+
+    regime: type[Regime]
+    sections: Sections
+    config: TrainConfig
+    resolved: Resolved
+    settings: Mapping[str, Any]  # the configuration with every default filled in, as checkpoints store it
+    checkpoint: Checkpoint | None = None  # the run's own, to resume from
+    origin: Checkpoint | None = None  # where the networks come from: `checkpoint`, or `init_from`
+    dataset: TransitionDataset | None = None  # data in memory that replaces the configured data
+    given: UserEnvironments = field(default_factory=UserEnvironments)  # environments without an id
+    callbacks: tuple[Callback, ...] = ()
+    options: RunOptions = field(default_factory=RunOptions)
+    shared: dict[str, Any] = field(default_factory=dict)  # what the runs of a population build once, by name
+
+    @classmethod
+    def of(
+        cls,
+        regime: type[Regime],
+        sections: Sections,
+        config: TrainConfig,
+        *,
+        checkpoint: Checkpoint | None = None,
+        given: UserEnvironments | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        **others: Any,
+    ) -> Self:
+        """Resolve and check the settings of a run; `others` are further fields of this class."""
+        config = config.with_seed()
+        resolved = sections.resolve(config.algo_kwargs)
+        if resolved[ControlConfig].early_stopping is not None and (
+            (config.env_id is None and config.eval_env is None) or config.eval_episodes == 0
+        ):
+            raise ConfigError(
+                "algo_kwargs.early_stopping needs evaluations: set env_id and an eval_episodes of at least 1",
+                key="algo_kwargs.early_stopping",
+            )
+        require_installed(config.loggers)
+        require_place(config)
+        given = given or UserEnvironments()
+        given.check(config, evaluated=config.eval_episodes > 0)
+        return cls(
+            regime,
+            sections,
+            config,
+            resolved,
+            _settings(config, resolved),
+            checkpoint,
+            starting_point(config, checkpoint),
+            given=given,
+            callbacks=tuple(callbacks or ()),
+            **others,
+        )
+
+    def once(self, name: str, make: Callable[[], Made]) -> Made:
+        """The result of `make`, cached under `name` and shared by all members of a population."""
+        if name not in self.shared:
+            self.shared[name] = make()
+        made: Made = self.shared[name]
+        return made
+
+    def changes(self) -> Changes:
+        """What a resumed run changes in the settings of its checkpoint; nothing in a new run."""
+        if self.checkpoint is None:
+            return Changes({})
+        before = config_of(self.checkpoint)
+        old = _settings(before, self.sections.resolve(before.algo_kwargs))
+        return Changes(differences(old, self.settings), not same_environment(before, self.config))
+
+    def for_actions(self, spaces: SpaceSpec, of: str) -> Self:
+        """This run with the learner and settings for the actions of `spaces`, which are those of `of`."""
+        sections, resolved = self.sections.resolve_for(spaces, of, self.config.algo_kwargs)
+        return replace(self, sections=sections, resolved=resolved, settings=_settings(self.config, resolved))
+
+
+def _settings(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:
+    """The settings as a run's records store them, with every default filled in."""
+    return config.to_dict() | {"algo_kwargs": resolved.to_dict()}

@@ -1,0 +1,158 @@
+"""Policies and value functions of a checkpoint, on the CPU. Predicting needs no environment."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from rl_training.algorithms.base import LearnerConfig
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import Checkpoint, checkpoint_errors, find_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.models.actor_critic import Model
+from rl_training.models.mlp import NetworkShape
+from rl_training.models.policies import Policy
+from rl_training.runs.state import (
+    clips_observations,
+    config_of,
+    has_normalizer,
+    is_policy_alone,
+    read_run_checkpoint,
+    spaces_from,
+)
+from rl_training.spaces import SpaceSpec
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A policy on the CPU with what is needed to use it."""
+
+    policy: Policy
+    spaces: SpaceSpec
+    config: TrainConfig
+
+    def predict(
+        self, obs: ArrayLike, *, deterministic: bool = True, rng: np.random.Generator | None = None
+    ) -> NDArray[Any]:
+        """Actions in the environment's units, one for one observation, a batch for a batch.
+
+        Without `deterministic` a stochastic policy is sampled, with `rng` or fresh randomness.
+        """
+        batch, noise = self.spaces.observations(obs), None
+        if not deterministic and self.policy.stochastic:
+            draws = (rng or np.random.default_rng()).standard_normal((len(batch), self.spaces.action_dim))
+            noise = draws.astype(np.float32)
+        result = self.act(batch, noise)
+        return result[0] if self.spaces.is_single(obs) else result
+
+    def act(self, batch: NDArray[np.float32], noise: NDArray[np.float32] | None = None) -> NDArray[Any]:
+        """The actions for finite flat observations `[B, O]`: the mode, or what standard normal `noise` selects."""
+        with torch.inference_mode():
+            inputs = torch.from_numpy(batch)
+            actions = (
+                self.policy.mode(inputs) if noise is None else self.policy.sample(inputs, torch.from_numpy(noise))
+            )
+        # An observation near the end of float32 may overflow inside the network; the middle of the range is legal.
+        return self.spaces.to_env(np.nan_to_num(actions.numpy(), nan=0.0))
+
+
+class Values(NamedTuple):
+    """What the critics expect: their mean, and how far they are apart (standard deviation; 0 of a single one).
+
+    `[B]` each, or plain numbers for one observation.
+    """
+
+    mean: NDArray[np.float64]
+    spread: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LoadedValues:
+    """The value functions of a checkpoint, on the CPU."""
+
+    model: Model
+    spaces: SpaceSpec
+
+    def predict(self, obs: ArrayLike, action: ArrayLike | None = None) -> Values:
+        """Q of `action`, in the environment's units, or V: for one observation or a batch.
+
+        One observation may have a batch of actions.
+        """
+        batch, single = self.spaces.observations(obs), self.spaces.is_single(obs)
+        with torch.inference_mode():
+            if action is None:
+                found = self.model.state_values(torch.from_numpy(batch))  # [N, B]
+            else:
+                actions = self.spaces.actions(action)
+                if single:
+                    batch = np.repeat(batch, len(actions), axis=0)
+                    single = np.ndim(action) == (0 if self.spaces.discrete else 1)
+                if len(actions) != len(batch):
+                    raise ConfigError(f"action: {len(actions)} for {len(batch)} observations; give one for each")
+                internal = torch.from_numpy(actions)
+                found = self.model.action_values(
+                    torch.from_numpy(batch), internal.long() if self.spaces.discrete else internal
+                )
+        values = found.double().numpy()
+        mean, spread = values.mean(0), values.std(0)
+        return Values(mean[0], spread[0]) if single else Values(mean, spread)
+
+
+def load_values(checkpoint: Checkpoint) -> LoadedValues:
+    """Rebuild the value functions of a checkpoint; raises `ConfigError` where there are none."""
+    model, spaces, config = _build_model(checkpoint)
+    if not model.has_values:
+        raise ConfigError(f"{config.algo} learns no value function; predict_value needs an algorithm with critics")
+    if is_policy_alone(checkpoint):
+        raise ConfigError(
+            f"{checkpoint.path}: holds a policy without its critics; predict_value needs those of a run"
+        )
+    _load_networks(model, checkpoint)
+    return LoadedValues(model.requires_grad_(False).eval(), spaces)
+
+
+def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
+    """Rebuild the policy of a checkpoint; its folder is all that is needed."""
+    model, spaces, config = _build_model(checkpoint)
+    _load_networks(model.policy if is_policy_alone(checkpoint) else model, checkpoint)
+    policy = copy.deepcopy(model.policy).requires_grad_(False)
+    return LoadedPolicy(policy.eval(), spaces, config)
+
+
+def _build_model(checkpoint: Checkpoint) -> tuple[Model, SpaceSpec, TrainConfig]:
+    """The networks of a checkpoint's learner as they were before it learned, and what they were made for."""
+    config, spaces = config_of(checkpoint), spaces_from(checkpoint)
+    kinds = get_algorithm_spec(config.algo).sections
+    with checkpoint_errors(checkpoint):
+        sections, resolved = kinds.resolve_for(spaces, str(checkpoint.path), config.algo_kwargs)
+    with torch.random.fork_rng(devices=[]), checkpoint_errors(checkpoint, "networks"):
+        model = sections.learner.build_model(
+            spaces,
+            resolved[NetworkShape],
+            resolved[LearnerConfig],
+            normalize_observations=has_normalizer(checkpoint),
+        )
+        if clips_observations(checkpoint):
+            model.normalizer.clip()
+    return model, spaces, config
+
+
+def _load_networks(part: Model | Policy, checkpoint: Checkpoint) -> None:
+    """Every network of a model, or of a policy alone: none may be missing, none be left over."""
+    names = checkpoint.tensors["networks"]
+    with checkpoint_errors(checkpoint, "networks"):
+        part.load_state_dict({k.removeprefix("model."): v for k, v in names.items() if k.startswith("model.")})
+
+
+def open_checkpoint(path: str | Path, warn: Callable[[str], None] = warnings.warn) -> Checkpoint:
+    """Read and verify the checkpoint at `path`: a checkpoint, a run folder (its newest valid one) or `best`."""
+    return read_run_checkpoint(find_checkpoint(Path(path), warn))

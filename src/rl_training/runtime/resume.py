@@ -1,0 +1,368 @@
+"""Resume runs: find the checkpoint, apply changed settings, refuse what a run cannot change, and train on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rl_training.data.datasets import TransitionDataset
+from rl_training.environments.making import spaces_of
+from rl_training.environments.user_environments import UserEnvironments
+from rl_training.errors import CheckpointError, ClaimLost, ConfigError, DatasetError, RunInUse
+from rl_training.experiment import files
+from rl_training.experiment.checkpointing import Checkpoint, latest_valid, list_checkpoints
+from rl_training.experiment.compat import with_defaults_of
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.loggers import Logger
+from rl_training.experiment.logging import set_log_aside
+from rl_training.experiment.registry import get_algorithm_spec, resolve, setting_names
+from rl_training.experiment.runs import RECORD, RESOLVED, amend_record, lock_run, read_run_record, results_of
+from rl_training.experiment.strict_yaml import parse_yaml
+from rl_training.models.mlp import NetworkShape
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.changes import Changes, differences
+from rl_training.runs.fleet import MembersFailed, as_exception, train
+from rl_training.runs.resume_points import Place, turns_of
+from rl_training.runs.session import TrainResult
+from rl_training.runs.signals import TrainingInterrupted
+from rl_training.runs.spec import RunOptions, RunSpec
+from rl_training.runs.state import config_of, spaces_from
+from rl_training.runtime.loading import open_checkpoint
+from rl_training.runtime.offline import require_data
+from rl_training.runtime.populations import copied
+from rl_training.settings import at_home
+
+# Settings of which one value makes, or leaves out, something that is learned.
+_SWITCHES = {"alpha": "auto", "lagrange_threshold": None}
+
+
+def resume_training(
+    path: str | Path,
+    *,
+    loggers: Sequence[Logger] = (),
+    quiet: bool = False,
+    fence: files.Fence = files.unfenced,
+    **others: Any,
+) -> TrainResult:
+    """Resume a run from its folder or a checkpoint; a run that ended before its first checkpoint starts again.
+
+    `loggers` are used in addition to the configured ones; `fence` is called before each write if another process
+    may take over the run; `others` are arguments of `resumed_run`.
+    """
+    options = RunOptions(quiet=quiet, loggers=tuple(loggers), fence=fence)
+    (result,) = train([resumed_run(path, options=options, **others)])
+    return result
+
+
+def resume(
+    path: str | Path,
+    *,
+    alone: bool = False,
+    callbacks: Sequence[Callback] | None = None,
+    loggers: Sequence[Logger] = (),
+    quiet: bool = False,
+    warn: Callable[[str], None] = warnings.warn,
+    **others: Any,
+) -> list[TrainResult]:
+    """Resume a run and all members of its population; `alone` takes it out of its population.
+
+    All resume at the newest step that every member has saved; `runs.resume_points` has the exceptions. `others` are
+    arguments of `resumed_run`.
+    """
+    homes = [] if alone else _companions(Path(path))
+    turns = turns_of(dict.fromkeys(homes, True), [_home_of(Path(path))], warn) if len(homes) > 1 else []
+    places, numbers = in_order(turns, homes)
+    if len(places) < 2:
+        if alone:
+            _leave(Path(path), warn)
+        return [
+            resume_training(path, callbacks=callbacks, loggers=loggers, quiet=quiet, warn=warn, **others)
+        ]
+    for place in places:
+        with lock_run(place.home):  # all of them, or none
+            pass
+    shared: dict[str, Any] = {}
+    runs = []
+    for place in places:
+        options = RunOptions(quiet=quiet, loggers=copied(loggers, "loggers"))
+        own = copied(callbacks or (), "callbacks")
+        runs.append(resumed_member(place, options, callbacks=own, shared=shared, warn=warn, **others))
+    return train(runs, numbers)
+
+
+def in_order(turns: Sequence[Sequence[Place]], homes: Sequence[Path]) -> tuple[list[Place], list[list[int]]]:
+    """The places of all turns in the order of `homes`, and the turns as indices into them."""
+    found = sorted((place for turn in turns for place in turn), key=lambda place: homes.index(place.home))
+    return found, [[found.index(place) for place in turn] for turn in turns]
+
+
+def resumed_member(place: Place, options: RunOptions, *, warn: Callable[[str], None], **others: Any) -> RunSpec:
+    """A member of a population as it resumes at `place`; `others` are arguments of `resumed_run`."""
+    if place.rewinds:
+        warn(str(place))
+    options = replace(options, rewinds=place.rewinds)
+    return resumed_run(place.checkpoint or place.home, options=options, warn=warn, **others)
+
+
+def train_in_folders(
+    members: Sequence[tuple[TrainConfig, Path]], options: RunOptions, *, begun: Callable[[Path], bool]
+) -> list[Exception | None]:
+    """Train each configuration in its folder, resuming the runs that have `begun`; returns each member's error."""
+    homes = {home: begun(home) for _, home in members}
+    places, turns = in_order(turns_of(homes, homes, warnings.warn), list(homes))
+    shared: dict[str, Any] = {}
+    runs = []
+    try:
+        for (config, home), place in zip(members, places, strict=True):
+            if homes[home]:
+                changes = {"allow_import": config.allow_import}
+                run = resumed_member(place, options, changes=changes, shared=shared, warn=warnings.warn)
+            else:
+                spec = get_algorithm_spec(config.algo)
+                run = spec.run_spec(config, options=replace(options, folder=home), shared=shared)
+            runs.append(run)
+        train(runs, turns)
+    except (TrainingInterrupted, ClaimLost, RunInUse):
+        raise
+    except MembersFailed as failed:
+        return failed.errors
+    except (Exception, SystemExit) as error:  # of all members
+        return [as_exception(error)] * len(members)
+    return [None] * len(members)
+
+
+def resumed_run(
+    path: str | Path,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    dataset: TransitionDataset | None = None,
+    given: UserEnvironments | None = None,
+    options: RunOptions | None = None,
+    warn: Callable[[str], None] = warnings.warn,
+    **others: Any,
+) -> RunSpec:
+    """A run as it resumes from its folder or a checkpoint.
+
+    `changes` replace fields of the configuration, `overrides` do the same as `key=value`; `given` are
+    environments without an id; `others` are fields of `RunSpec`. If `options.rewinds`, a run folder starts from its
+    first step although it has checkpoints.
+    """
+    options, home = options or RunOptions(), Path(path)
+    rewinds = options.rewinds and (home / RECORD).is_file()
+    checkpoint = None if rewinds or _has_no_checkpoint(home) else open_checkpoint(path, warn)
+    if checkpoint is None:
+        config = _restarted(home, rewinds, changes, overrides, dataset, warn)
+        options = replace(options, home=home)
+    else:
+        config = _continued(checkpoint, changes, overrides, dataset, given)
+    return get_algorithm_spec(config.algo).run_spec(
+        config, checkpoint=checkpoint, dataset=dataset, given=given, options=options, **others
+    )
+
+
+def _restarted(
+    home: Path,
+    rewinds: bool,
+    changes: Mapping[str, Any] | None,
+    overrides: Sequence[str],
+    dataset: TransitionDataset | None,
+    warn: Callable[[str], None],
+) -> TrainConfig:
+    """The settings of a run that starts again in its folder."""
+    record = read_run_record(home)
+    if not rewinds:
+        _require_nothing_to_lose(home, record)
+    before = _config_of_run(home, record)
+    data = record.get("dataset", {})
+    config = _with_data(before, changed_config(before, changes, overrides), data, dataset)
+    _require_same_seed(before, config)
+    require_data(data, dataset, home)
+    changed = str(Changes(differences(before.to_dict(), config.to_dict())))
+    if not rewinds:
+        warn(f"{home}: ended before its first checkpoint; it starts again{changed and f' with {changed}'}")
+    set_log_aside(home / "metrics.csv")
+    return config
+
+
+def _continued(
+    checkpoint: Checkpoint,
+    changes: Mapping[str, Any] | None,
+    overrides: Sequence[str],
+    dataset: TransitionDataset | None,
+    given: UserEnvironments | None,
+) -> TrainConfig:
+    """The settings of a run that resumes from `checkpoint`."""
+    if "optimizers" not in checkpoint.tensors:
+        raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use --init-from")
+    before = config_of(checkpoint)
+    data = checkpoint.records["dataset"]
+    config = _with_data(before, changed_config(before, changes, overrides), data, dataset)
+    _require_same_seed(before, config)
+    _require_same_shape(before, config)
+    discrete = get_algorithm_spec(config.algo).sections.takes_discrete
+    if config.env_id is not None and (
+        difference := spaces_of(config, discrete=discrete, given=given).difference(spaces_from(checkpoint))
+    ):
+        raise CheckpointError(f"{checkpoint.path}: the environment's spaces have changed ({difference})")
+    return config
+
+
+def changed_config(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
+    """A run's configuration with some settings changed, all of them checked; the algorithm stays."""
+    changed = config.replace(**(changes or {})).with_overrides(overrides, setting_names)
+    if changed.algo != config.algo:
+        raise ConfigError(
+            f"algo: {changed.algo!r} cannot resume what {config.algo!r} trained; start a run with --init-from",
+            key="algo",
+        )
+    resolve(changed)
+    return changed
+
+
+def _require_same_seed(before: TrainConfig, now: TrainConfig) -> None:
+    for key, option in (("seed", "--seed"), ("seeds", "--seeds")):
+        if (value := getattr(now, key)) != getattr(before, key):
+            raise ConfigError(
+                f"{key}: {value} cannot replace the seed {before.seed} of a run; start a new run with {option}",
+                key=key,
+            )
+
+
+def _with_data(
+    before: TrainConfig, now: TrainConfig, record: Mapping[str, Any], given: TransitionDataset | None
+) -> TrainConfig:
+    """`now` with its data files found. A relative path of the run starts from the folder where the run began."""
+    if given is not None:
+        return now
+    folder = Path(str(record.get("folder", Path.cwd())))
+    known = {one.get("dataset_path") for one in _choices(before)}
+    mixture = bool(now.algo_kwargs.get("datasets"))
+    remedy = f"if it was moved, add --set {'datasets' if mixture else 'dataset_path'}=…"
+    found = [{**one, **_found(one.get("dataset_path"), known, folder, remedy)} for one in _choices(now)]
+    return now.replace(algo_kwargs={**now.algo_kwargs, "datasets": found} if mixture else found[0])
+
+
+def _choices(config: TrainConfig) -> list[Mapping[str, Any]]:
+    """Settings that may name a data file: those of each part of a mixture, or the algorithm's own."""
+    parts = config.algo_kwargs.get("datasets") or (config.algo_kwargs,)
+    return [one for one in parts if isinstance(one, Mapping)]
+
+
+def _found(path: Any, known: Container[Any], folder: Path, remedy: str) -> dict[str, str]:
+    """`dataset_path` as it is from here; empty if it stays the same."""
+    path = at_home(path)
+    if not isinstance(path, str):
+        return {}
+    here, there = Path.cwd() / path, folder / path
+    if path in known and there.is_file():
+        return {} if there == here else {"dataset_path": str(there)}
+    if not here.exists():
+        begun = "" if there == here else f" here or in {folder}, where the run began"
+        raise DatasetError(f"{path}: does not exist{begun}; {remedy}")
+    return {}
+
+
+def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
+    """Refuse what a run cannot change under way."""
+    if now.num_envs != before.num_envs:
+        raise ConfigError(
+            f"num_envs: {now.num_envs} differs from the run's {before.num_envs}, whose episodes are under way",
+            key="num_envs",
+        )
+    new, old = (resolve(config) for config in (now, before))
+    shapes = new[NetworkShape].model_dump(mode="json")
+    of_networks = [*shapes, *get_algorithm_spec(now.algo).learner.fixed_by_model, "normalize_observations"]
+    for name, value in new.to_dict().items():
+        was = old.to_dict()[name]
+        if name in of_networks and value != was:
+            raise ConfigError(
+                f"algo_kwargs.{name}: {value} differs from the {was} of this run's networks; start a new run",
+                key=f"algo_kwargs.{name}",
+            )
+        if name in _SWITCHES and (value == _SWITCHES[name]) != (was == _SWITCHES[name]):
+            raise ConfigError(
+                f"algo_kwargs.{name}: cannot become {value} where it was {was}: a run under way cannot begin or "
+                "stop learning it; start a new run, with --init-from for these networks",
+                key=f"algo_kwargs.{name}",
+            )
+
+
+def _has_no_checkpoint(home: Path) -> bool:
+    """Whether `home` is a run folder without a checkpoint: it never had one, or they were deleted."""
+    return (home / RECORD).is_file() and (home / RESOLVED).is_file() and not list_checkpoints(home / "checkpoints")
+
+
+def _require_nothing_to_lose(home: Path, record: Mapping[str, Any]) -> None:
+    """Starting again in place would replace what the run left behind: refuse unless that is only a log."""
+    if results := results_of(home, record):
+        best = home / "best"
+        way = (
+            f"--init-from {best} starts a new run from its best policy"
+            if list_checkpoints(best)
+            else f"rl-training train --config {home / RESOLVED} makes it again in a new folder"
+        )
+        raise ConfigError(f"{home}: has no checkpoint to resume from, but {results}; {way}")
+
+
+def _config_of_run(home: Path, record: Mapping[str, Any]) -> TrainConfig:
+    """The configuration a run folder was made with; like a checkpoint, it cannot permit imports."""
+    place = home / RESOLVED
+    values = parse_yaml(place.read_text(encoding="utf-8", errors="replace"), str(place)).value
+    if not isinstance(values, dict):
+        raise ConfigError(f"{place}: expected a mapping of settings; start a new run")
+    try:
+        config = TrainConfig.parse({**values, "allow_import": False})
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}", key=error.key) from None
+    return with_defaults_of(record.get("schema"), config)
+
+
+def _home_of(path: Path) -> Path:
+    """The run folder of a path, spelt so that its parent is known."""
+    home = path.parent.parent if path.parent.name == "checkpoints" else path
+    return home if home.name not in ("", "..") else home.resolve()
+
+
+def _companions(path: Path) -> list[Path]:
+    """The folders of a run's population, including its own but not those that were taken out.
+
+    Empty if the run has no population, or if `path` is an older checkpoint, which resumes in a new folder.
+    """
+    home = _home_of(path)
+    if not (home / "run.json").is_file() or (
+        path.parent.name == "checkpoints" and latest_valid(path.parent)[0] != path
+    ):
+        return []
+    names = _population_record(home).get("members", [])
+    homes = [home.parent / Path(str(name)).name for name in names]
+    if missing := [one for one in homes if not (one / "run.json").is_file()]:
+        raise ConfigError(
+            f"{missing[0]}: missing, a member of the population of {home}; --alone takes one run out of it and resumes that one"
+        )
+    return [one for one in homes if one.name == home.name or _population_record(one)]
+
+
+def _population_record(home: Path) -> dict[str, Any]:
+    record = read_run_record(home).get("population")
+    if not isinstance(record, dict) or not isinstance(record.get("members"), list) or record.get("left"):
+        return {}
+    return record
+
+
+def _leave(path: Path, warn: Callable[[str], None]) -> None:
+    """Take a run out of its population, in the records of all members."""
+    home = _home_of(path)
+    if not (home / "run.json").is_file() or not (record := _population_record(home)):
+        return
+    with lock_run(home):
+        amend_record(home, population=record | {"left": True}, trained_with=None, exact_resume=False)
+    others = [name for name in record["members"] if name != home.name]
+    for other in (home.parent / Path(str(name)).name for name in others):
+        if (other / "run.json").is_file() and _population_record(other):
+            with lock_run(other):
+                amend_record(other, population={"members": others})
+    warn(f"{home}: taken out of its population; it continues alone, equal to it up to rounding")
