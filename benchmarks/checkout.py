@@ -177,12 +177,10 @@ def _serve_steps(order: dict[str, Any], counts: Iterator[int], answer: Answer) -
         config = TrainConfig(**order["config"]).replace(output_dir=folder)
         train, blocks = get_algorithm_spec(config.algo).train, Blocks(order["settled"], counts, answer)
         try:
-            launch = importlib.import_module("rl_training.runs.training").RunOptions(quiet=True)
-        except ModuleNotFoundError:  # quiet was then a switch of the process
-            importlib.import_module("rl_training.runtime.launch").set_quiet(True)
-            train(config, callbacks=[blocks])
-        else:
-            train(config, callbacks=[blocks], launch=launch)
+            options = {"options": importlib.import_module("rl_training.runs.spec").RunOptions(quiet=True)}
+        except ModuleNotFoundError:  # version 0.2
+            options = {"launch": importlib.import_module("rl_training.runtime.run").Launch(quiet=True)}
+        train(config, callbacks=[blocks], **options)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def measure(task: dict[str, Any]) -> Entry:
             **task["budgets"],
         )
         started = time.perf_counter()
-        get_algorithm_spec(config.algo).train(config, callbacks=[watch], launch=RunOptions(quiet=True))
+        get_algorithm_spec(config.algo).train(config, callbacks=[watch], options=RunOptions(quiet=True))
     first, last = (watch.marks[updates - updates // 2], watch.marks[updates])
     status = Path("/proc/self/status").read_text()
     kept = {key: int(status.partition(f"{key}:")[2].split()[0]) * 1024 for key in ("VmHWM", "RssAnon")}

@@ -102,7 +102,7 @@ def learn_online(env: str) -> Snapshots:
     snapshots = Snapshots()
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(PRESETS[env]).config.replace(output_dir=folder)
-        ExperimentManager().train(config, callbacks=[snapshots], launch=RunOptions(quiet=True))
+        ExperimentManager().train(config, callbacks=[snapshots], options=RunOptions(quiet=True))
     return snapshots
 
 
@@ -179,7 +179,7 @@ def train_ours(options: argparse.Namespace, config: TrainConfig) -> Iterator[tup
     """Every seed, trained as one population."""
     with tempfile.TemporaryDirectory() as folder:
         together = config.replace(output_dir=folder, seed=None, seeds=options.seeds)
-        results = ExperimentManager().train_all(together, launch=RunOptions(quiet=True))
+        results = ExperimentManager().train_all(together, options=RunOptions(quiet=True))
         for seed, result in zip(options.seeds, results, strict=True):
             final = evaluate_checkpoint(result.checkpoint_path, options.episodes)
             yield seed, {"updates": int(result.metrics["update_count"]), "final": final}

@@ -81,7 +81,7 @@ def shares(options: argparse.Namespace) -> Entry:
         for name, (owner, attribute) in PARTS.items():
             stack.enter_context(stopwatch.around(owner, attribute, name))
         started = time.perf_counter()
-        get_algorithm_spec("sac").train(config.replace(output_dir=folder), launch=RunOptions(quiet=True))
+        get_algorithm_spec("sac").train(config.replace(output_dir=folder), options=RunOptions(quiet=True))
         whole = time.perf_counter() - started
     # A checkpoint is checked before it is written: that call stands inside the other's time.
     found = {

@@ -98,7 +98,7 @@ def trained(folder: Path, where: str, sleep: float, losing: LoseAt) -> tuple[dic
     fields = {"total_timesteps": STEPS, "eval_episodes": 0, "device": "cpu", "output_dir": str(folder)}
     config = config_of(where, TRAINED, sleep, algo_kwargs=kwargs, **fields)
     began = time.monotonic()
-    result = ExperimentManager().train(config, callbacks=[losing], launch=RunOptions(quiet=True))
+    result = ExperimentManager().train(config, callbacks=[losing], options=RunOptions(quiet=True))
     seconds = time.monotonic() - began
     files = read_manifest(result.checkpoint_path).files
     return {name: entry.sha256 for name, entry in files.items() if name != "config.json"}, seconds

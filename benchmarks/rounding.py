@@ -36,7 +36,8 @@ from rl_training.data.sources import TensorSource
 from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoints, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runs.spec import RunOptions
-from rl_training.runtime.populations import members_of, resume, train_population
+from rl_training.runtime.populations import members_of, train_population
+from rl_training.runtime.resume import resume
 from rl_training.updates.stack import Stack
 from rl_training.updates.stacked import StackedUpdater
 from rl_training.updates.updater import Updater
@@ -132,7 +133,7 @@ def kills(count: int) -> Iterator[Entry]:
     moments = random.Random(1)
     with tempfile.TemporaryDirectory() as place:
         started = time.monotonic()
-        train_population(members_of(_config(Path(place) / "undisturbed")), launch=RunOptions(quiet=True))
+        train_population(members_of(_config(Path(place) / "undisturbed")), options=RunOptions(quiet=True))
         whole = time.monotonic() - started
         made = 0
         for number in itertools.count():
@@ -140,7 +141,7 @@ def kills(count: int) -> Iterator[Entry]:
                 return
             folder = Path(place) / str(number)
             pid = _forked(
-                lambda folder=folder: train_population(members_of(_config(folder)), launch=RunOptions(quiet=True))
+                lambda folder=folder: train_population(members_of(_config(folder)), options=RunOptions(quiet=True))
             )
             while not (folder.is_dir() and len(_homes(folder)) == MEMBERS):
                 time.sleep(0.001)

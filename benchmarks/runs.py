@@ -86,7 +86,7 @@ def train_ours(job: RunSpec) -> Entry:
     with tempfile.TemporaryDirectory() as folder:
         config = config.replace(output_dir=folder)
         watch = Watch(job.deadline)
-        result = get_algorithm_spec(config.algo).train(config, callbacks=[watch], launch=RunOptions(quiet=True))
+        result = get_algorithm_spec(config.algo).train(config, callbacks=[watch], options=RunOptions(quiet=True))
         seconds = time.perf_counter() - watch.started
         judged = result.run_dir / "best" if job.best else result.checkpoint_path
         final = evaluate_checkpoint(judged, job.episodes)

@@ -63,7 +63,7 @@ def together(config: TrainConfig, seeds: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         members = members_of(config.replace(output_dir=folder, seeds=list(range(seeds))))
-        train_population(members, launch=RunOptions(quiet=True))
+        train_population(members, options=RunOptions(quiet=True))
         return time.perf_counter() - started
 
 
@@ -74,7 +74,7 @@ def one_by_one(config: TrainConfig, seeds: int) -> list[float]:
         with tempfile.TemporaryDirectory() as folder:
             started = time.perf_counter()
             one = config.replace(output_dir=folder, seed=seed)
-            get_algorithm_spec(config.algo).train(one, launch=RunOptions(quiet=True))
+            get_algorithm_spec(config.algo).train(one, options=RunOptions(quiet=True))
             found.append(time.perf_counter() - started)
     return found
 

@@ -127,7 +127,7 @@ def trained(config: TrainConfig, ticks: Ticks) -> NDArray[np.float64]:
     """Seconds of every vector step after settling."""
     with tempfile.TemporaryDirectory() as folder:
         get_algorithm_spec(config.algo).train(
-            config.replace(output_dir=folder), launch=RunOptions(quiet=True), callbacks=[ticks]
+            config.replace(output_dir=folder), options=RunOptions(quiet=True), callbacks=[ticks]
         )
     return np.diff(np.array(ticks.times))
 

@@ -109,7 +109,7 @@ def ours(config: TrainConfig) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         train = get_algorithm_spec(config.algo).train
-        train(config.replace(output_dir=folder), callbacks=[pace], launch=RunOptions(quiet=True))
+        train(config.replace(output_dir=folder), callbacks=[pace], options=RunOptions(quiet=True))
         wait()
         return pace.rate, config.total_timesteps / (time.perf_counter() - started)
 
@@ -194,7 +194,7 @@ def single(config: TrainConfig, options: argparse.Namespace) -> Entry:
     with tempfile.TemporaryDirectory() as folder:
         with stopwatch.around(Updater, "run", "updates", skip=settled(config) // config.num_envs):
             train = get_algorithm_spec(config.algo).train
-            result = train(config.replace(output_dir=folder), callbacks=[pace], launch=RunOptions(quiet=True))
+            result = train(config.replace(output_dir=folder), callbacks=[pace], options=RunOptions(quiet=True))
             share = stopwatch.share("updates")
         whole = time.perf_counter() - pace.started
         final = evaluate_checkpoint(result.checkpoint_path, options.episodes)

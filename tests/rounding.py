@@ -32,7 +32,7 @@ from rl_training.models.policies import log_tanh_slope, squashed_log_prob, squas
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
 from rl_training.runtime.populations import members_of, train_population
-from rl_training.runtime.populations import resume as resume_population
+from rl_training.runtime.resume import resume as resume_population
 from rl_training.runtime.workflows import play_checkpoint
 from tests.reliability.processes import Child
 from tests.runs import QUIET, KillAt, differences, interrupted, resume, tiny, train, unlike
@@ -101,7 +101,7 @@ def members(folder: Path) -> list[str]:
     """Members of a population beside their single runs, up to rounding; a batch that fills no vector register."""
     config = tiny("sac", folder, kwargs={"batch_size": 7}, total_timesteps=30, eval_episodes=0, seeds=[3, 0])
     configs = members_of(config)
-    pairs = zip(train_population(configs, launch=QUIET), configs)
+    pairs = zip(train_population(configs, options=QUIET), configs)
     return [name for ours, config in pairs for name in unlike(ours, train(config))]
 
 
@@ -125,11 +125,11 @@ def resumed_populations(folder: Path) -> list[str]:
     """A population that was killed between two saves beside one that was not."""
     config = tiny("sac", folder, total_timesteps=30, checkpoint_interval=8, eval_episodes=0, seeds=[3, 0, 8])
     configs = members_of(config)
-    child = Child(lambda: train_population(configs, callbacks=[Save()], launch=QUIET), folder / "output.txt")
+    child = Child(lambda: train_population(configs, callbacks=[Save()], options=QUIET), folder / "output.txt")
     assert child.wait() == -signal.SIGKILL, child.text()
     first = next(folder.glob("*__s3__*"))
     ours = resume_population(first, callbacks=[Saved()], quiet=True, warn=lambda text: None)
-    theirs = train_population(configs, callbacks=[Saved()], launch=QUIET)
+    theirs = train_population(configs, callbacks=[Saved()], options=QUIET)
     return [name for pair in zip(ours, theirs, strict=True) for name in differences(*pair)]
 
 

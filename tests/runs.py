@@ -90,7 +90,7 @@ QUIET = RunOptions(quiet=True)
 
 
 def train(config: TrainConfig, callbacks: Sequence[Callback] = (), **options: Any) -> TrainResult:
-    return get_algorithm_spec(config.algo).train(config, callbacks=list(callbacks), **{"launch": QUIET} | options)
+    return get_algorithm_spec(config.algo).train(config, callbacks=list(callbacks), **{"options": QUIET} | options)
 
 
 def resume(path: Path, callbacks: Sequence[Callback] = (), **options: Any) -> TrainResult:

@@ -215,7 +215,7 @@ def test_other_networks_are_refused_and_nothing_is_lost(run: Path) -> None:
         resume(run, changes={"algo_kwargs": kwargs | {"activation": "tanh"}})
     with pytest.raises(ConfigError, match="num_envs: 2 differs"):
         resume(run, changes={"num_envs": 2})
-    with pytest.raises(ConfigError, match="'td3' cannot take up what 'sac' trained"):
+    with pytest.raises(ConfigError, match="'td3' cannot resume what 'sac' trained"):
         resume(run, overrides=["algo=td3"])
     assert fingerprint(find_checkpoint(run)) == before
     assert run_record(run) == record

@@ -160,7 +160,7 @@ def test_arrays_in_memory_have_raw_rows_too(data: Path, tmp_path: Path) -> None:
     for algo in ("td3_bc", "rebrac"):
         config = tiny(algo, tmp_path / "runs", env_id=None, kwargs={"reward_scale": 2.0}, total_timesteps=1)
         config = config.replace(algo_kwargs={k: v for k, v in config.algo_kwargs.items() if "dataset" not in k})
-        get_algorithm_spec(algo).train(config, dataset=arrays, launch=RunOptions(quiet=True))
+        get_algorithm_spec(algo).train(config, dataset=arrays, options=RunOptions(quiet=True))
     found = {run.dataset["raw_fingerprint"] for run in read_runs(tmp_path / "runs").runs}
     assert found == {arrays.fingerprint()}
 
@@ -284,7 +284,7 @@ def test_members_of_a_population_share_one_mapped_file(
     for name, limit in (("memory", None), ("mapped", 0)):
         config = config_of("iql", tmp_path / name, data, host_memory=limit)
         results.append(
-            train_population([config.replace(seed=seed) for seed in (1, 2, 3)], launch=RunOptions(quiet=True))
+            train_population([config.replace(seed=seed) for seed in (1, 2, 3)], options=RunOptions(quiet=True))
         )
         assert opened == ([] if limit is None else packed(data.parent))
     assert len(opened) == 1

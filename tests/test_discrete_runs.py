@@ -23,8 +23,8 @@ from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs, resolve
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
-from rl_training.runtime.populations import members_of, train_population
 from rl_training.runtime.loading import load_policy, open_checkpoint
+from rl_training.runtime.populations import members_of, train_population
 from rl_training.runtime.workflows import predict_checkpoint
 from rl_training.spaces import SpaceSpec
 from tests.runs import QUIET, TINY, interrupted, mostly_slow, resume, run_record, tiny, train
@@ -212,7 +212,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(algo: str, tmp_path: Path) -> No
 def test_members_of_a_population_are_runs_of_their_own(algo: str, tmp_path: Path) -> None:
     """What they have learned is what each alone learns, up to the order of sums."""
     config = small(algo, tmp_path, kwargs=kept(algo, EVENTFUL), seeds=[3, 0, 8], total_timesteps=20)
-    together = train_population(members_of(config), launch=QUIET)
+    together = train_population(members_of(config), options=QUIET)
     for result, member in zip(together, members_of(config), strict=True):
         alone = read_checkpoint(train(member).checkpoint_path)
         ours = read_checkpoint(result.checkpoint_path)

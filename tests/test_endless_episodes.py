@@ -12,9 +12,9 @@ import pytest
 
 from rl_training.environments import pool as pools
 from rl_training.environments.pool import EnvPool
+from rl_training.experience.collector import Collector
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runs import state
 from tests.reliability.faulty_worlds import FAULTY, Faulty
 from tests.runs import interrupted, resume, run_record, tiny, train
 
@@ -86,8 +86,8 @@ def test_a_step_that_failed_is_undone(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_does_not_copy_the_running_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    collected, save = [], state.save_collector
-    monkeypatch.setattr(state, "save_collector", lambda collector: (collected.append(1), save(collector))[1])
+    collected, save = [], Collector.save
+    monkeypatch.setattr(Collector, "save", lambda collector: (collected.append(1), save(collector))[1])
     config = endless(tmp_path, eval_episodes=1, eval_max_steps=5, checkpoint_interval=1_000)
     result = train(config.replace(algo_kwargs=config.algo_kwargs | {"eval_interval": 10}))
     assert len(collected) == 1  # the last step

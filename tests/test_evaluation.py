@@ -14,12 +14,11 @@ from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.errors import DivergedError
 from rl_training.experience.collector import Collector
-from rl_training.experiment.checkpointing import read_checkpoint
+from rl_training.experiment.checkpointing import Saved, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.arrays import on_arrays
 from rl_training.models.policies import Policy
-from rl_training.runs import state
 from rl_training.runs.building import build_learner
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
@@ -149,7 +148,7 @@ def test_a_non_finite_observation_is_an_error(tmp_path: Path) -> None:
 def everything(session: Session) -> dict[str, Any]:
     """All of a run that evaluation must not touch."""
     learner = session.learner.state_dict()
-    saved = state.Saved() if session.collector is None else state.save_collector(session.collector)
+    saved = Saved() if session.experience is None else session.experience.save()
     return {
         "tensors": {
             name: digest(tensor) for group in ("networks", "optimizers") for name, tensor in learner[group].items()

@@ -51,7 +51,7 @@ class Covered(Diary):
     only_covered = True
 
 
-def launch(*loggers: Logger) -> RunOptions:
+def launched(*loggers: Logger) -> RunOptions:
     return RunOptions(quiet=True, loggers=loggers)
 
 
@@ -66,7 +66,7 @@ def as_logged(rows: list[Row]) -> list[dict[str, str]]:
 
 def test_rows_as_they_are_logged(tmp_path: Path) -> None:
     diary = Diary()
-    result = train(tiny("bc", tmp_path, **EVERY), launch=launch(diary))
+    result = train(tiny("bc", tmp_path, **EVERY), options=launched(diary))
     assert diary.calls == [
         "open",
         *("row 10", "row 20", "flush", "row 30", "row 40", "flush", "row 50", "row 60", "flush"),
@@ -87,7 +87,7 @@ def test_rows_as_they_are_logged(tmp_path: Path) -> None:
 def test_only_what_a_checkpoint_covers(tmp_path: Path) -> None:
     """The row of the checkpoint's own step may yet be completed: it comes with the next one, or at the end."""
     diary = Covered()
-    result = train(tiny("bc", tmp_path, **EVERY), launch=launch(diary))
+    result = train(tiny("bc", tmp_path, **EVERY), options=launched(diary))
     assert diary.calls == [
         "open",
         *("row 10", "flush"),
@@ -105,7 +105,7 @@ def test_through_a_kill_every_row_is_whole_and_none_is_taken_back(algo: str, tmp
     straight = train(config, [KillAt()])
     first, second = Covered(), Covered()
     with pytest.raises(Killed) as killed:
-        train(config, [KillAt(50)], launch=launch(first))
+        train(config, [KillAt(50)], options=launched(first))
     assert first.status == "failed"
     assert resume(run := Path(killed.value.args[0]), [KillAt()], loggers=[second]).run_dir == run
     [facts], reached = second.facts, first.rows[-1].step
@@ -124,7 +124,7 @@ def test_a_run_that_is_broken_off_keeps_its_last_row(tmp_path: Path) -> None:
 
     diary, again = Covered(), Covered()
     with pytest.raises(TrainingInterrupted):
-        train(tiny("bc", tmp_path, **EVERY), [Signal()], launch=launch(diary))
+        train(tiny("bc", tmp_path, **EVERY), [Signal()], options=launched(diary))
     assert ([row.step for row in diary.rows], diary.status) == ([10, 20, 30, 40, 50], "interrupted")
     [run] = tmp_path.iterdir()
     resume(run, loggers=[again])
@@ -172,7 +172,7 @@ def test_a_logger_can_fail_and_training_cannot(
 ) -> None:
     config, diary = tiny("bc", tmp_path, **EVERY), Covered()
     healthy = train(config)
-    result = train(config, launch=launch(bad(), diary))
+    result = train(config, options=launched(bad(), diary))
     assert differences(healthy, result) == []
     assert run_record(result.run_dir)["status"] == "finished"
     assert as_logged(diary.rows) == logged(result.run_dir)

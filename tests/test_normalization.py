@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rl_training import SAC, load
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experience.collector import Collector
 from rl_training.experience.moments import RunningMoments
 from rl_training.experiment.checkpointing import (
     Checkpoint,
@@ -129,9 +130,9 @@ def test_an_episode_that_cannot_be_replayed_counts_the_observation_it_starts_ane
     collector.learner.model.normalizer = Normalizer(3, enabled=True)
     collector.start()
     collector.step()
-    collector.take_up(collector.obs.copy(), list(collector.envs.episodes))
+    collector.resume(collector.obs.copy(), list(collector.envs.episodes))
     assert collector.moments.count == 2
-    assert len(collector.take_up(collector.obs + 1.0, list(collector.envs.episodes))) == 1
+    assert len(collector.resume(collector.obs + 1.0, list(collector.envs.episodes))) == 1
     assert collector.obs[0, :2].tolist() == [20, 0]
     assert (collector.moments.count, collector.moments.mean[0]) == (3, pytest.approx(40 / 3))
 
@@ -146,14 +147,14 @@ class Watch(Callback):
         self.obs = np.zeros((0, 0), np.float32)
 
     def on_step(self, session: Session) -> None:
-        assert session.collector is not None
-        assert session.collector.moments is not None
-        self.counts.append(session.collector.moments.count)
+        assert isinstance(session.experience, Collector)
+        assert session.experience.moments is not None
+        self.counts.append(session.experience.moments.count)
         self.maps.append(session.learner.model.normalizer.shift.clone().numpy())
 
     def on_training_end(self, session: Session) -> None:
-        assert session.collector is not None
-        self.obs = session.collector.obs
+        assert isinstance(session.experience, Collector)
+        self.obs = session.experience.obs
         self.mode = session.learner.model.policy.mode(torch.from_numpy(self.obs)).detach().numpy()
 
 

@@ -77,7 +77,7 @@ def test_environments_in_processes_change_nothing(tmp_path: Path) -> None:
 
 def test_members_of_a_population_are_their_single_runs(tmp_path: Path) -> None:
     config = overlapped("sac", tmp_path)
-    results = train_population(members_of(config.replace(seeds=[3, 4])), launch=QUIET)
+    results = train_population(members_of(config.replace(seeds=[3, 4])), options=QUIET)
     for result, seed in zip(results, (3, 4)):
         assert unlike(result, train(config.replace(seed=seed))) == []
 

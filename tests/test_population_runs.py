@@ -30,12 +30,12 @@ from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.loggers import Row, RunFacts
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.runs import lock_run
-from rl_training.runs import capacity as size
+from rl_training.runs import fleet as size
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.fleet import MembersFailed
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runtime.populations import members_of, signature, structure, train_population
-from rl_training.runtime.populations import resume as resume_all
+from rl_training.runtime.resume import resume as resume_all
 from rl_training.seeding import TRAINING, episode_seed
 from rl_training.updates.stacked import StackedUpdater
 from tests.reliability.processes import Child
@@ -69,7 +69,7 @@ def short(algo: str, folder: Path, seeds: Sequence[int] = SEEDS, **fields: Any) 
 
 
 def together(config: TrainConfig, callbacks: Sequence[Callback] = (), **options: Any) -> list[TrainResult]:
-    return train_population(members_of(config), callbacks=list(callbacks), launch=QUIET, **options)
+    return train_population(members_of(config), callbacks=list(callbacks), options=QUIET, **options)
 
 
 def apart(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> list[TrainResult]:
@@ -172,7 +172,7 @@ def test_members_that_differ_in_numbers(tmp_path: Path) -> None:
     grid = [{"learning_rate": rate, "expectile": expectile} for rate in (1e-3, 1e-4) for expectile in (0.6, 0.9)]
     base = short("iql", tmp_path, [1])
     configs = [member.replace(algo_kwargs=member.algo_kwargs | v) for v in grid for member in members_of(base)]
-    ours = train_population(configs, launch=QUIET)
+    ours = train_population(configs, options=QUIET)
     for result, config in zip(ours, configs):
         assert result.metrics == pytest.approx(train(config).metrics, rel=1e-3)
     assert len({result.metrics["value_loss"] for result in ours}) == 4
@@ -181,7 +181,7 @@ def test_members_that_differ_in_numbers(tmp_path: Path) -> None:
 def test_members_that_differ_in_the_learning_rate_alone(tmp_path: Path) -> None:
     base = members_of(short("sac", tmp_path, [1]))[0]
     configs = [base.replace(algo_kwargs=base.algo_kwargs | {"learning_rate": rate}) for rate in (1e-3, 1e-4)]
-    ours = train_population(configs, launch=QUIET)
+    ours = train_population(configs, options=QUIET)
     assert all_unlike(ours, [train(config) for config in configs]) == [[], []]
 
 
@@ -371,7 +371,7 @@ def test_who_diverges_or_stops_ends_alone(tmp_path: Path) -> None:
     ]
     stop = At(8, 35, lambda session: session.stop("enough"))
     with pytest.raises(MembersFailed) as failed:
-        train_population(configs, callbacks=[stop], launch=QUIET)
+        train_population(configs, callbacks=[stop], options=QUIET)
     error = failed.value
     assert error.exit_code == 4
     assert str(error).startswith("1 of 4 members failed: seed 0: ")
@@ -392,7 +392,7 @@ def test_those_left_go_on_without_the_diverged(tmp_path: Path) -> None:
         tiny("td3", tmp_path, seed=s, kwargs={"learning_rate": r}) for s, r in ((0, 1e30), (1, 1e-3), (2, 1e-3))
     ]
     with pytest.raises(MembersFailed):
-        train_population(configs, launch=QUIET)
+        train_population(configs, options=QUIET)
     bad, *good = folders(tmp_path, [0, 1, 2])
     record = run_record(bad)
     again = resume_all(good[0], changes={"total_timesteps": 80}, quiet=True)
@@ -593,7 +593,7 @@ def test_members_may_not_differ_in_what_shapes_them(key: str, one: Any, other: A
     assert (signature(first) == signature(second)) is (key == "tau")
     if key != "tau":
         with pytest.raises(ConfigError, match=rf"^{key}: members of a population may differ in [^\n]*$") as refused:
-            train_population([first, second], launch=QUIET)
+            train_population([first, second], options=QUIET)
         assert refused.value.key == key
         assert list(tmp_path.iterdir()) == []
 
@@ -604,7 +604,7 @@ def test_fields_of_the_configuration_are_shared(field: str, tmp_path: Path) -> N
     config = tiny("td3", tmp_path)
     other = tiny("ddpg", tmp_path) if field == "algo" else config.replace(**{field: values[field]})
     with pytest.raises(ConfigError, match=rf"^{field}: "):
-        train_population([config, other], launch=QUIET)
+        train_population([config, other], options=QUIET)
 
 
 def test_seeds_places_and_tags_are_no_part_of_a_structure(tmp_path: Path) -> None:

@@ -17,12 +17,11 @@ from benchmarks.depth import TOLERANCE
 from rl_training.algorithms import CQL, IQL, SAC, TD3, Learner
 from rl_training.algorithms.execution import draw
 from rl_training.data.sources import BatchSource, MixedSource, TensorSource
-from rl_training.experience.acting import ActingPolicy
+from rl_training.experience.acting import ActingPolicy, fetch_together
 from rl_training.experience.fqe_data import Units
 from rl_training.updates.schedules import OptimizationConfig
 from rl_training.updates.stack import Stack
 from rl_training.updates.stacked import StackedUpdater
-from rl_training.updates.transfer import fetch_together
 from rl_training.updates.updater import Acceleration, Updater, accelerate
 from tests.helpers import BATCH, OBS, build, label, random_batch, snapshot
 from tests.runs import mostly_slow

@@ -254,7 +254,7 @@ def test_a_terminal_that_is_gone_stops_no_run(
 
     monkeypatch.setattr(sys, "stderr", Gone())
     short = tiny("sac", tmp_path, total_timesteps=25, eval_episodes=0)
-    assert train(short, launch=LOUD).metrics["global_step"] == 25
+    assert train(short, options=LOUD).metrics["global_step"] == 25
 
 
 # Without a terminal.
@@ -391,7 +391,7 @@ def test_a_run_begins_with_what_trains_and_where(
     algo: str, what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny(algo, tmp_path, eval_episodes=0, **{} if algo == "iql" else {"num_envs": 2})
-    run = train(config, launch=LOUD).run_dir
+    run = train(config, options=LOUD).run_dir
     remarks = [] if algo == "iql" else ["random actions and no updates in the first 20 steps (learning_starts)"]
     first = [what, *remarks, f"run folder: {run}"]
     assert opening(capfd, len(first)) == first
@@ -427,7 +427,7 @@ def test_a_run_begins_with_what_trains_and_where(
 def test_a_run_says_how_long_it_does_not_learn(
     kwargs: dict[str, Any], said: str | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    train(tiny("sac", tmp_path, kwargs=kwargs, total_timesteps=25, eval_episodes=0), launch=LOUD)
+    train(tiny("sac", tmp_path, kwargs=kwargs, total_timesteps=25, eval_episodes=0), options=LOUD)
     shown = capfd.readouterr().err.splitlines()
     assert [line for line in shown if "in the first" in line] == ([] if said is None else [said])
 
@@ -444,7 +444,7 @@ def test_a_resumed_run_says_it_until_it_learns(
 
 
 def test_every_step_of_a_run_has_its_values_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    train(tiny("sac", tmp_path, eval_max_steps=None, kwargs={"eval_interval": 20}), launch=LOUD)
+    train(tiny("sac", tmp_path, eval_max_steps=None, kwargs={"eval_interval": 20}), options=LOUD)
     shown = capfd.readouterr().err.splitlines()[3:]
     assert all(re.match(r"\d\d:\d\d:\d\d  [246]0/60 steps  ", line) for line in shown)
     for step in (20, 40, 60):
@@ -499,7 +499,7 @@ def test_a_run_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     with terminal(120) as made:
         monkeypatch.setattr(sys, "stderr", made.stream)
-        run = train(tiny("iql", tmp_path), [Show(made)], launch=LOUD).run_dir
+        run = train(tiny("iql", tmp_path), [Show(made)], options=LOUD).run_dir
         made.stream.flush()
         assert eventually(lambda: made.screen.lines[-1] == "")
     assert made.screen.lines[0].startswith(

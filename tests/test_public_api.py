@@ -21,8 +21,8 @@ from rl_training.experiment.config import load_config
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
-from rl_training.runtime.online import OnlineConfig
 from rl_training.runtime.loading import load_policy, open_checkpoint
+from rl_training.runtime.online import OnlineConfig
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint
 from tests.runs import ALL, OFFLINE, TINY, differences, mostly_slow, owned, tiny, train
 from tests.test_offline_runtime import identity_data

@@ -13,7 +13,7 @@ from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.report.reading import read_runs
 from rl_training.runs.changes import same_environment
 from rl_training.runs.session import Session, TrainResult
-from rl_training.runtime.populations import resume as resume_all
+from rl_training.runtime.resume import resume as resume_all
 from rl_training.runtime.workflows import resume_training
 from tests.dataset_files import episodes, save_npz
 from tests.runs import QUIET, KillAt, Killed, interrupted, resume, run_record, tiny, train
@@ -135,7 +135,7 @@ def test_a_population_names_a_change_once(tmp_path: Path, capfd: pytest.CaptureF
     from rl_training.experiment.manager import ExperimentManager
 
     config = tiny("sac", tmp_path, env_kwargs=SHORT, seed=None, seeds=[0, 1], total_timesteps=30)
-    results = ExperimentManager().train_all(config, launch=QUIET)
+    results = ExperimentManager().train_all(config, options=QUIET)
     capfd.readouterr()
     resume_all(results[0].run_dir, overrides=["total_timesteps=40"])
     assert capfd.readouterr().err.count("changed settings: total_timesteps 30 -> 40") == 1

@@ -104,7 +104,7 @@ def test_a_run_that_was_taken_over_ends_and_leaves_its_folder_as_it_was(
     callback = LoseAt(fence, lost_at if algo == "dqn" else 30)
     config = tiny(algo, tmp_path, kwargs={"eval_interval": 15}, checkpoint_interval=8)
     with pytest.raises(ClaimLost):
-        train(config, [callback], launch=RunOptions(quiet=True, fence=fence))
+        train(config, [callback], options=RunOptions(quiet=True, fence=fence))
     (run,) = tmp_path.iterdir()
     assert callback.before
     assert without_events(run) == callback.before
@@ -125,12 +125,12 @@ def test_a_failure_after_the_claim_was_lost_is_the_loss(tmp_path: Path) -> None:
 
     callback = Fail(fence, 25)
     with pytest.raises(ClaimLost):
-        train(tiny("dqn", tmp_path), [callback], launch=RunOptions(quiet=True, fence=fence))
+        train(tiny("dqn", tmp_path), [callback], options=RunOptions(quiet=True, fence=fence))
     (run,) = tmp_path.iterdir()
     assert without_events(run) == callback.before
 
 
 def test_a_run_that_belongs_to_another_is_not_begun(tmp_path: Path) -> None:
     with pytest.raises(ClaimLost):
-        train(tiny("dqn", tmp_path), launch=RunOptions(quiet=True, folder=tmp_path / "run", fence=Fence(0)))
+        train(tiny("dqn", tmp_path), options=RunOptions(quiet=True, folder=tmp_path / "run", fence=Fence(0)))
     assert list(tmp_path.iterdir()) == []

@@ -20,14 +20,14 @@ from rl_training.errors import ConfigError, DiskFullError, DivergedError, Enviro
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.runs import lock_run
-from rl_training.runs.spec import RunOptions
-from rl_training.runtime import populations as members
-from rl_training.study import Study, claims, worker
+from rl_training.runs import fleet
+from rl_training.runs.spec import RunOptions, RunSpec
+from rl_training.study import Study, claims
 from rl_training.study.claims import Owner, read_claim
 from rl_training.study.plan import read_plan
 from rl_training.study.planning import has_begun
 from rl_training.study.trials import Failure, note_failure, read_failure
-from rl_training.study.worker import Member, one_after_another, work
+from rl_training.study.worker import Member, together, work
 from tests.reliability.processes import Child, wait_for
 from tests.runs import checkpoint_names, fingerprint, run_record
 from tests.studies import contents, differing, homes, study_in, unlike
@@ -231,14 +231,14 @@ def test_a_failure_does_not_stop_the_others_and_only_some_are_tried_again(
     }
     tried: list[int | None] = []
 
-    def train(member: Member, launch: RunOptions) -> None:
-        tried.append(member.config.seed)
-        if (error := errors.get(member.config.seed or 0)) is not None:
+    def training(spec: RunSpec, *others: Any) -> Any:
+        tried.append(spec.config.seed)
+        if (error := errors.get(spec.config.seed or 0)) is not None:
             raise error
-        original(member, launch)
+        return (yield from original(spec, *others))
 
-    original = worker.train_member
-    monkeypatch.setattr(worker, "train_member", train)
+    original = fleet.training
+    monkeypatch.setattr(fleet, "training", training)
     study = study_in(tmp_path, seeds=[0, 1, 2, 3])
     status = study.run()
     assert status.counts == {"done": 1, "running": 0, "waiting": 0, "failed": 3}
@@ -254,31 +254,18 @@ def test_a_failure_does_not_stop_the_others_and_only_some_are_tried_again(
     assert tried == [0, 1, 2, 3, 0, 2]
 
 
-def test_one_member_that_fails_does_not_stop_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(member: Member, launch: RunOptions) -> None:
-        if member.config.seed == 0:
-            raise SystemExit(3)
-        original(member, launch)
-
-    original = worker.train_member
-    monkeypatch.setattr(worker, "train_member", train)
-    folder = planned(tmp_path, population=2)
-    assert work(folder, train_group=one_after_another).failed == 1
-    assert Study(folder).status().counts == {"done": 1, "running": 0, "waiting": 0, "failed": 1}
-
-
 def test_one_member_that_fails_does_not_stop_its_population(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def training(regime: Any, job: Any, **options: Any) -> Any:
-        going = original(regime, job, **options)
-        if job.config.seed == 0:
+    def training(spec: RunSpec, *others: Any) -> Any:
+        going = original(spec, *others)
+        if spec.config.seed == 0:
             yield next(going)
             raise SystemExit(3)
         return (yield from going)
 
-    original = members.training
-    monkeypatch.setattr(members, "training", training)
+    original = fleet.training
+    monkeypatch.setattr(fleet, "training", training)
     folder = planned(tmp_path / "a", population=2)
     assert work(folder).failed == 1
     assert Study(folder).status().counts == {"done": 1, "running": 0, "waiting": 0, "failed": 1}
@@ -292,13 +279,13 @@ def test_one_member_that_fails_does_not_stop_its_population(
 def test_a_group_is_trained_by_the_function_that_is_given(tmp_path: Path) -> None:
     seen: list[list[int | None]] = []
 
-    def together(members: Sequence[Member], launch: RunOptions) -> dict[str, Exception]:
+    def noted(members: Sequence[Member], options: RunOptions) -> dict[str, Exception]:
         seen.append([member.config.seed for member in members])
-        launch.fence()
-        return one_after_another(members, launch)
+        options.fence()
+        return together(members, options)
 
     folder = planned(tmp_path, population=2, seeds=[0, 1, 2])
-    work(folder, train_group=together)
+    work(folder, train_group=noted)
     assert seen == [[0, 1], [2]]
 
 
@@ -311,14 +298,14 @@ def test_a_trial_that_ends_its_workers_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evidence: bool, most: int, message: str
 ) -> None:
     folder = planned(tmp_path, seeds=[0, 1])
-    original = worker.train_member
+    original = fleet.training
 
-    def train(member: Member, launch: RunOptions) -> None:
-        if member.config.seed == 0:
+    def training(spec: RunSpec, *others: Any) -> Any:
+        if spec.config.seed == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        original(member, launch)
+        return (yield from original(spec, *others))
 
-    monkeypatch.setattr(worker, "train_member", train)
+    monkeypatch.setattr(fleet, "training", training)
     kills = [0]
     monkeypatch.setattr(claims, "out_of_memory_kills", lambda: kills[0])
     for attempt in range(most):
@@ -457,18 +444,18 @@ def test_claims_are_read_by_the_clock_of_the_disk(tmp_path: Path, monkeypatch: p
 def test_a_full_disk_is_no_failure_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = [True]
 
-    def train(member: Member, launch: RunOptions) -> None:
+    def training(spec: RunSpec, *others: Any) -> Any:
         if full:
-            if member.config.seed == 0:
+            if spec.config.seed == 0:
                 raise DiskFullError("free some disk space and resume")
             try:
                 raise OSError(errno.ENOSPC, "No space left on device")
             except OSError:
                 raise ConfigError("runs/x: cannot be made") from None
-        original(member, launch)
+        return (yield from original(spec, *others))
 
-    original = worker.train_member
-    monkeypatch.setattr(worker, "train_member", train)
+    original = fleet.training
+    monkeypatch.setattr(fleet, "training", training)
     made = study_in(tmp_path)
     status = made.run()
     assert [one.failure and one.failure.code for one in status.failed] == [5, 5]

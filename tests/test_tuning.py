@@ -156,18 +156,21 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
     made."""
     made: list[tuple[float, int]] = []
 
-    def train(member: worker.Member, launch: Any) -> None:
-        rate = member.config.algo_kwargs["learning_rate"]
-        made.append((rate, member.config.seed))
-        member.home.mkdir(parents=True, exist_ok=True)
+    def train(config: Any, home: Path) -> Exception | None:
+        rate = config.algo_kwargs["learning_rate"]
+        made.append((rate, config.seed or 0))
+        home.mkdir(parents=True, exist_ok=True)
         if rate > 0.05:
-            raise DivergedError("the loss is NaN")
-        metrics = {"eval_return_mean": reached(member.config), "global_step": 60}
-        record = {"status": "finished", "env_id": "CartPole-v1", "algo": "dqn", "seed": member.config.seed}
+            return DivergedError("the loss is NaN")
+        metrics = {"eval_return_mean": reached(config), "global_step": 60}
+        record = {"status": "finished", "env_id": "CartPole-v1", "algo": "dqn", "seed": config.seed}
         record |= {"versions": {}, "resumed": [], "metrics": metrics}
-        files.replace_atomically(member.home / "run.json", files.encode_json(record))
+        files.replace_atomically(home / "run.json", files.encode_json(record))
+        return None
 
-    monkeypatch.setattr(worker, "train_member", train)
+    monkeypatch.setattr(
+        worker, "train_in_folders", lambda members, options, begun: [train(*member) for member in members]
+    )
     return made
 
 
@@ -357,10 +360,10 @@ def test_where_no_trial_can_begin_the_next_call_tries_again(
 ) -> None:
     with monkeypatch.context() as broken:
 
-        def fail(member: worker.Member, launch: Any) -> None:
-            raise ConfigError("no such environment")
+        def fail(members: Any, options: Any, begun: Any) -> list[Exception]:
+            return [ConfigError("no such environment") for _ in members]
 
-        broken.setattr(worker, "train_member", fail)
+        broken.setattr(worker, "train_in_folders", fail)
         with pytest.raises(RLTrainingError, match="no trial can begin: no such environment"):
             instantly(tmp_path).run()
     assert instantly(tmp_path).run().base.value is not None

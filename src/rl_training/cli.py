@@ -138,8 +138,8 @@ def train(
         from rl_training.experiment.manager import ExperimentManager
         from rl_training.runs.spec import RunOptions
 
-        launch = RunOptions(quiet=flags.quiet, text=loaded.text)
-        results = ExperimentManager().train_all(loaded.config, launch=launch)
+        options = RunOptions(quiet=flags.quiet, text=loaded.text)
+        results = ExperimentManager().train_all(loaded.config, options=options)
     show_results(results)
 
 

@@ -19,6 +19,7 @@ from rl_training.environments.making import spaces_of
 from rl_training.environments.user_environments import Env, UserEnvironments, resolve_env
 from rl_training.environments.wrapping import name_wrappers
 from rl_training.errors import ConfigError, nearest
+from rl_training.experiment.checkpointing import checkpoint_errors
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
@@ -26,9 +27,16 @@ from rl_training.experiment.registry import algorithm_names, get_algorithm_spec,
 from rl_training.export.writing import Exported, export_checkpoint
 from rl_training.runs.callbacks import Callback, as_callbacks
 from rl_training.runs.session import Session, TrainResult
-from rl_training.runs.state import checkpoint_errors, config_of
 from rl_training.runs.spec import RunOptions
-from rl_training.runtime.loading import LoadedPolicy, LoadedValues, Values, load_policy, load_values, open_checkpoint
+from rl_training.runs.state import config_of
+from rl_training.runtime.loading import (
+    LoadedPolicy,
+    LoadedValues,
+    Values,
+    load_policy,
+    load_values,
+    open_checkpoint,
+)
 from rl_training.runtime.workflows import Recording, play_checkpoint, record_checkpoint
 
 # An environment as people have it: a Gymnasium id, an object, its class, or a callable that makes one.
@@ -204,7 +212,7 @@ class ManagedAlgorithm(Generic[Seeds]):
                 self._steps + steps, callbacks, progress_bar, dataset=dataset, loggers=loggers
             )
         watching, config = as_callbacks(callbacks), self.config.replace(total_timesteps=steps)
-        launch = RunOptions(quiet=not progress_bar, loggers=as_loggers(loggers))
+        options = RunOptions(quiet=not progress_bar, loggers=as_loggers(loggers))
         self.config, self._dataset = self._with_data(config.with_seed(), dataset)
         results = ExperimentManager().train_all(
             self.config,
@@ -212,7 +220,7 @@ class ManagedAlgorithm(Generic[Seeds]):
             callbacks=watching,
             dataset=self._dataset,
             given=self._given,
-            launch=launch,
+            options=options,
         )
         return self._trained(results)
 

@@ -18,7 +18,6 @@ from rl_training.experiment.registry import (
 )
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import TrainResult
-from rl_training.runs.spec import RunOptions
 from rl_training.runtime.populations import members_of, train_population
 from rl_training.runtime.resume import resume, resume_training
 from rl_training.runtime.workflows import evaluate_checkpoint
@@ -47,9 +46,7 @@ class ExperimentManager:
         chosen = self._chosen(config, overrides)
         if chosen.seeds is not None:
             raise ConfigError("seeds: several runs have several results; use train_all", key="seeds")
-        return get_algorithm_spec(chosen.algo).train(
-            chosen, run_suffix=run_suffix, callbacks=callbacks, **others
-        )
+        return get_algorithm_spec(chosen.algo).train(chosen, run_suffix=run_suffix, callbacks=callbacks, **others)
 
     def train_all(
         self, config: TrainConfig | str | Path, *, overrides: Sequence[str] = (), **options: Any

@@ -34,7 +34,7 @@ from rl_training.memory import available_memory, human_bytes, room_on_gpu
 from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Policy
 from rl_training.off_policy_evaluation import defaults
-from rl_training.runs.capacity import COPIES
+from rl_training.runs.fleet import COPIES
 from rl_training.seeding import fqe_seeds
 from rl_training.updates.stack import Stack
 from rl_training.updates.stacked import StackedUpdater

@@ -1,15 +1,15 @@
 """`train`: N runs at once. N = 1 is the usual case; with several, their updates are computed together.
 
 Each run is a generator (`runs.training`). When all of them wait for updates, these are made together, on stacked
-tensors. Environments in processes of their own work concurrently: every run sends its actions before the first waits
-for an answer.
+tensors. Environments in processes of their own work concurrently: every run sends its actions before the first
+waits for an answer.
 
 Every run has its own folder, log, evaluations, callbacks and checkpoints. It may end before the others, finished,
 stopped or failed, and then leaves the stack.
 
 All runs end a step before the first begins the next one. Signals take effect there, so every run is saved at the
-same step. If runs resume at different steps nevertheless (see `runs.resume_points`), those behind make their updates
-first.
+same step. If runs resume at different steps nevertheless (see `runs.resume_points`), those behind make their
+updates first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rl_training.updates.stacked import StackedUpdater
 from rl_training.updates.updater import Updater
 
 # Copies of its networks that a run needs: parameters, gradients, two moments, and what the stack adds.
-_COPIES = 8
+COPIES = 8
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Member:
         return MemberProgress(self.display, self.seed, *arguments, **options)
 
     def advance(self, failure: BaseException | None = None) -> None:
-        """Continue to the next event, or the end. An error in a member, or thrown into it, ends that member only."""
+        """Continue to the next event, or the end. An error ends this member only."""
         self.done = 0
         try:
             self.event = next(self._training) if failure is None else self._training.throw(failure)
@@ -160,7 +160,7 @@ def _number_that_fits(built: Regime, wanted: int, population: str | int) -> int:
     most = wanted if population == "auto" else min(wanted, int(population))
     modules, device = built.learner.modules().values(), built.learner.device
     networks = sum(tensor.nbytes for module in modules for tensor in chain(module.parameters(), module.buffers()))
-    each = _COPIES * networks + (0 if built.experience is None else built.experience.buffer.rows.nbytes)
+    each = COPIES * networks + (0 if built.experience is None else built.experience.buffer.rows.nbytes)
     room = room_on_gpu(device) if device.type == "cuda" else int(0.9 * available_memory())
     fit = 1 + room // max(each, 1)
     if fit < most:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl_training.algorithms.finite import check_finite
 from rl_training.display.output import program_name
 from rl_training.display.progress import Progress
 from rl_training.environments.playing import Evaluator, PlayInterrupted
@@ -28,14 +29,13 @@ from rl_training.errors import CheckpointError, ConfigError, NotPlainDataError
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import write_checkpoint
 from rl_training.experiment.logging import MetricsLog
+from rl_training.experiment.metric_names import log_row, term_tag
 from rl_training.experiment.retention import prune
 from rl_training.experiment.runs import RunDirectory
-from rl_training.experiment.metric_names import log_row, term_tag
 from rl_training.runs import state
 from rl_training.runs.clock import Cadence, Clock
 from rl_training.runs.controls import ControlConfig, build_control_callbacks
 from rl_training.runs.evaluation import Evaluations
-from rl_training.algorithms.finite import check_finite
 from rl_training.runs.signals import SignalGuard, TrainingInterrupted
 
 if TYPE_CHECKING:

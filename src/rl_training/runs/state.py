@@ -25,9 +25,9 @@ from torch import Tensor
 from rl_training.algorithms.base import Learner
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, Saved, checkpoint_errors, read_checkpoint
+from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import SCHEMA
-from rl_training.experiment.compat import with_defaults_of
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.clock import Clock
 from rl_training.spaces import SpaceSpec

@@ -25,8 +25,8 @@ from rl_training.runs.clock import Clock
 from rl_training.runs.controls import ControlConfig
 from rl_training.runs.init_from import initialise_from
 from rl_training.runs.regime import Advanced, Event, Regime, Updates
-from rl_training.runs.spec import RunSpec
 from rl_training.runs.session import Session
+from rl_training.runs.spec import RunSpec
 from rl_training.runs.state import clips_observations, has_normalizer
 from rl_training.runtime.validation import Validation, ValidationCallback, ValidationConfig
 from rl_training.settings import PositiveInt, Settings

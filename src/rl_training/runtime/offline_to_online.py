@@ -11,8 +11,8 @@ from rl_training.experience.collector import Collector
 from rl_training.runs.clock import Clock
 from rl_training.runs.controls import ControlConfig
 from rl_training.runs.regime import Event, Regime
-from rl_training.runs.spec import RunSpec
 from rl_training.runs.session import Session
+from rl_training.runs.spec import RunSpec
 from rl_training.runtime.offline import BudgetConfig, Prepared, fit_offline
 from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, make_collector, require_updates
 from rl_training.settings import Fraction, NonNegativeInt, Settings

@@ -15,15 +15,16 @@ from rl_training.environments.pool import EnvPool
 from rl_training.errors import ConfigError, MemoryLimitError
 from rl_training.experience.collector import Collector
 from rl_training.experience.moments import ObservationConfig, RunningMoments
+from rl_training.experiment.checkpointing import checkpoint_errors
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, room_on_gpu
 from rl_training.runs.building import build_learner, require_room_for_environments
 from rl_training.runs.controls import ControlConfig
 from rl_training.runs.init_from import initialise_from
 from rl_training.runs.regime import Acted, Advanced, Event, Regime, Updates
-from rl_training.runs.spec import RunSpec
 from rl_training.runs.session import Session
-from rl_training.runs.state import checkpoint_errors, clips_observations, has_normalizer, moments_of
+from rl_training.runs.spec import RunSpec
+from rl_training.runs.state import clips_observations, has_normalizer, moments_of
 from rl_training.settings import NonNegativeInt, PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
 from rl_training.updates.schedules import OptimizationConfig

@@ -78,9 +78,7 @@ def resume(
     if len(places) < 2:
         if alone:
             _leave(Path(path), warn)
-        return [
-            resume_training(path, callbacks=callbacks, loggers=loggers, quiet=quiet, warn=warn, **others)
-        ]
+        return [resume_training(path, callbacks=callbacks, loggers=loggers, quiet=quiet, warn=warn, **others)]
     for place in places:
         with lock_run(place.home):  # all of them, or none
             pass
@@ -341,7 +339,7 @@ def _companions(path: Path) -> list[Path]:
     homes = [home.parent / Path(str(name)).name for name in names]
     if missing := [one for one in homes if not (one / "run.json").is_file()]:
         raise ConfigError(
-            f"{missing[0]}: missing, a member of the population of {home}; --alone takes one run out of it and resumes that one"
+            f"{missing[0]}: missing, a member of the population of {home}; --alone takes one run out and resumes it"
         )
     return [one for one in homes if one.name == home.name or _population_record(one)]
 

@@ -28,7 +28,6 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import PlainMapping, TrainConfig, load_config, put_setting
 from rl_training.experiment.registry import get_algorithm_spec, setting_names
 from rl_training.runs.init_from import find_origin
-from rl_training.runs.spec import RunSpec
 from rl_training.runtime.online import OnlineConfig, require_updates
 from rl_training.settings import PathText, PositiveInt, Settings, at_home, list_as_tuple, seed_list
 from rl_training.study.document import StudyDocument, plain_name
@@ -307,12 +306,12 @@ def checked(values: Mapping[str, Any], label: str, seed: int) -> TrainConfig:
         config = TrainConfig(**values)
         spec = get_algorithm_spec(config.algo)
         one = config if config.init_from is None else config.replace(seed=seed, seeds=None)
-        job = RunSpec.of(spec.sections, one, None, None)
+        run = spec.run_spec(one)
         if spec.regime == "online":
-            require_updates(job, job.resolved[OnlineConfig].earned(config.total_timesteps))
+            require_updates(run, run.resolved[OnlineConfig].earned(config.total_timesteps))
     except ConfigError as error:
         raise ConfigError(f"{label}: {error}" if label else str(error), key=error.key) from None
-    return config.replace(algo_kwargs=job.resolved.to_dict())
+    return config.replace(algo_kwargs=run.resolved.to_dict())
 
 
 def require_origins(configs: Iterable[TrainConfig], seeds: Iterable[int]) -> None:
