@@ -16,7 +16,6 @@ from rl_training.experiment.registry import (
     resolve,
     setting_names,
 )
-from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import TrainResult
 from rl_training.runtime.populations import members_of, train_population
 from rl_training.runtime.resume import resume, resume_training
@@ -29,33 +28,24 @@ class ExperimentManager:
     def specs(self) -> list[AlgorithmSpec]:
         return list_algorithm_specs()
 
-    def train(
-        self,
-        config: TrainConfig | str | Path,
-        *,
-        overrides: Sequence[str] = (),
-        run_suffix: str | None = None,
-        callbacks: Sequence[Callback] | None = None,
-        **others: Any,
-    ) -> TrainResult:
-        """Train from a config, the path of a YAML file, or the name of a packaged one (`redq/pendulum`).
-
-        `overrides` are `key=value`; `others` are fields of `RunSpec`: `dataset` replaces the configured data,
-        `given` has environments without an id, `options` say how the run is started.
-        """
-        chosen = self._chosen(config, overrides)
+    def train(self, config: TrainConfig | str | Path, **options: Any) -> TrainResult:
+        """Train one run; see `train_all`."""
+        chosen = self._chosen(config, options.pop("overrides", ()))
         if chosen.seeds is not None:
             raise ConfigError("seeds: several runs have several results; use train_all", key="seeds")
-        return get_algorithm_spec(chosen.algo).train(chosen, run_suffix=run_suffix, callbacks=callbacks, **others)
+        (result,) = train_population([chosen], **options)
+        return result
 
     def train_all(
         self, config: TrainConfig | str | Path, *, overrides: Sequence[str] = (), **options: Any
     ) -> list[TrainResult]:
-        """The same for one run or, with `seeds`, for several at once: their results in the order of the seeds."""
+        """Train from a config, the path of a YAML file, or the name of a packaged one (`redq/pendulum`).
+
+        One result per seed, in the order of `seeds`. `overrides` are `key=value`; `options` are arguments of
+        `train_population`.
+        """
         chosen = self._chosen(config, overrides)
-        if chosen.seeds is None:
-            return [self.train(chosen, **options)]
-        return train_population(members_of(chosen), **options)
+        return train_population([chosen] if chosen.seeds is None else members_of(chosen), **options)
 
     def _chosen(self, config: TrainConfig | str | Path, overrides: Sequence[str]) -> TrainConfig:
         """The configuration that is meant, all of it checked."""

@@ -53,15 +53,19 @@ def train_population(
 ) -> list[TrainResult]:
     """Train every configuration, as many at a time as `population` and the memory allow; results in their order.
 
-    `others` are fields of `RunSpec`.
+    Several members get copies of `callbacks` and loggers. `others` are fields of `RunSpec`: `dataset` replaces the
+    configured data, `given` has environments without an id, `options` say how the runs are started.
     """
     _require_alike(configs)
     _require_enough_environments(configs, given)
-    spec, shared, options = get_algorithm_spec(configs[0].algo), dict[str, Any](), options or RunOptions()
+    spec, shared = get_algorithm_spec(configs[0].algo), dict[str, Any]()
+    options, watching = replace(options or RunOptions(), suffix=run_suffix), tuple(callbacks or ())
     runs = []
     for config in configs:
-        own = replace(options, suffix=run_suffix, loggers=copied(options.loggers, "loggers"))
-        watching = copied(callbacks or (), "callbacks")
+        own = options
+        if len(configs) > 1:
+            own = replace(options, loggers=copied(options.loggers, "loggers"))
+            watching = copied(callbacks or (), "callbacks")
         runs.append(spec.run_spec(config, callbacks=watching, given=given, options=own, shared=shared, **others))
     return train(runs)
 

@@ -188,14 +188,9 @@ class Updater:
 
     def run(self, count: int) -> None:
         """Run `count` updates without reading anything back from the device."""
+        learner = self.learner
         if self._prefetcher is not None:
             self._prefetcher.begin(count)
-        self._run(count)
-        if self._prefetcher is not None:
-            self._prefetcher.end()
-
-    def _run(self, count: int) -> None:
-        learner = self.learner
         while count > 0:
             size = 1
             if self._side is not None and self._staged is None:
@@ -212,6 +207,8 @@ class Updater:
             else:
                 self._replay(variants, rates, self._side)
             count -= size
+        if self._prefetcher is not None:
+            self._prefetcher.end()
 
     def forget(self) -> None:
         """Drop the captured graphs, because the learner's tensors have moved."""
