@@ -95,7 +95,7 @@ def test_an_object_that_cannot_be_made_again_trains_alone(
     Point.made = 0
     model = SAC(env if brought == "object" else lambda: env, **tiny(tmp_path))
     result = model.learn(30)
-    assert "cannot be made again: it trains alone, and is evaluated only in eval_env=" in capfd.readouterr().err
+    assert "cannot be duplicated, so it is used for training only; pass eval_env=" in capfd.readouterr().err
     assert "eval_return_mean" not in result.metrics
     assert Point.made == 0
     assert not env.closed  # it belongs to the caller

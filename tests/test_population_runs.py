@@ -310,7 +310,7 @@ def test_one_can_be_taken_out(tmp_path: Path) -> None:
     runs = folders(tmp_path / "runs")
     said: list[str] = []
     [result] = resume_all(runs[0], alone=True, callbacks=[At(0, 0, nothing)], quiet=True, warn=said.append)
-    assert said == [f"{runs[0]}: taken out of its population; it goes on alone, equal to it up to rounding"]
+    assert said == [f"{runs[0]}: taken out of its population; it continues alone, equal to it up to rounding"]
     assert result.run_dir == runs[0]
     assert run_record(runs[0])["population"]["left"] is True
     assert run_record(runs[2])["population"] == {"members": [run.name for run in runs[1:]]}

@@ -337,7 +337,7 @@ def test_policies_that_act_are_copied_in_one_transfer(kind: Kind, monkeypatch: p
     learners = learners_of(kind, normalize=True)
     acting = [ActingPolicy(learner, copies=True) for learner in learners]
     stacked = together(learners)
-    fetch_together(stacked.stack, acting)
+    fetch_together(acting, stacked.stack.stacked)
     joined, transfers = torch.cat, []
     monkeypatch.setattr(torch, "cat", lambda *args, **options: transfers.append(args) or joined(*args, **options))
     obs = random_batch().obs

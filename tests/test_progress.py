@@ -16,8 +16,7 @@ import pytest
 from rl_training.display import progress as progress_module
 from rl_training.display.progress import Pace, Progress
 from rl_training.display.text import duration, per_second
-from rl_training.runs import signals
-from rl_training.runs import training as run_module
+from rl_training.runs import fleet, signals
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.spec import RunOptions
@@ -479,7 +478,7 @@ def test_the_position_moves_inside_a_block_of_updates(
 
     run_one = Updater.run
     monkeypatch.setattr(Updater, "run", one_by_one)
-    monkeypatch.setattr(run_module, "Progress", Watched)
+    monkeypatch.setattr(fleet, "Progress", Watched)
     result = train(config) if path is None else resume_training(path, quiet=True)
     assert run_record(result.run_dir)["status"] == "finished"
     assert seen[:25] == [*range(31, 56)] if killed else seen[:60] == [*range(1, 61)]

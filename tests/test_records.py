@@ -31,7 +31,7 @@ def with_other_defaults(monkeypatch: pytest.MonkeyPatch, algo: str, **defaults: 
     """As if a later version had changed its mind."""
     spec = get_algorithm_spec(algo)
     sections = dataclasses.replace(spec.sections, defaults={**spec.sections.defaults, **defaults})
-    monkeypatch.setitem(registry._SPECS, algo, dataclasses.replace(spec, sections=sections))
+    monkeypatch.setitem(registry._SPECS, algo, dataclasses.replace(spec, kinds=(sections,)))
 
 
 @pytest.mark.parametrize("algo", ALL)

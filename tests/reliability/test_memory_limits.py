@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from rl_training.cli import main
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import MemoryLimitError
-from rl_training.experience import collector
+from rl_training.experience import collecting
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
 from rl_training.runtime import online
@@ -38,7 +38,7 @@ def test_a_buffer_that_cannot_fit_is_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("algo", [*OFFLINE, "rlpd"])
 def test_data_that_cannot_fit_are_not_collected(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(collecting, "available_memory", lambda: 10**9)
     with pytest.raises(
         MemoryLimitError, match=r"dataset_size 1000000000000 needs .*; the largest that fits is \d+$"
     ):

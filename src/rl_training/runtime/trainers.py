@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rl_training.algorithms.base import Learner
+from rl_training.data.datasets import TransitionDataset
+from rl_training.environments.user_environments import UserEnvironments
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runs import fleet
@@ -75,7 +77,7 @@ def algorithm(
     """Declare an algorithm; `defaults` are those in which it differs from the sections' own.
 
     `discrete` is the learner for discrete actions, if it differs from the learner for continuous ones. The train
-    function takes a configuration; `others` are further fields of `RunSpec` (`dataset`, `given`).
+    function takes a configuration and fields of `RunSpec`.
     """
     regimes = regimes if isinstance(regimes, tuple) else (regimes,)
 
@@ -93,13 +95,18 @@ def algorithm(
         run_suffix: str | None = None,
         checkpoint_state: Checkpoint | None = None,
         callbacks: Sequence[Callback] | None = None,
+        dataset: TransitionDataset | None = None,
+        given: UserEnvironments | None = None,
         options: RunOptions | None = None,
-        **others: Any,
     ) -> TrainResult:
-        options = options or RunOptions()
-        if run_suffix is not None:
-            options = replace(options, suffix=run_suffix)
-        run = spec.run_spec(config, checkpoint=checkpoint_state, callbacks=callbacks, options=options, **others)
+        run = spec.run_spec(
+            config,
+            checkpoint=checkpoint_state,
+            callbacks=callbacks,
+            dataset=dataset,
+            given=given,
+            options=replace(options or RunOptions(), suffix=run_suffix),
+        )
         (result,) = fleet.train([run])
         return result
 
