@@ -108,4 +108,4 @@ def fetch_together(acting: Sequence[ActingPolicy], stacked: Callable[[Tensor], T
     if acting and acting[0].copies:
         transfer = WeightTransfer([one.learner for one in acting], [stacked(t) for t in acting[0].tensors()])
         for row, one in enumerate(acting):
-            one.follow(transfer, row)
+            one.bind(transfer, row)
