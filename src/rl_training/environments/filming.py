@@ -152,8 +152,7 @@ def has_display() -> bool:
 
 
 def drawing_backend() -> str | None:
-    """MuJoCo's rendering backend: `MUJOCO_GL` if it is set, else the display, else EGL or OSMesa; None if there is
-    none.
+    """MuJoCo's rendering backend: `MUJOCO_GL` if set, else the display, else EGL or OSMesa; None if there is none.
 
     An installed library may lack a device to render on, so if both are installed, the first is tested.
     """

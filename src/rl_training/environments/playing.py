@@ -24,8 +24,7 @@ from rl_training.models.policies import Policy
 from rl_training.seeding import EVALUATION, EVALUATION_SEED, evaluation_sampling
 from rl_training.spaces import SpaceSpec
 
-# An episode's seed depends on (column, number) only, so the same episodes are played with any number of
-# environments.
+# An episode's seed depends on (column, number) only, not on the number of environments.
 _COLUMNS = 8
 # Maximum number of environments, and the batch size of the policy. It is fixed because the last bit of a row
 # depends on the batch size, and an episode must not depend on the other episodes.
@@ -63,7 +62,7 @@ class Evaluator:
         seed: int = EVALUATION_SEED,
         one_by_one: bool = False,
     ) -> None:
-        """`seed`: default: the episodes of every evaluation. `one_by_one`: use a single environment."""
+        """`seed` selects the episodes; runs evaluate with the default. `one_by_one`: use a single environment."""
         self.config, self.given = (given or UserEnvironments()).evaluation(config)
         self.spaces = spaces
         self.seed = seed

@@ -87,8 +87,7 @@ def import_path() -> list[str]:
 def start_child(module: str, settings: Mapping[str, str] | None = None) -> tuple[Process, Connection[Any, Any]]:
     """Start a child that runs `module.main`, and return it with its connection.
 
-    It has the interpreter, flags, path and environment variables of this process; `settings` adds missing
-    variables.
+    It has the interpreter, flags, path and environment variables of this process; `settings` adds missing ones.
     """
     require_posix("environments: processes", "set environments to local")
     here, child = Pipe()

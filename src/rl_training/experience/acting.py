@@ -1,7 +1,6 @@
 """The acting policy: it runs on the CPU, where the forward pass of one row is faster than a GPU's kernel launches.
 
-Its weights are copied from the GPU in one transfer, which starts as soon as the last update before an action is
-queued.
+Its weights are copied from the GPU in one transfer, which starts right after the last update before an action.
 """
 
 from __future__ import annotations

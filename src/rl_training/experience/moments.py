@@ -28,8 +28,7 @@ class ObservationConfig(Settings):
 class RunningMoments:
     """Count, mean and sum of squared deviations of each component of the observations, `[O]` each.
 
-    Batches are merged as in Chan et al. (1979), which is accurate even if the mean is much larger than the standard
-    deviation.
+    Batches are merged as in Chan et al. (1979), which is accurate even if the mean is much larger than `std`.
     """
 
     def __init__(self, size: int) -> None:

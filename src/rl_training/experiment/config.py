@@ -1,8 +1,7 @@
 """`TrainConfig`, and reading it from strict YAML with command-line overrides.
 
 `TrainConfig` validates its own fields. `algo_kwargs` is one flat mapping whose keys belong to sections, each
-defined in the module that uses it. The registry validates those, and `LoadedConfig.explain` adds file and line to
-errors.
+defined in the module that uses it. The registry validates those; `LoadedConfig.explain` adds the line to errors.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class ExperimentManager:
         return train_population([chosen] if chosen.seeds is None else members_of(chosen), **options)
 
     def _chosen(self, config: TrainConfig | str | Path, overrides: Sequence[str]) -> TrainConfig:
-        """The configuration that is meant, all of it checked."""
+        """The validated configuration with its overrides."""
         if isinstance(config, TrainConfig):
             chosen = config.with_overrides(overrides, setting_names)
         else:

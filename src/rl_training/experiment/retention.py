@@ -100,8 +100,7 @@ def step_of(checkpoint: Path) -> int:
 def prune(parent: Path, keep: int, *, spare: int | None = None) -> list[Path]:
     """Delete all but the newest `keep` checkpoints and the one of step `spare`; returns the deleted ones.
 
-    If none of the newest is valid, the newest valid older one is kept too; if none is valid at all, nothing is
-    deleted.
+    If none of these is valid, the newest valid one is kept too; if no checkpoint is valid, nothing is deleted.
     """
     if keep < 1:
         raise ValueError(f"keep must be >= 1, got {keep}")

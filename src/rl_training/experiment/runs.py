@@ -129,8 +129,7 @@ def machine_changes(record: Mapping[str, Any]) -> list[str]:
 class RunDirectory:
     """A run folder, locked by this process until `close`; also a context manager. Use `create` or `open`.
 
-    `machine_changes` lists what has changed since a resumed run was started; it must be empty for a bit-exact
-    resume.
+    `machine_changes` lists what has changed since the run was started; a bit-exact resume needs it empty.
     """
 
     def __init__(self, path: Path, fence: files.Fence = files.unfenced) -> None:
