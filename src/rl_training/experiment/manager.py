@@ -1,4 +1,4 @@
-"""`ExperimentManager`: configurations in, results out, through the registry."""
+"""`ExperimentManager`: trains, resumes and evaluates any registered algorithm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rl_training.runtime.workflows import evaluate_checkpoint
 
 
 class ExperimentManager:
-    """Runs any registered algorithm; a configuration is checked completely before anything is written."""
+    """Runs any registered algorithm; a configuration is validated before anything is written."""
 
     def specs(self) -> list[AlgorithmSpec]:
         return list_algorithm_specs()
