@@ -9,6 +9,7 @@ from typing import Any
 from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.user_environments import UserEnvironments
+from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runs import fleet
@@ -61,6 +62,10 @@ class AlgorithmSpec:
     def run_spec(self, config: TrainConfig, *, regime: str | None = None, **others: Any) -> RunSpec:
         """A run of this algorithm in the named regime, or the default; `others` are fields of `RunSpec`."""
         names = [one.name for one in self.regimes]
+        if regime is not None and regime not in names:
+            raise ConfigError(
+                f"regime: {self.name} has no regime {regime!r}; use {' or '.join(names)}", key="regime"
+            )
         chosen = 0 if regime is None else names.index(regime)
         return RunSpec.of(self.regimes[chosen], self.kinds[chosen], config, **others)
 
