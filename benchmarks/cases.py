@@ -59,9 +59,11 @@ class Case:
 
     @property
     def layout(self) -> RowLayout:
-        # An older checkout (see `benchmarks.checkout`) knows five columns only.
-        more = {"next_actions": True} if getattr(self.learner, "needs_next_actions", False) else {}
-        return RowLayout.of(self.spaces, **more)
+        # In older checkouts (see `benchmarks.checkout`) learners have a flag for the only extra column, or no such.
+        if getattr(self.learner, "needs_next_actions", False):
+            return RowLayout.of(self.spaces, next_actions=True)  # type: ignore[call-arg]
+        extras = getattr(self.learner, "extras", ())
+        return RowLayout.of(self.spaces, extras) if extras else RowLayout.of(self.spaces)
 
 
 AUTO = {"alpha": "auto"}
@@ -145,7 +147,8 @@ def random_rows(layout: RowLayout) -> torch.Tensor:
     columns = (torch.randn(ROWS, OBS_DIM, generator=g), now, torch.randn(ROWS, generator=g))
     following = torch.randn(ROWS, OBS_DIM, generator=g)
     dones = (torch.rand(ROWS, generator=g) < 0.01).float()
-    more = {"next_actions": actions().numpy()} if getattr(layout, "next_actions", False) else {}
+    wide = getattr(layout, "extras", ()) or getattr(layout, "next_actions", False)
+    more = {"next_actions": actions().numpy()} if wide else {}
     return torch.from_numpy(layout.pack(*(c.numpy() for c in (*columns, following, dones)), **more))
 
 

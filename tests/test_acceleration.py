@@ -63,15 +63,15 @@ def needs_gpu(test: Any) -> Any:
 
 
 def layout_of(kind: Kind) -> RowLayout:
-    return RowLayout.of(DISCRETE if kind.discrete else CONTINUOUS, next_actions=kind.needs_next_actions)
+    return RowLayout.of(DISCRETE if kind.discrete else CONTINUOUS, kind.extras)
 
 
 def packed(kind: Kind, *, seed: int = 0, size: int = 64) -> Tensor:
     """Random rows `[size, width]`, with next actions where the learner asks for them."""
     first, second = (random_batch(discrete=kind.discrete, seed=seed + i, size=size) for i in range(2))
     columns = (column.numpy() for column in first[:5])
-    following = second.actions.numpy() if kind.needs_next_actions else None
-    return torch.from_numpy(layout_of(kind).pack(*columns, next_actions=following))
+    extras = {column.name: getattr(second, column.like).numpy() for column in kind.extras}
+    return torch.from_numpy(layout_of(kind).pack(*columns, **extras))
 
 
 def plain(learner: Learner, *, seed: int = 0) -> TensorSource:

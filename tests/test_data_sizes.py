@@ -25,6 +25,7 @@ from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.data.mapped import open_packed
 from rl_training.data.packing import Linked, Walk
 from rl_training.data.placement import MemoryBudget
+from rl_training.data.transitions import NEXT_ACTIONS, Column
 from rl_training.errors import ConfigError, DatasetError, MemoryLimitError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
@@ -37,6 +38,7 @@ from tests.reliability.processes import Child, wait_for
 from tests.runs import KillAt, differences, interrupted, mostly_slow, resume, run_record, tiny, train
 
 CPU = torch.device("cpu")
+Extras = tuple[Column, ...]
 PLACES = {"config/host_memory", "config/output_dir"}  # in which two runs may differ
 BOUNDS: dict[str, Any] = {"action_low": LOW, "action_high": HIGH}
 WALKS = episodes((40, 30, 50, 25), (True, False, False, True))
@@ -59,13 +61,9 @@ def settings(data: Path, **more: Any) -> dict[str, Any]:
     return {"dataset_kind": "hdf5", "dataset_path": str(data), **more}
 
 
-def load(
-    data: Path, host_memory: int | None = 0, *, spare: Path | None = None, next_actions: bool = False, **more: Any
-):
+def load(data: Path, host_memory: int | None = 0, *, spare: Path | None = None, extras: Extras = (), **more: Any):
     config = DatasetConfig.parse(settings(data, **more) if "datasets" not in more else more)
-    return load_dataset(
-        config, spaces=None, next_actions=next_actions, budgets=MemoryBudget(CPU, None, host_memory, spare)
-    )
+    return load_dataset(config, spaces=None, extras=extras, budgets=MemoryBudget(CPU, None, host_memory, spare))
 
 
 def packed(folder: Path) -> list[Path]:
@@ -87,10 +85,10 @@ TRANSFORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("next_actions", [False, True])
+@pytest.mark.parametrize("extras", [(), (NEXT_ACTIONS,)], ids=["plain", "next_actions"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_a_packed_file_holds_the_rows_that_memory_would(data: Path, name: str, next_actions: bool) -> None:
-    options = TRANSFORMS[name] | {"next_actions": next_actions}
+def test_a_packed_file_holds_the_rows_that_memory_would(data: Path, name: str, extras: Extras) -> None:
+    options = TRANSFORMS[name] | {"extras": extras}
     there, again = (load(data, 0, **options) for _ in range(2))
     for file in packed(data.parent):
         file.unlink()
@@ -102,20 +100,20 @@ def test_a_packed_file_holds_the_rows_that_memory_would(data: Path, name: str, n
         np.testing.assert_array_equal(made.episode_ends, here.episode_ends)
         assert made.notes == here.notes
         assert made.spaces == here.spaces
-        assert (made.reward_map, made.next_actions) == (here.reward_map, here.next_actions)
+        assert (made.reward_map, made.extras) == (here.reward_map, here.extras)
         assert made.name == here.name
         assert made.fingerprint() == here.fingerprint()
     assert not isinstance(here.rows, np.memmap)
 
 
 @pytest.mark.parametrize("host_memory", [None, 0])
-@pytest.mark.parametrize("next_actions", [False, True])
+@pytest.mark.parametrize("extras", [(), (NEXT_ACTIONS,)], ids=["plain", "next_actions"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_raw_rows_are_those_of_the_file(data: Path, name: str, next_actions: bool, host_memory: int | None) -> None:
+def test_raw_rows_are_those_of_the_file(data: Path, name: str, extras: Extras, host_memory: int | None) -> None:
     """Whatever a learner makes of them, in memory, in a packed file and from one made before."""
     plain = load(data, None)
     for _ in range(2):
-        made = load(data, host_memory, next_actions=next_actions, **TRANSFORMS[name])
+        made = load(data, host_memory, extras=extras, **TRANSFORMS[name])
         assert made.raw == (len(plain), plain.fingerprint())
     assert hold_out(made, 0.3).training.raw == made.raw
 
@@ -172,7 +170,7 @@ def test_in_place_or_not_is_the_same(data: Path) -> None:
     before = plain.rows.copy()
     expected = config.transform(plain).with_next_actions()
     np.testing.assert_array_equal(plain.rows, before)
-    made = load_dataset(config, spaces=None, next_actions=True)
+    made = load_dataset(config, spaces=None, extras=(NEXT_ACTIONS,))
     np.testing.assert_array_equal(made.rows, expected.rows)
     assert made.episode_ends.tolist() == expected.episode_ends.tolist()
     assert made.notes == expected.notes
@@ -230,7 +228,7 @@ def test_collected_transitions_are_the_same_in_a_mixture(data: Path) -> None:
     kept = collected.rows.copy()
     for limit in (None, 0):
         made = load_dataset(
-            config, spaces=None, collect=collect, next_actions=True, budgets=MemoryBudget(CPU, None, limit)
+            config, spaces=None, collect=collect, extras=(NEXT_ACTIONS,), budgets=MemoryBudget(CPU, None, limit)
         )
         expected = collected.with_rewards(2.0).with_next_actions().rows
         np.testing.assert_array_equal(made.rows, np.concatenate([expected, expected]))
@@ -320,7 +318,7 @@ def test_other_data_in_the_same_place_are_packed_again(data: Path) -> None:
 def test_each_way_to_make_rows_has_its_own_file(data: Path) -> None:
     ways: list[dict[str, Any]] = [
         {},
-        {"next_actions": True},
+        {"extras": (NEXT_ACTIONS,)},
         {"reward_scale": 2.0},
         {"reward_shift": 2.0},
         {"reward_range_scaling": True},

@@ -12,9 +12,10 @@ import torch
 from rl_training.algorithms import TD3BC
 from rl_training.algorithms.base import Terms
 from rl_training.data import datasets as datasets_module
-from rl_training.data.datasets import TransitionDataset, mix
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.mixing import mix
 from rl_training.data.sources import BatchSource
-from rl_training.data.transitions import RowLayout, TransitionBatch
+from rl_training.data.transitions import NEXT_ACTIONS, RowLayout, TransitionBatch
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.runtime.offline import Offline
@@ -181,7 +182,7 @@ def test_a_row_of_five_columns_is_what_it_was() -> None:
 
 @pytest.mark.parametrize(("action_dim", "padding"), [(1, []), (2, [0, 0]), (3, [])])
 def test_next_actions_stand_behind_the_actions(action_dim: int, padding: list[float]) -> None:
-    layout = RowLayout(obs_dim=2, action_dim=action_dim, discrete=False, next_actions=True)
+    layout = RowLayout(obs_dim=2, action_dim=action_dim, discrete=False, extras=(NEXT_ACTIONS,))
     action, following = np.full((1, action_dim), 3.0), np.full((1, action_dim), 7.0)
     out = np.full((1, layout.width), np.nan, dtype=np.float32)
     layout.pack(
@@ -217,7 +218,7 @@ def test_a_mapping_may_bring_next_actions_of_the_actions_shape() -> None:
 class Curious(TD3BC):
     """TD3+BC that looks at the next actions without using them."""
 
-    needs_next_actions = True
+    extras = (NEXT_ACTIONS,)
     seen = 0
 
     def gradient_step(self, batch: TransitionBatch, phase: object) -> Terms:

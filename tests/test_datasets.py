@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from rl_training.data import columns as columns_module
-from rl_training.data.datasets import TransitionDataset, mix
+from rl_training.data.datasets import TransitionDataset
 from rl_training.data.loading import DatasetConfig, load_dataset
+from rl_training.data.mixing import mix
 from rl_training.data.scores import normalized_score
 from rl_training.data.sources import BatchSource
 from rl_training.data.transitions import TransitionBatch

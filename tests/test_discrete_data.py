@@ -13,9 +13,9 @@ import torch
 from typer.testing import CliRunner
 
 from rl_training import TransitionDataset, cli
-from rl_training.data.datasets import mix
 from rl_training.data.formats import convert_dataset, read_columns
 from rl_training.data.loading import DatasetConfig, load_dataset
+from rl_training.data.mixing import mix
 from rl_training.data.validation import MOST_COUNTED
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.spaces import MOST_ACTIONS, SpaceSpec

@@ -12,7 +12,8 @@ import torch
 from rl_training.algorithms.fqe import FQEConfig
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, resamples
-from rl_training.experience.fqe_data import Units, returns_to_go
+from rl_training.data.fillers import returns_to_go
+from rl_training.experience.fqe_data import Units
 from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Policy
 from rl_training.off_policy_evaluation.fitting import Fit, Plan, fit

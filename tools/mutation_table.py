@@ -884,9 +884,9 @@ _DATA = [
     _mistake(
         "sampling",
         "the next action is the present one",
-        "data/transforms.py",
-        "(index, index + continued[index])",
-        "(index, index)",
+        "data/fillers.py",
+        "columns_at(index + continued[index])",
+        "columns_at(index)",
         "test_dataset_next_actions.py",
     ),
     _mistake(

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.execution import Execution
 from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Polyak, polyak_update
-from rl_training.data.transitions import TransitionBatch
+from rl_training.data.transitions import Column, TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model as ModelBase
 from rl_training.models.mlp import NetworkConfig, NetworkShape
@@ -81,8 +81,8 @@ class Learner:
     scheduled: ClassVar[tuple[str, ...] | None] = None
     # Whether `explore` depends on how far the run has come.
     explores_by_progress: ClassVar[bool] = False
-    # Whether minibatches must hold the data's own next action (`TransitionBatch.next_actions`).
-    needs_next_actions: ClassVar[bool] = False
+    # Columns that minibatches must hold in addition to those of every batch; only data sets have them.
+    extras: ClassVar[tuple[Column, ...]] = ()
 
     @property
     def summary(self) -> str:
@@ -127,12 +127,10 @@ class Learner:
     @classmethod
     def structure(cls, config: Any) -> dict[str, Any]:
         """The hyperparameters in which learners of one population may not differ: all but plain numbers with a
-        fraction, which an update may take from a tensor. The settings of Adam are the same for a whole stack."""
-        return {
-            key: value
-            for key, value in dict(config).items()
-            if not isinstance(value, float) or key in ADAM_SETTINGS
-        }
+        fraction, which an update may take from a tensor. The settings of Adam and of extra columns are the same
+        for a whole stack."""
+        shared = {*ADAM_SETTINGS, *(name for column in cls.extras for name in column.settings)}
+        return {key: value for key, value in dict(config).items() if not isinstance(value, float) or key in shared}
 
     def gradient_step(self, batch: TransitionBatch, variant: Hashable) -> Terms:
         """One update on normalised observations; obeys the capture contract (no host reads)."""
@@ -208,9 +206,10 @@ class Learner:
         """
         if global_step < 0:
             raise ConfigError(f"global_step must be >= 0, got {global_step}")
-        columns = TransitionBatch.from_mapping(batch)
-        if self.needs_next_actions and columns.next_actions is None:
-            raise ConfigError(f"batch: {self.name} needs the column 'next_actions', the data's next action [B, A]")
+        columns = TransitionBatch.from_mapping(batch, self.extras)
+        for column in self.extras:
+            if getattr(columns, column.name) is None:
+                raise ConfigError(f"batch: {self.name} needs the column {column.name!r}, {column.meaning}")
         self._require_fit(columns)
         self.step(columns)
         return UpdateResult(dict(self._terms))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Learner, TargetConfig, Terms
 from rl_training.algorithms.losses import td_target
-from rl_training.data.transitions import TransitionBatch
+from rl_training.data.transitions import NEXT_ACTIONS, TransitionBatch
 from rl_training.models.mlp import NetworkShape
 from rl_training.models.mlp_fqe import MLPFQEModel
 from rl_training.settings import NonNegativeFloat
@@ -73,7 +73,7 @@ class FQE(Learner):
 
     name = "fqe"
     Config = FQEConfig
-    needs_next_actions = True
+    extras = (NEXT_ACTIONS,)
 
     def __init__(self, *, model: MLPFQEModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)

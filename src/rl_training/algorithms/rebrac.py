@@ -23,7 +23,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Learner, TargetConfig, Terms
 from rl_training.algorithms.losses import critic_terms, td_target
 from rl_training.algorithms.td3 import smoothed_action
-from rl_training.data.transitions import TransitionBatch
+from rl_training.data.transitions import NEXT_ACTIONS, TransitionBatch
 from rl_training.models.mlp import ThreeLayerConfig
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.settings import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -91,7 +91,7 @@ class ReBRAC(Learner):
     Config = ReBRACConfig
     Model = MLPTD3Model
     Network = ReBRACNetwork
-    needs_next_actions = True
+    extras = (NEXT_ACTIONS,)
 
     def __init__(self, *, model: MLPTD3Model, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
@@ -110,7 +110,7 @@ class ReBRAC(Learner):
         return self.minimize((batch, noise), objectives, tau=self.config.tau)
 
     def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
-        assert batch.next_actions is not None  # `needs_next_actions`
+        assert batch.next_actions is not None  # one of `extras`
         with torch.no_grad():
             clip = self.config.target_noise_clip
             policy_actions = smoothed_action(self.model.target_actor(batch.next_obs), noise, clip)

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.columns import Columns
-from rl_training.data.datasets import RawRows, TransitionDataset, mix, require_same_spaces
+from rl_training.data.datasets import RawRows, TransitionDataset
 from rl_training.data.mapped import Contents, as_tensor
+from rl_training.data.mixing import mix, require_same_spaces
 from rl_training.data.placement import MemoryBudget
-from rl_training.data.transitions import RowLayout
+from rl_training.data.transitions import NEXT_ACTIONS, Column, RowLayout
 from rl_training.data.validation import settled_spaces
 from rl_training.data.weighted import Part
 from rl_training.spaces import SpaceSpec
@@ -35,7 +36,7 @@ class Build:
         weights: Sequence[float],
         spaces: SpaceSpec | None,
         *,
-        next_actions: bool,
+        extras: tuple[Column, ...],
         transform: Callable[[TransitionDataset], TransitionDataset],
     ) -> None:
         self.parts, self.weights, self.transform = parts, weights, transform
@@ -43,7 +44,7 @@ class Build:
         for part, own in zip(parts, self.spaces):
             require_same_spaces(parts[0].name, self.spaces[0], part.name, own)
         self.name = " + ".join(part.name for part in parts)
-        self.layout = RowLayout.of(self.spaces[0], next_actions=next_actions)
+        self.layout = RowLayout.of(self.spaces[0], extras)
         self.shape = (sum(len(part) for part in parts), self.layout.width)
         self.nbytes = self.shape[0] * self.shape[1] * 4
 
@@ -55,18 +56,16 @@ class Build:
             made.append(self._place(part, spaces, rows[used:]))
             used += len(made[-1])
         dataset = mix(list(zip(made, self.weights)), rows=rows[:used]) if self.weights else made[0]
-        dataset = self.transform(dataset.as_raw())
-        return dataset.filled_with_next_actions() if self.layout.next_actions else dataset
+        return self.transform(dataset.as_raw()).filled(self.layout.extras)
 
     def _place(
         self, part: Columns | TransitionDataset, spaces: SpaceSpec, rows: NDArray[np.float32]
     ) -> TransitionDataset:
-        """One data set in the first of `rows`, with room for next actions where they are wanted."""
+        """One data set in the first of `rows`, with room for the extra columns."""
         if isinstance(part, Columns):
-            wide = self.layout.next_actions
-            return TransitionDataset.from_columns(part, spaces=spaces, rows=rows, next_actions=wide)
+            return TransitionDataset.from_columns(part, spaces=spaces, rows=rows, extras=self.layout.extras)
         self.layout.pack_batch(part.layout.unpack(as_tensor(part.rows)), out=rows[: len(part)])
-        return replace(part, rows=rows[: len(part)], next_actions=self.layout.next_actions, checksum=None)
+        return replace(part, rows=rows[: len(part)], extras=self.layout.extras, checksum=None)
 
     def contents(self, rows: NDArray[np.float32]) -> Contents:
         """The same, to be kept in a file."""
@@ -75,7 +74,7 @@ class Build:
             "notes": list(data.notes),
             "parts": [[part.rows, float(part.weight)] for part in data.parts],
             "reward_map": [float(number) for number in data.reward_map],
-            "next_actions": data.next_actions,
+            "next_actions": NEXT_ACTIONS in data.extras,
             "spaces": data.spaces.record(),
             "fingerprint": data.fingerprint(),
             "raw": list(data.raw or ()),
@@ -83,8 +82,14 @@ class Build:
         return Contents(data.rows, data.episode_ends, about)
 
 
-def unpacked(contents: Contents, name: str, spaces: SpaceSpec | None, budgets: MemoryBudget) -> TransitionDataset:
-    """A data set of what a packed file holds, taken into memory if there is room for it now."""
+def unpacked(
+    contents: Contents,
+    name: str,
+    spaces: SpaceSpec | None,
+    budgets: MemoryBudget,
+    extras: tuple[Column, ...] = (),
+) -> TransitionDataset:
+    """The data set in a packed file, copied to memory if there is room for it."""
     rows, ends, about = contents
     if rows.nbytes <= budgets.on_host():
         rows = np.array(rows)
@@ -100,7 +105,7 @@ def unpacked(contents: Contents, name: str, spaces: SpaceSpec | None, budgets: M
         tuple(about["notes"]),
         tuple(Part(*part) for part in about["parts"]),
         (about["reward_map"][0], about["reward_map"][1]),
-        about["next_actions"],
+        extras,
         checksum=about["fingerprint"],
         raw=RawRows(*raw) if raw else None,
     )

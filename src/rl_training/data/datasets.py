@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -19,13 +19,14 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from rl_training.data.columns import ArrayColumn, Columns
+from rl_training.data.fillers import FILLERS
 from rl_training.data.formats import FileKind, read_columns
 from rl_training.data.mapped import as_tensor, read_ahead
 from rl_training.data.packing import allocate_rows, pack
 from rl_training.data.sources import TensorSource
 from rl_training.data.statistics import DatasetStatistics, moments_of, returns_of, statistics_of
-from rl_training.data.transforms import chunks, fill_next_actions, keep_spans, map_rewards
-from rl_training.data.transitions import RowLayout, TransitionBatch
+from rl_training.data.transforms import chunks, fill, keep_spans, map_rewards
+from rl_training.data.transitions import NEXT_ACTIONS, Column, RowLayout, TransitionBatch
 from rl_training.data.validation import settled_spaces, with_action_space
 from rl_training.data.weighted import Part, WeightedSource
 from rl_training.errors import ConfigError, DatasetError
@@ -50,7 +51,7 @@ class TransitionDataset:
 
     `episode_ends` is empty when the rows are shuffled transitions. `parts` is set on a mixture: rows are then
     drawn with the parts' weights, not uniformly. `reward_map` is the (scale, shift) the rewards have been through,
-    so that new experience can be given the same. `next_actions` says that the rows hold them. Transforms return new
+    so that new experience can be given the same. `extras` are extra columns of the rows. Transforms return new
     data sets.
     """
 
@@ -61,7 +62,7 @@ class TransitionDataset:
     notes: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     reward_map: tuple[float, float] = (1.0, 0.0)
-    next_actions: bool = False
+    extras: tuple[Column, ...] = ()
     memory_limit: int | None = field(default=None, repr=False)
     checksum: str | None = field(default=None, repr=False)  # `fingerprint()`, where it is known
     raw: RawRows | None = field(default=None, repr=False)  # of the rows these were made of, see `as_raw`
@@ -144,24 +145,24 @@ class TransitionDataset:
         spaces: SpaceSpec | None = None,
         memory_limit: int | None = None,
         rows: NDArray[np.float32] | None = None,
-        next_actions: bool = False,
+        extras: tuple[Column, ...] = (),
     ) -> Self:
         """Check and pack the columns of a file; `spaces` are the environment's, if there is one.
 
-        `rows` is where they are packed, by default new memory or a temporary file. `next_actions` only leaves room
-        for them (`filled_with_next_actions`).
+        They are packed into `rows`, by default new memory or a temporary file. `extras` only leaves room for
+        these columns (see `filled`).
         """
         spaces = settled_spaces(columns, spaces)
-        wide = RowLayout.of(spaces, next_actions=next_actions)
+        wide = RowLayout.of(spaces, extras)
         room = allocate_rows(columns.name, len(columns), wide.width, memory_limit) if rows is None else rows
         packed, ends, notes = pack(columns, spaces, wide, room)
         if len(ends) == 1:
             notes = (*notes, "one episode only")
-        return cls(packed, spaces, ends, columns.name, notes, next_actions=next_actions, memory_limit=memory_limit)
+        return cls(packed, spaces, ends, columns.name, notes, extras=extras, memory_limit=memory_limit)
 
     @property
     def layout(self) -> RowLayout:
-        return RowLayout.of(self.spaces, next_actions=self.next_actions)
+        return RowLayout.of(self.spaces, self.extras)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -173,6 +174,10 @@ class TransitionDataset:
     @property
     def dones(self) -> NDArray[np.float32]:
         return self._view(self.rows).dones.numpy()
+
+    def columns_at(self, index: NDArray[np.int64]) -> TransitionBatch:
+        """The rows at `index`, copied."""
+        return self._view(self.rows[index])
 
     def _view(self, rows: NDArray[np.float32]) -> TransitionBatch:
         """Columns that share the memory of `rows` (discrete actions excepted)."""
@@ -201,9 +206,9 @@ class TransitionDataset:
     def as_raw(self) -> Self:
         """This data set with `raw` set to its own rows. Every data set made of it keeps `raw`.
 
-        Room for next actions does not count: all learners that load a file get the same `raw`.
+        Extra columns do not count: all learners that load a file get the same `raw`.
         """
-        if not self.next_actions:
+        if not self.extras:
             known = self.fingerprint()
             return replace(self, checksum=known, raw=RawRows(len(self), known))
         plain = RowLayout.of(self.spaces)
@@ -286,31 +291,46 @@ class TransitionDataset:
     def with_next_actions(self) -> Self:
         """Rows that also hold the data's action in their next observation, which is the following row's.
 
-        A terminated episode has none after its last row; the row's own action stands there, and `dones` masks it.
-        An episode that was cut has none either, but would need one: its last row is left out.
+        The last row of a terminated episode gets its own action, which `dones` masks. The last row of a cut
+        episode is left out.
         """
-        return self if self.next_actions else self.filled_with_next_actions()
+        return self.with_extras((NEXT_ACTIONS,))
 
-    def filled_with_next_actions(self) -> Self:
-        """`with_next_actions`, in place where the rows have room for them already."""
-        starts, lengths = self.episodes("learning from next actions")
-        cut = self.dones[self.episode_ends] == 0
-        remaining = lengths - cut
-        if not remaining.any():
-            raise DatasetError(f"{self.name}: no row has a next action, every episode is cut after its first row")
-        left_out, total = self.episode_ends[cut], int(remaining.sum())
-        rows = self.rows
-        if not self.next_actions:
-            width = RowLayout.of(self.spaces, next_actions=True).width
-            rows = allocate_rows(self.name, total, width, self.memory_limit)
-        fill_next_actions(self.rows, self.layout, rows, self.episode_ends, left_out, _CHUNK_ROWS)
-        note = f"{np.count_nonzero(cut)} rows left out: the last of a cut episode, without a next action"
+    def with_extras(self, extras: tuple[Column, ...]) -> Self:
+        """Rows that also hold the columns `extras`, computed from the present rewards.
+
+        Rows that lack one of them are left out.
+        """
+        if set(extras) <= set(self.extras):
+            return self
+        if self.extras:
+            has, needed = (", ".join(column.name for column in some) for some in (self.extras, extras))
+            raise DatasetError(
+                f"{self.name}: the rows have {has} and need {needed}; use data without extra columns"
+            )
+        return self.filled(extras)
+
+    def filled(self, extras: tuple[Column, ...]) -> Self:
+        """`with_extras`, in place if the rows have room for these columns already."""
+        if not extras:
+            return self
+        fills = {column.name: FILLERS[column.name](self, *column.bound) for column in extras}
+        kept = np.ones(len(self), np.bool_)
+        for filled in fills.values():
+            kept[filled.lacking] = False
+        starts = self.episodes("extra columns")[0]
+        remaining = np.add.reduceat(kept, starts, dtype=np.int64)
+        wide, rows = RowLayout.of(self.spaces, extras), self.rows
+        if self.extras != extras:
+            rows = allocate_rows(self.name, int(remaining.sum()), wide.width, self.memory_limit)
+        fill(self.rows, self.layout, rows, wide, kept, fills, _CHUNK_ROWS)
+        notes = [f"{len(one.lacking)} rows left out: {one.reason}" for one in fills.values() if len(one.lacking)]
         return self._changed(
-            rows[:total],
+            rows[: remaining.sum()],
             episode_ends=np.cumsum(remaining[remaining > 0]) - 1,
-            notes=(*self.notes, note) if cut.any() else self.notes,
+            notes=(*self.notes, *notes),
             parts=self._remaining_parts(starts, remaining),
-            next_actions=True,
+            extras=extras,
         )
 
     def _room(self, count: int, in_place: bool) -> NDArray[np.float32]:
@@ -349,60 +369,6 @@ class TransitionDataset:
         """Columns of consecutive rows, few enough to be worked on in memory."""
         for chunk in chunks(start, len(self) if stop is None else stop, _CHUNK_ROWS):
             yield self._view(self.rows[chunk])
-
-
-def mix(
-    components: Sequence[tuple[TransitionDataset, float]],
-    *,
-    memory_limit: int | None = None,
-    rows: NDArray[np.float32] | None = None,
-) -> TransitionDataset:
-    """A mixture of data sets: each row of a batch is drawn from a part with probability `weight / sum(weights)`.
-
-    `rows`, if given, hold those of all components already, one after the other.
-    """
-    if not components:
-        raise ConfigError("datasets: at least one data set is needed", key="datasets")
-    first = components[0][0]
-    for index, (dataset, weight) in enumerate(components):
-        if not weight > 0 or not np.isfinite(weight):
-            key = f"datasets.{index}.weight"
-            raise ConfigError(f"{key} must be > 0, got {weight}", key=key)
-        require_same_spaces(first.name, first.spaces, dataset.name, dataset.spaces)
-        if first.next_actions != dataset.next_actions:
-            raise DatasetError(f"{first.name} and {dataset.name} cannot be mixed: only one has next actions")
-    name = " + ".join(dataset.name for dataset, _ in components)
-    sizes = [len(dataset) for dataset, _ in components]
-    offsets = np.cumsum([0, *sizes])
-    if rows is None:
-        rows = allocate_rows(name, sum(sizes), first.layout.width, memory_limit)
-        for (dataset, _), offset in zip(components, offsets):
-            rows[offset : offset + len(dataset)] = dataset.rows
-    ends = [dataset.episode_ends + offset for (dataset, _), offset in zip(components, offsets)]
-    ordered = all(len(dataset.episode_ends) for dataset, _ in components)
-    total = sum(weight for _, weight in components)
-    maps = {dataset.reward_map for dataset, _ in components}
-    if len(maps) > 1:
-        raise DatasetError(
-            f"{name}: rewards were transformed differently: {sorted(maps)}; mix first, then transform"
-        )
-    return TransitionDataset(
-        rows=rows,
-        spaces=first.spaces,
-        episode_ends=np.concatenate(ends) if ordered else np.zeros(0, np.int64),
-        name=name,
-        notes=tuple(f"{dataset.name}: {note}" for dataset, _ in components for note in dataset.notes),
-        parts=tuple(Part(size, weight / total) for size, (_, weight) in zip(sizes, components)),
-        reward_map=maps.pop(),
-        next_actions=first.next_actions,
-        memory_limit=memory_limit,
-    )
-
-
-def require_same_spaces(name: str, spaces: SpaceSpec, other_name: str, other: SpaceSpec) -> None:
-    """Refuse to mix data sets of different spaces."""
-    if difference := spaces.difference(other, "the first has", "the second has"):
-        raise DatasetError(f"{name} and {other_name} cannot be mixed: {difference}")
 
 
 def _checksum(parts: Iterable[NDArray[np.float32]]) -> str:

@@ -16,6 +16,7 @@ from rl_training.data.formats import read_columns
 from rl_training.data.formats.minari import minari_folder
 from rl_training.data.packing import allocate_rows
 from rl_training.data.placement import MemoryBudget, PackedFile
+from rl_training.data.transitions import NEXT_ACTIONS, Column
 from rl_training.data.validation import with_action_space
 from rl_training.errors import ConfigError
 from rl_training.settings import (
@@ -188,19 +189,19 @@ def load_dataset(
     *,
     spaces: SpaceSpec | None,
     collect: Collect | None = None,
-    next_actions: bool = False,
+    extras: tuple[Column, ...] = (),
     budgets: MemoryBudget | None = None,
 ) -> TransitionDataset:
-    """The data set a configuration describes, checked, mixed and transformed, with next actions if asked for.
+    """The data set a configuration describes, checked, mixed and transformed, with the columns `extras`.
 
     `spaces` are the environment's and are checked against the data; without an environment they come from
     `action_low` and `action_high` or `num_actions`, Minari's space or the file. `collect(size, seed)` makes the
     `random` kind. With `budgets`, rows that host memory has no room for are packed into a file beside the data,
     once.
     """
-    packed_file = None if budgets is None else _packed_file(config, spaces, next_actions, budgets)
+    packed_file = None if budgets is None else _packed_file(config, spaces, extras, budgets)
     if budgets is not None and packed_file is not None and (found := packed_file.find()) is not None:
-        return unpacked(found, _name(config), spaces, budgets)
+        return unpacked(found, _name(config), spaces, budgets, extras)
     with ExitStack() as open_files:
         parts = []
         for choice in config.choices():
@@ -212,30 +213,32 @@ def load_dataset(
             parts,
             [choice.weight for choice in config.datasets],
             spaces,
-            next_actions=next_actions,
+            extras=extras,
             transform=lambda dataset: config.transform(dataset, in_place=True),
         )
         if budgets is None:
             return build.into(allocate_rows(build.name, *build.shape))
         room = budgets.on_host()
         # The files may have been downloaded just now.
-        packed_file = packed_file or _packed_file(config, spaces, next_actions, budgets)
+        packed_file = packed_file or _packed_file(config, spaces, extras, budgets)
         if build.nbytes <= room or packed_file is None:
             return build.into(allocate_rows(build.name, *build.shape, memory_limit=room))
-        return unpacked(packed_file.make(build.shape, build.contents, room), _name(config), spaces, budgets)
+        return unpacked(packed_file.make(build.shape, build.contents, room), _name(config), spaces, budgets, extras)
 
 
 def _packed_file(
-    config: DatasetConfig, spaces: SpaceSpec | None, next_actions: bool, budgets: MemoryBudget
+    config: DatasetConfig, spaces: SpaceSpec | None, extras: tuple[Column, ...], budgets: MemoryBudget
 ) -> PackedFile | None:
-    """Where a packed file of just this belongs; None where some of the data are collected."""
+    """The packed file of these data and settings; None if some of the data are collected."""
     files = [choice.files() for choice in config.choices()]
     if not all(files):
         return None
     settings = config.identity() | {
         "spaces": None if spaces is None else spaces.record(),
-        "next_actions": next_actions,
+        "next_actions": NEXT_ACTIONS in extras,
     }
+    if others := {column.name: column.bound for column in extras if column != NEXT_ACTIONS}:
+        settings |= {"extras": others}
     return PackedFile.of([file for some in files for file in some], settings, budgets.spare)
 
 

@@ -121,7 +121,7 @@ def faults_of(columns: Columns, spaces: SpaceSpec) -> list[DatasetError]:
 def pack(columns: Columns, spaces: SpaceSpec, layout: RowLayout, rows: NDArray[np.float32]) -> Packed:
     """Check every row of `columns` and pack those that are transitions into `rows`, which has room for all.
 
-    A layout with next actions gets the rows' own actions in their place.
+    Extra columns of the layout stay zero.
     """
     walk = Walk(columns, spaces)
     written = 0
@@ -135,7 +135,6 @@ def pack(columns: Columns, spaces: SpaceSpec, layout: RowLayout, rows: NDArray[n
             next_obs=next_obs[chosen],
             dones=block.terminals[chosen],
             out=rows[written:stop],
-            next_actions=block.actions[chosen] if layout.next_actions else None,
         )
         written = stop
     if written == 0:

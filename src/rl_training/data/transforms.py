@@ -1,20 +1,22 @@
-"""What is done to packed rows, from `rows` into `out`, `step` rows at a time; `out` may be `rows` themselves.
+"""Changes of packed rows, from `rows` to `out`, `step` rows at a time; `out` may be `rows`.
 
-In place, rows only ever move towards the front, and what a step needs is read before any of it is written.
+In place, rows only move towards the front, and each step reads what it needs before it writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.data.fillers import Filled
 from rl_training.data.mapped import as_tensor
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import DatasetError
 
 Rows = NDArray[np.float32]
+Fills = Mapping[str, Filled]
 
 
 def chunks(start: int, stop: int, step: int) -> Iterator[slice]:
@@ -46,32 +48,15 @@ def keep_spans(rows: Rows, out: Rows, starts: NDArray[np.int64], lengths: NDArra
             written = stop
 
 
-def fill_next_actions(
-    rows: Rows,
-    layout: RowLayout,
-    out: Rows,
-    episode_ends: NDArray[np.int64],
-    left_out: NDArray[np.int64],
-    step: int,
+def fill(
+    rows: Rows, layout: RowLayout, out: Rows, wide: RowLayout, kept: NDArray[np.bool_], fills: Fills, step: int
 ) -> None:
-    """All rows but `left_out`, each with the action of the row after it, or with its own at the end of an episode.
-
-    `layout` is that of `rows`; `out` is laid out with next actions.
-    """
-    wide = RowLayout(layout.obs_dim, layout.action_dim, layout.discrete, next_actions=True)
-    kept, continued = np.ones(len(rows), np.bool_), np.ones(len(rows), np.bool_)
-    kept[left_out], continued[episode_ends] = False, False
+    """All `kept` rows with the extra columns of `fills`; `layout` is that of `rows`, `wide` that of `out`."""
     written = 0
     for chunk in chunks(0, len(rows), step):
         index = chunk.start + np.flatnonzero(kept[chunk])
-        here, after = (layout.unpack(as_tensor(rows[chosen])) for chosen in (index, index + continued[index]))
-        wide.pack(
-            obs=here.obs.numpy(),
-            actions=here.actions.numpy(),
-            rewards=here.rewards.numpy(),
-            next_obs=here.next_obs.numpy(),
-            dones=here.dones.numpy(),
-            out=out[written : written + len(index)],
-            next_actions=after.actions.numpy(),
-        )
+        here = layout.unpack(as_tensor(rows[index]))._asdict()
+        columns = {name: here[name].numpy() for name in wide.places if name not in fills}
+        columns |= {name: filled.values(index) for name, filled in fills.items()}
+        wide.pack(**columns, out=out[written : written + len(index)])
         written += len(index)

@@ -1,16 +1,17 @@
 """Transitions as rows: one packed float32 row per transition, one gather per minibatch.
 
-A row is `[obs | next_obs | action | padding | reward | done]`, padded to a multiple of four numbers because
-aligned rows are gathered several times faster on a GPU. Where a learner asks for them, next actions stand behind
-the actions. Replay buffer, data sets, checkpoint shards and the device all hold rows; `RowLayout` is the only place
-that knows the columns.
+A row is `[obs | next_obs | actions | extra columns | padding | reward | done]`, padded to a multiple of four
+numbers because a GPU gathers aligned rows several times faster. Replay buffers, data sets and checkpoint shards
+store rows; only `RowLayout` knows the columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import namedtuple
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cache, cached_property
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +22,33 @@ from rl_training.errors import ConfigError
 from rl_training.spaces import SpaceSpec
 
 
-class TransitionBatch(NamedTuple):
-    """A minibatch. `dones` is 1 only where the episode really terminated, 0 at a time limit.
+class Column(NamedTuple):
+    """An extra column of a row: declared in `Learner.extras`, computed by its function in `fillers.FILLERS`.
 
-    `next_actions`, the data's own actions in `next_obs`, are there only for learners with `needs_next_actions`;
-    where `dones` is 1 they mean nothing.
+    `settings` names the hyperparameters that its values depend on; `bound` holds theirs (see `bind`).
+    """
+
+    name: str
+    like: Literal["obs", "actions", "rewards"]  # the column with the same shape and type
+    meaning: str
+    settings: tuple[str, ...] = ()
+    bound: tuple[Any, ...] = ()
+
+    def bind(self, config: Any) -> Column:
+        """This column for the hyperparameters of `config`."""
+        return self._replace(bound=tuple(getattr(config, name) for name in self.settings))
+
+
+NEXT_ACTIONS = Column("next_actions", "actions", "the data's next action [B, A]")
+# Each column of every batch, in the order of `TransitionBatch`, and the column with the same shape and type.
+_LIKE = {"obs": "obs", "actions": "actions", "rewards": "rewards", "next_obs": "obs", "dones": "rewards"}
+
+
+class TransitionBatch(NamedTuple):
+    """A minibatch. `dones` is 1 only if the episode terminated, 0 at a time limit.
+
+    `next_actions`, the data's actions in `next_obs`, is None unless the learner's `extras` include it. It is
+    undefined where `dones` is 1. A batch with other extra columns has one more field for each (see `extra`).
     """
 
     obs: Tensor  # [B, O]
@@ -36,55 +59,95 @@ class TransitionBatch(NamedTuple):
     next_actions: Tensor | None = None  # like `actions`
 
     @classmethod
-    def from_mapping(cls, batch: Mapping[str, Any] | TransitionBatch) -> TransitionBatch:
+    def from_mapping(
+        cls, batch: Mapping[str, Any] | TransitionBatch, extras: tuple[Column, ...] = ()
+    ) -> TransitionBatch:
         """Check the names and shapes of a user's batch; numbers become float32, discrete actions int64."""
-        batch = batch._asdict() if isinstance(batch, TransitionBatch) else batch
-        needed = [name for name in cls._fields if name not in cls._field_defaults]
-        missing = [name for name in needed if name not in batch]
+        batch = batch if isinstance(batch, Mapping) else batch._asdict()
+        missing = [name for name in _LIKE if name not in batch]
         if missing:
-            raise ConfigError(f"batch: missing column {missing[0]!r}; needed: {', '.join(needed)}")
-        given = {name: torch.as_tensor(batch[name]) for name in needed}
-        if batch.get("next_actions") is not None:
-            given["next_actions"] = torch.as_tensor(batch["next_actions"])
+            raise ConfigError(f"batch: missing column {missing[0]!r}; needed: {', '.join(_LIKE)}")
+        like = _LIKE | {column.name: column.like for column in (NEXT_ACTIONS, *extras)}
+        found = [name for name in like if name in _LIKE or batch.get(name) is not None]
+        given = {name: torch.as_tensor(batch[name]) for name in found}
         obs, actions = given["obs"], given["actions"]
         if obs.ndim != 2:
             raise ConfigError(f"batch: obs must have shape (B, O), got {tuple(obs.shape)}")
         rows = len(obs)
-        wanted: dict[str, tuple[int, ...]] = {
-            "actions": (rows, *actions.shape[1:]),
-            "rewards": (rows,),
-            "next_obs": tuple(obs.shape),
-            "dones": (rows,),
-            "next_actions": tuple(actions.shape),
-        }
-        for name, shape in wanted.items():
-            if name in given and tuple(given[name].shape) != shape:
-                raise ConfigError(f"batch: {name} must have shape {shape}, got {tuple(given[name].shape)}")
-        discrete = actions.ndim == 1 and not actions.is_floating_point()
-        return cls(
-            **{
-                name: column.long() if discrete and name.endswith("actions") else column.float()
-                for name, column in given.items()
-            }
+        shapes = {"obs": tuple(obs.shape), "actions": (rows, *actions.shape[1:]), "rewards": (rows,)}
+        for name, column in given.items():
+            if tuple(column.shape) != (shape := shapes[like[name]]):
+                raise ConfigError(f"batch: {name} must have shape {shape}, got {tuple(column.shape)}")
+        whole = "actions" if actions.ndim == 1 and not actions.is_floating_point() else None
+        return _batch_type(extras)(
+            **{name: column.long() if like[name] == whole else column.float() for name, column in given.items()}
         )
+
+
+def extra(batch: TransitionBatch, name: str) -> Tensor:
+    """Column `name` of a batch, one of the learner's `extras`."""
+    column: Tensor = getattr(batch, name)
+    return column
+
+
+@cache
+def _batch_type(extras: tuple[Column, ...]) -> Callable[..., TransitionBatch]:
+    """`TransitionBatch`, or a named tuple that also has a field for each other extra column."""
+    if set(extras) <= {NEXT_ACTIONS}:
+        return TransitionBatch
+    names = dict.fromkeys([*_LIKE, *(column.name for column in extras), NEXT_ACTIONS.name])
+    make: Any = namedtuple  # the type checker knows literal field names only
+    made: Callable[..., TransitionBatch] = make(
+        "TransitionBatch", names, defaults=[None] * (len(names) - len(_LIKE))
+    )
+    return made
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where each column stands in a packed row."""
+    """The place of each column in a packed row."""
 
     obs_dim: int
     action_dim: int
     discrete: bool
-    next_actions: bool = False
+    extras: tuple[Column, ...] = ()
 
     @classmethod
-    def of(cls, spaces: SpaceSpec, *, next_actions: bool = False) -> RowLayout:
-        return cls(spaces.obs_dim, spaces.action_dim, spaces.discrete, next_actions)
+    def of(cls, spaces: SpaceSpec, extras: tuple[Column, ...] = ()) -> RowLayout:
+        return cls(spaces.obs_dim, spaces.action_dim, spaces.discrete, extras)
+
+    def __post_init__(self) -> None:
+        _ = self._unpacking, self.width  # computed here, because `torch.compile` cannot trace a cached property
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """Where each column is in a row."""
+        widths = {"obs": self.obs_dim, "actions": self.action_dim, "rewards": 1}
+        places: dict[str, slice] = {}
+        start = 0
+        for name, like in {"obs": "obs", "next_obs": "obs", "actions": "actions", **self._extras}.items():
+            places[name] = slice(start, start + widths[like])
+            start += widths[like]
+        width = -(-(start + 2) // 4) * 4
+        return places | {"rewards": slice(width - 2, width - 1), "dones": slice(width - 1, width)}
+
+    @cached_property
+    def width(self) -> int:
+        return int(self.places["dones"].stop)
+
+    @cached_property
+    def _unpacking(self) -> tuple[Callable[..., TransitionBatch], list[tuple[slice | int, bool]]]:
+        """The type of a batch, and for each column its index in a row and whether its numbers are whole."""
+        views: list[tuple[slice | int, bool]] = []
+        for name, like in (_LIKE | self._extras).items():
+            whole = self.discrete and like == "actions"
+            place = self.places[name]
+            views.append((place.start if whole or like == "rewards" else place, whole))
+        return _batch_type(self.extras), views
 
     @property
-    def width(self) -> int:
-        return -(-(2 * self.obs_dim + self.action_dim * (1 + self.next_actions) + 2) // 4) * 4
+    def _extras(self) -> dict[str, str]:
+        return {column.name: column.like for column in self.extras}
 
     def pack(
         self,
@@ -94,46 +157,31 @@ class RowLayout:
         next_obs: NDArray[Any],
         dones: NDArray[Any],
         out: NDArray[np.float32] | None = None,
-        next_actions: NDArray[Any] | None = None,
+        **extras: NDArray[Any],
     ) -> NDArray[np.float32]:
-        """Columns `[n, …]`, actions already internal, to rows `[n, width]` (into `out` if given)."""
-        assert (next_actions is not None) == self.next_actions
-        n = len(rewards)
+        """Columns `[n, …]`, with internal actions, to rows `[n, width]` (into `out` if given).
+
+        Extra columns that are not given are zero.
+        """
+        n, o, a = len(rewards), self.obs_dim, self.action_dim
         rows = np.empty((n, self.width), dtype=np.float32) if out is None else out
-        o, a = self.obs_dim, self.action_dim
         rows[:, :o] = obs
         rows[:, o : 2 * o] = next_obs
         rows[:, 2 * o : 2 * o + a] = actions.reshape(n, a)
         rows[:, 2 * o + a : -2] = 0.0
-        if next_actions is not None:
-            rows[:, 2 * o + a : 2 * o + 2 * a] = next_actions.reshape(n, a)
         rows[:, -2] = rewards
         rows[:, -1] = dones
+        for name, column in extras.items():
+            place = rows[:, self.places[name]]
+            place[...] = column.reshape(place.shape)
         return rows
 
     def pack_batch(self, batch: TransitionBatch, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        """A batch on the host as rows; where the layout has next actions, the batch's actions stand in for them."""
-        return self.pack(
-            obs=batch.obs.numpy(),
-            actions=batch.actions.numpy(),
-            rewards=batch.rewards.numpy(),
-            next_obs=batch.next_obs.numpy(),
-            dones=batch.dones.numpy(),
-            out=out,
-            next_actions=batch.actions.numpy() if self.next_actions else None,
-        )
+        """A batch on the host as rows; columns that the layout does not have are left out."""
+        given = {name: column for name, column in batch._asdict().items() if name in self.places}
+        return self.pack(**{name: column.numpy() for name, column in given.items() if column is not None}, out=out)
 
     def unpack(self, rows: Tensor) -> TransitionBatch:
         """Views into `rows [B, width]`; only discrete actions are converted."""
-        o, a = self.obs_dim, self.action_dim
-        return TransitionBatch(
-            obs=rows[:, :o],
-            actions=self._actions(rows, 2 * o),
-            rewards=rows[:, -2],
-            next_obs=rows[:, o : 2 * o],
-            dones=rows[:, -1],
-            next_actions=self._actions(rows, 2 * o + a) if self.next_actions else None,
-        )
-
-    def _actions(self, rows: Tensor, start: int) -> Tensor:
-        return rows[:, start].long() if self.discrete else rows[:, start : start + self.action_dim]
+        make, views = self._unpacking
+        return make(*[rows[:, place].long() if whole else rows[:, place] for place, whole in views])

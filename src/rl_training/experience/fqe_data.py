@@ -19,6 +19,7 @@ from torch import Tensor
 from rl_training.algorithms.fqe import FQE, FQEConfig, value_bounds
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, Resample
+from rl_training.data.fillers import returns_to_go
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import DatasetError
 from rl_training.models.mlp import NetworkConfig
@@ -52,25 +53,6 @@ class Units(NamedTuple):
         std = float(returns.std())
         scale = std if std > 1e-6 * max(1.0, abs(high), abs(low)) else max(1.0, abs(high), abs(low))
         return cls(float(returns.mean()), scale, low, high)
-
-
-def returns_to_go(
-    rewards: NDArray[np.float64], dones: NDArray[np.float32], episodes: Episodes, gamma: float
-) -> NDArray[np.float64]:
-    """The discounted sum of rewards from each row to the end of its episode, `[n]`.
-
-    A truncated episode is assumed to continue with the mean reward. Sums over 2n rows are built from sums over n.
-    """
-    sums, ends = rewards.copy(), episodes.ends
-    cut = ends[dones[ends] == 0]
-    sums[cut] += gamma * rewards.mean() / (1.0 - gamma)
-    left = np.repeat(ends, episodes.lengths) - np.arange(len(rewards))  # rows after this one in its episode
-    span, weight = 1, gamma
-    while span <= left.max(initial=0) and weight > 1e-12:
-        later = np.flatnonzero(left >= span)
-        sums[later] += weight * sums[later + span]
-        span, weight = 2 * span, weight * weight
-    return sums
 
 
 def build_fqe(
@@ -132,7 +114,7 @@ class PolicyActions:
     ) -> None:
         self.rows, self.policies = rows, list(policies)
         self.packed = dataset.layout
-        self.layout = replace(self.packed, next_actions=True)
+        self.layout = replace(self.packed, extras=FQE.extras)
         self._padding = self.layout.width - 2 - 2 * self.layout.obs_dim - 2 * self.layout.action_dim
         self.sampled = [sampled and policy.stochastic for policy in self.policies]
         self._tables = [

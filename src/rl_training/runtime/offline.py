@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Learner
+from rl_training.algorithms.base import Learner, LearnerConfig
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import hold_out
 from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.data.placement import MemoryBudget
+from rl_training.data.transitions import Column
 from rl_training.environments.making import spaces_of
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import ConfigError
@@ -78,7 +79,7 @@ def _build_offline_dataset(
     given: TransitionDataset | None = None,
     envs: UserEnvironments | None = None,
     *,
-    next_actions: bool = False,
+    extras: tuple[Column, ...] = (),
     budgets: MemoryBudget | None = None,
 ) -> TransitionDataset:
     """The configured data set, or the one the caller has in memory, checked against the environment."""
@@ -86,13 +87,12 @@ def _build_offline_dataset(
         env = config.env_id
         if spaces is not None and (difference := given.spaces.difference(spaces, "the data have", f"{env} has")):
             raise ConfigError(f"dataset: its spaces differ from {env}'s ({difference})")
-        data = section.transform(given.as_raw())
-        return data.with_next_actions() if next_actions else data
+        return section.transform(given.as_raw()).with_extras(extras)
     return load_dataset(
         section,
         spaces=spaces,
         collect=None if spaces is None else lambda size, seed: collect_random(config, spaces, size, seed, envs),
-        next_actions=next_actions,
+        extras=extras,
         budgets=budgets,
     )
 
@@ -131,7 +131,7 @@ class Prepared:
     held_out: TransitionDataset | None = None
 
     def __init__(self, spec: RunSpec, *, updates_per_step: int = 1, validation_fraction: float = 0.0) -> None:
-        section = spec.resolved[DatasetConfig]
+        section, settings = spec.resolved[DatasetConfig], spec.resolved[LearnerConfig]
         env_spaces = _infer_env_spaces(spec.config, discrete=spec.sections.takes_discrete, given=spec.given)
         if spec.checkpoint is not None:
             require_data(spec.checkpoint.records["dataset"], spec.dataset, spec.checkpoint.path)
@@ -144,7 +144,7 @@ class Prepared:
                 env_spaces,
                 spec.dataset,
                 spec.given,
-                next_actions=spec.sections.learner.needs_next_actions,
+                extras=tuple(column.bind(settings) for column in spec.sections.learner.extras),
                 budgets=budgets,
             ),
         )

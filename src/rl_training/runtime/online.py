@@ -126,6 +126,12 @@ def fit_online(
 
 def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, num_envs: int) -> ReplayBuffer:
     """A ring on the learner's device; in pinned host memory if it does not fit there; an error if nowhere."""
+    if learner.extras:
+        raise ConfigError(
+            f"algo: {learner.name} needs the column {learner.extras[0].name!r}, which replay buffers do not have; "
+            "train it offline",
+            key="algo",
+        )
     layout = RowLayout.of(spaces)
     needed = capacity * layout.width * 4
     if learner.device.type == "cuda" and needed <= room_on_gpu(learner.device):

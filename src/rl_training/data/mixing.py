@@ -1,0 +1,69 @@
+"""Mixtures of data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.packing import allocate_rows
+from rl_training.data.weighted import Part
+from rl_training.errors import ConfigError, DatasetError
+from rl_training.spaces import SpaceSpec
+
+
+def mix(
+    components: Sequence[tuple[TransitionDataset, float]],
+    *,
+    memory_limit: int | None = None,
+    rows: NDArray[np.float32] | None = None,
+) -> TransitionDataset:
+    """A mixture of data sets: each row of a batch is drawn from a part with probability `weight / sum(weights)`.
+
+    `rows`, if given, hold those of all components already, one after the other.
+    """
+    if not components:
+        raise ConfigError("datasets: at least one data set is needed", key="datasets")
+    first = components[0][0]
+    for index, (dataset, weight) in enumerate(components):
+        if not weight > 0 or not np.isfinite(weight):
+            key = f"datasets.{index}.weight"
+            raise ConfigError(f"{key} must be > 0, got {weight}", key=key)
+        require_same_spaces(first.name, first.spaces, dataset.name, dataset.spaces)
+        if differing := set(first.extras) ^ set(dataset.extras):
+            column = min(differing).name.replace("_", " ")
+            raise DatasetError(f"{first.name} and {dataset.name} cannot be mixed: only one has {column}")
+    name = " + ".join(dataset.name for dataset, _ in components)
+    sizes = [len(dataset) for dataset, _ in components]
+    offsets = np.cumsum([0, *sizes])
+    if rows is None:
+        rows = allocate_rows(name, sum(sizes), first.layout.width, memory_limit)
+        for (dataset, _), offset in zip(components, offsets):
+            rows[offset : offset + len(dataset)] = dataset.rows
+    ends = [dataset.episode_ends + offset for (dataset, _), offset in zip(components, offsets)]
+    ordered = all(len(dataset.episode_ends) for dataset, _ in components)
+    total = sum(weight for _, weight in components)
+    maps = {dataset.reward_map for dataset, _ in components}
+    if len(maps) > 1:
+        raise DatasetError(
+            f"{name}: rewards were transformed differently: {sorted(maps)}; mix first, then transform"
+        )
+    return TransitionDataset(
+        rows=rows,
+        spaces=first.spaces,
+        episode_ends=np.concatenate(ends) if ordered else np.zeros(0, np.int64),
+        name=name,
+        notes=tuple(f"{dataset.name}: {note}" for dataset, _ in components for note in dataset.notes),
+        parts=tuple(Part(size, weight / total) for size, (_, weight) in zip(sizes, components)),
+        reward_map=maps.pop(),
+        extras=first.extras,
+        memory_limit=memory_limit,
+    )
+
+
+def require_same_spaces(name: str, spaces: SpaceSpec, other_name: str, other: SpaceSpec) -> None:
+    """Refuse to mix data sets of different spaces."""
+    if difference := spaces.difference(other, "the first has", "the second has"):
+        raise DatasetError(f"{name} and {other_name} cannot be mixed: {difference}")
