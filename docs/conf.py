@@ -35,7 +35,7 @@ nitpick_ignore = [
     for name in (
         "data.weighted.Part",
         "environments.user_environments.UserEnvironments",
-        "models.mlp.MLPOptions",
+        "models.networks.NetworkOptions",
         "models.mlp_q.GreedyQ",
         "models.policies.ActionSample",
         "models.policies.Normalizer",

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
+from rl_training.algorithms import Learner
+from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.models import (
     MLP,
     EnsembleLinear,
@@ -22,10 +24,11 @@ from rl_training.models import (
     MLPTQCModel,
     TanhGaussianActor,
     mlp,
+    networks,
 )
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import log_tanh_slope
-from tests.helpers import constant_outputs, member, sequential
+from tests.helpers import constant_outputs, label, member, sequential
 from tests.runs import mostly_slow
 
 
@@ -292,3 +295,22 @@ def test_the_policy_sees_through_the_normaliser_and_shares_the_actor() -> None:
     torch.testing.assert_close(model.policy.mode(obs), model.actor.mode((obs - mean) / (std + 1e-3)))
     constant_outputs(model.actor.net, [0.7])
     torch.testing.assert_close(model.policy.mode(obs), torch.full((4, 2), math.tanh(0.7)))
+
+
+@pytest.mark.parametrize("learner", [one for spec in list_algorithm_specs() for one in spec.learners], ids=label)
+def test_every_network_of_a_model_is_of_the_kind_that_its_options_name(
+    learner: type[Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Single(MLP):
+        pass
+
+    class Ensemble(EnsembleMLP):
+        pass
+
+    monkeypatch.setitem(networks.KINDS, "own", networks.NetworkKind(Single, Ensemble))
+    shape = learner.Network.parse({"hidden_sizes": (4,)})
+    options = dict(shape) | learner.model_options(learner.Config()) | {"network": "own"}
+    model = learner.Model(3, 2, **options)
+    found = [type(module) for module in model.modules() if isinstance(module, EnsembleMLP)]
+    assert found
+    assert set(found) <= {Single, Ensemble}

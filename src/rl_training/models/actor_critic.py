@@ -7,13 +7,14 @@ raw ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from rl_training.models.critics import ChoiceCritics, Critics
-from rl_training.models.mlp import Activation, Init, frozen_copy
+from rl_training.models.mlp import frozen_copy
+from rl_training.models.networks import NetworkOptions, actor_options
 from rl_training.models.policies import (
     LOG_STD_BOUNDS,
     ActionSample,
@@ -130,12 +131,11 @@ class StochasticActorCritic(ActorCriticModel):
         critic_quantiles: int | None = None,
         normalize_observations: bool = False,
         log_std_bounds: tuple[float, float] = LOG_STD_BOUNDS,
-        layer_norm: bool = False,
-        layer_norm_epsilon: float = 1e-6,
-        activation: Activation = "relu",
-        init: Init = "torch",
         policy_distribution: PolicyDistribution = "tanh",
+        **options: Unpack[NetworkOptions],
     ) -> None:
+        options = NetworkOptions(init="torch") | options
+        sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         super().__init__(
             obs_dim,
             normal_actor(
@@ -144,20 +144,9 @@ class StochasticActorCritic(ActorCriticModel):
                 action_dim,
                 hidden_sizes,
                 log_std_bounds=log_std_bounds,
-                activation=activation,
-                init=init,
+                **actor_options(options),
             ),
-            Critics(
-                num_critics,
-                obs_dim,
-                action_dim,
-                hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes,
-                quantiles=critic_quantiles,
-                layer_norm=layer_norm,
-                layer_norm_epsilon=layer_norm_epsilon,
-                activation=activation,
-                init=init,
-            ),
+            Critics(num_critics, obs_dim, action_dim, sizes, quantiles=critic_quantiles, **options),
             normalize_observations=normalize_observations,
         )
         self.policy_distribution = policy_distribution

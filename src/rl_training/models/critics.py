@@ -8,7 +8,8 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.mlp import EnsembleMLP, Members, MLPOptions
+from rl_training.models.mlp import Members
+from rl_training.models.networks import NetworkOptions, build_ensemble
 from rl_training.models.policies import at_actions
 
 _ACTIONS_IN_CACHE = 4
@@ -25,13 +26,13 @@ class Critics(nn.Module):
         hidden_sizes: Sequence[int],
         *,
         quantiles: int | None = None,
-        **options: Unpack[MLPOptions],
+        **options: Unpack[NetworkOptions],
     ) -> None:
         super().__init__()
         self.num_critics = num_critics
         self.action_dim = action_dim
         self.quantiles = quantiles
-        self.net = EnsembleMLP(num_critics, obs_dim + action_dim, hidden_sizes, quantiles or 1, **options)
+        self.net = build_ensemble(num_critics, obs_dim + action_dim, hidden_sizes, quantiles or 1, **options)
 
     def forward(self, obs: Tensor, actions: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
         """`[N, B]` values (`[N, B, M]` quantiles), of the first `members`, or of those it lists, if given.
@@ -72,11 +73,11 @@ class ChoiceCritics(nn.Module):
         obs_dim: int,
         num_actions: int,
         hidden_sizes: Sequence[int],
-        **options: Unpack[MLPOptions],
+        **options: Unpack[NetworkOptions],
     ) -> None:
         super().__init__()
         self.num_critics = num_critics
-        self.net = EnsembleMLP(num_critics, obs_dim, hidden_sizes, num_actions, **options)
+        self.net = build_ensemble(num_critics, obs_dim, hidden_sizes, num_actions, **options)
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """`[N, B]` of the actions `[B]`."""

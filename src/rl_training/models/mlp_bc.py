@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from torch import nn
 
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model
-from rl_training.models.mlp import Activation
+from rl_training.models.networks import NetworkOptions, actor_options
 from rl_training.models.policies import (
     OFFLINE_LOG_STD_BOUNDS,
     CategoricalActor,
@@ -19,10 +20,10 @@ from rl_training.models.policies import (
 )
 
 
-def _require_no_critics(critic_hidden_sizes: Sequence[int] | None, layer_norm: bool) -> None:
+def _require_no_critics(critic_hidden_sizes: Sequence[int] | None, options: NetworkOptions) -> None:
     if critic_hidden_sizes is not None:
         raise ConfigError("critic_hidden_sizes has no meaning for BC, which has no critics; use hidden_sizes")
-    if layer_norm:
+    if options.get("layer_norm"):
         raise ConfigError("layer_norm has no meaning for BC, which has no critics; leave it out")
 
 
@@ -39,20 +40,16 @@ class MLPBCModel(Model):
         critic_hidden_sizes: Sequence[int] | None = None,
         normalize_observations: bool = False,
         log_std_bounds: tuple[float, float] = OFFLINE_LOG_STD_BOUNDS,
-        layer_norm: bool = False,
-        layer_norm_epsilon: float = 1e-6,
-        activation: Activation = "relu",
         policy_distribution: PolicyDistribution = "tanh",
+        **options: Unpack[NetworkOptions],
     ) -> None:
-        _require_no_critics(critic_hidden_sizes, layer_norm)
+        _require_no_critics(critic_hidden_sizes, options)
         require_distribution(policy_distribution)
-        shape = obs_dim, action_dim, hidden_sizes
+        shape, options = (obs_dim, action_dim, hidden_sizes), NetworkOptions(init="torch") | actor_options(options)
         actor: nn.Module = (
-            normal_actor(
-                policy_distribution, *shape, log_std_bounds=log_std_bounds, init="torch", activation=activation
-            )
+            normal_actor(policy_distribution, *shape, log_std_bounds=log_std_bounds, **options)
             if stochastic
-            else DeterministicActor(*shape, activation=activation)
+            else DeterministicActor(*shape, **options)
         )
         super().__init__(obs_dim, actor, normalize_observations=normalize_observations)
         self.action_dim = action_dim
@@ -73,10 +70,8 @@ class MLPDiscreteBCModel(Model):
         *,
         critic_hidden_sizes: Sequence[int] | None = None,
         normalize_observations: bool = False,
-        layer_norm: bool = False,
-        layer_norm_epsilon: float = 1e-6,
-        activation: Activation = "relu",
+        **options: Unpack[NetworkOptions],
     ) -> None:
-        _require_no_critics(critic_hidden_sizes, layer_norm)
-        actor = CategoricalActor(obs_dim, num_actions, hidden_sizes, activation=activation)
+        _require_no_critics(critic_hidden_sizes, options)
+        actor = CategoricalActor(obs_dim, num_actions, hidden_sizes, **actor_options(options))
         super().__init__(obs_dim, actor, normalize_observations=normalize_observations)

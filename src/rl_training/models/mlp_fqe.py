@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.models.actor_critic import batched
-from rl_training.models.mlp import MLP, MLPOptions, frozen_copy
+from rl_training.models.mlp import frozen_copy
+from rl_training.models.networks import NetworkOptions, build_network
 from rl_training.models.policies import Normalizer
 
 
@@ -27,12 +28,12 @@ class ActionValue(nn.Module):
         hidden_sizes: Sequence[int],
         *,
         num_actions: int = 0,
-        **options: Unpack[MLPOptions],
+        **options: Unpack[NetworkOptions],
     ) -> None:
         super().__init__()
         self.num_actions = num_actions
         inputs = obs_dim if num_actions else obs_dim + action_dim
-        self.net = MLP(inputs, hidden_sizes, num_actions or 1, **options)
+        self.net = build_network(inputs, hidden_sizes, num_actions or 1, **options)
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         if self.num_actions:
@@ -63,7 +64,7 @@ class MLPFQEModel(nn.Module):
         num_actions: int = 0,
         critic_hidden_sizes: Sequence[int] | None = None,
         normalize_observations: bool = False,
-        **options: Unpack[MLPOptions],
+        **options: Unpack[NetworkOptions],
     ) -> None:
         super().__init__()
         self.obs_dim, self.action_dim, self.num_actions = obs_dim, action_dim, num_actions

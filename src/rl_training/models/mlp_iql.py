@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rl_training.models.actor_critic import ActorCriticModel
 from rl_training.models.critics import ChoiceCritics, Critics
-from rl_training.models.mlp import MLP, Activation, Init, MLPOptions
+from rl_training.models.networks import NetworkOptions, actor_options, build_network
 from rl_training.models.policies import (
     OFFLINE_LOG_STD_BOUNDS,
     CategoricalActor,
@@ -27,9 +27,9 @@ from rl_training.models.policies import (
 class ValueNetwork(nn.Module):
     """V(s), `[B]`."""
 
-    def __init__(self, obs_dim: int, hidden_sizes: Sequence[int], **options: Unpack[MLPOptions]) -> None:
+    def __init__(self, obs_dim: int, hidden_sizes: Sequence[int], **options: Unpack[NetworkOptions]) -> None:
         super().__init__()
-        self.net = MLP(obs_dim, hidden_sizes, 1, **MLPOptions(init="orthogonal") | options)
+        self.net = build_network(obs_dim, hidden_sizes, 1, **NetworkOptions(init="orthogonal") | options)
 
     def forward(self, obs: Tensor) -> Tensor:
         value: Tensor = self.net(obs)
@@ -50,24 +50,19 @@ class MLPIQLModel(ActorCriticModel):
         *,
         critic_hidden_sizes: Sequence[int] | None = None,
         normalize_observations: bool = False,
-        layer_norm: bool = False,
-        layer_norm_epsilon: float = 1e-6,
-        activation: Activation = "relu",
-        init: Init = "orthogonal",
         policy_distribution: PolicyDistribution = "gaussian",
+        **options: Unpack[NetworkOptions],
     ) -> None:
         require_distribution(policy_distribution)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
-        values = MLPOptions(
-            layer_norm=layer_norm, layer_norm_epsilon=layer_norm_epsilon, activation=activation, init=init
-        )
+        options = NetworkOptions(init="orthogonal") | options
         super().__init__(
             obs_dim,
-            self._actor(policy_distribution, obs_dim, action_dim, hidden_sizes, activation=activation, init=init),
-            self.QFunctions(2, obs_dim, action_dim, sizes, **values),
+            self._actor(policy_distribution, obs_dim, action_dim, hidden_sizes, **actor_options(options)),
+            self.QFunctions(2, obs_dim, action_dim, sizes, **options),
             normalize_observations=normalize_observations,
         )
-        self.value = ValueNetwork(obs_dim, sizes, **values)
+        self.value = ValueNetwork(obs_dim, sizes, **options)
         self.policy_distribution = policy_distribution
 
     @staticmethod
@@ -76,7 +71,7 @@ class MLPIQLModel(ActorCriticModel):
         obs_dim: int,
         action_dim: int,
         hidden_sizes: Sequence[int],
-        **options: Unpack[MLPOptions],
+        **options: Unpack[NetworkOptions],
     ) -> GaussianActor | TanhGaussianActor | CategoricalActor:
         kind = TanhGaussianActor if distribution == "tanh" else GaussianActor
         return kind(obs_dim, action_dim, hidden_sizes, log_std_bounds=OFFLINE_LOG_STD_BOUNDS, **options)
@@ -103,6 +98,6 @@ class MLPDiscreteIQLModel(MLPIQLModel):
         obs_dim: int,
         action_dim: int,
         hidden_sizes: Sequence[int],
-        **options: Unpack[MLPOptions],
+        **options: Unpack[NetworkOptions],
     ) -> CategoricalActor:
         return CategoricalActor(obs_dim, action_dim, hidden_sizes, **options)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model, batched
-from rl_training.models.mlp import MLPOptions, frozen_copy
+from rl_training.models.mlp import frozen_copy
+from rl_training.models.networks import NetworkOptions
 from rl_training.models.policies import ChoiceActor
 
 
@@ -31,7 +32,7 @@ class MLPQNetwork(Model):
         *,
         critic_hidden_sizes: Sequence[int] | None = None,
         normalize_observations: bool = False,
-        **options: Unpack[MLPOptions],
+        **options: Unpack[NetworkOptions],
     ) -> None:
         if critic_hidden_sizes is not None:
             raise ConfigError(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from torch import Tensor, nn
 
 from rl_training.models.actor_critic import ActorCriticModel
 from rl_training.models.critics import Critics
-from rl_training.models.mlp import Activation, frozen_copy
+from rl_training.models.mlp import frozen_copy
+from rl_training.models.networks import NetworkOptions, actor_options
 from rl_training.models.policies import DeterministicActor
 
 
@@ -25,23 +27,13 @@ class MLPTD3Model(ActorCriticModel):
         *,
         critic_hidden_sizes: Sequence[int] | None = None,
         normalize_observations: bool = False,
-        layer_norm: bool = False,
-        layer_norm_epsilon: float = 1e-6,
-        activation: Activation = "relu",
+        **options: Unpack[NetworkOptions],
     ) -> None:
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         super().__init__(
             obs_dim,
-            DeterministicActor(obs_dim, action_dim, hidden_sizes, activation=activation),
-            Critics(
-                self.num_members,
-                obs_dim,
-                action_dim,
-                sizes,
-                layer_norm=layer_norm,
-                layer_norm_epsilon=layer_norm_epsilon,
-                activation=activation,
-            ),
+            DeterministicActor(obs_dim, action_dim, hidden_sizes, **actor_options(options)),
+            Critics(self.num_members, obs_dim, action_dim, sizes, **options),
             normalize_observations=normalize_observations,
         )
         self.target_actor = frozen_copy(self.actor)

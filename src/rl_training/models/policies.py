@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
-from rl_training.models.mlp import MLP, MLPOptions
+from rl_training.models.networks import NetworkOptions, build_network
 from rl_training.models.steps import Step, as_array
 
 # What is squashed to [-1, 1]: the action with its density, or the mean alone. Every density here is one of actions
@@ -118,10 +118,10 @@ class TanhGaussianActor(NormalActor):
         hidden_sizes: Sequence[int],
         *,
         log_std_bounds: tuple[float, float] = LOG_STD_BOUNDS,
-        **options: Unpack[MLPOptions],
+        **options: Unpack[NetworkOptions],
     ) -> None:
         super().__init__()
-        self.net = MLP(obs_dim, hidden_sizes, 2 * action_dim, **options)
+        self.net = build_network(obs_dim, hidden_sizes, 2 * action_dim, **options)
         self.log_std_bounds = log_std_bounds
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,11 +198,11 @@ class GaussianActor(NormalActor):
         *,
         state_std: bool = False,
         log_std_bounds: tuple[float, float] = OFFLINE_LOG_STD_BOUNDS,
-        **options: Unpack[MLPOptions],
+        **options: Unpack[NetworkOptions],
     ) -> None:
         super().__init__()
         outputs = 2 * action_dim if state_std else action_dim
-        self.net = MLP(obs_dim, hidden_sizes, outputs, **MLPOptions(init="orthogonal") | options)
+        self.net = build_network(obs_dim, hidden_sizes, outputs, **NetworkOptions(init="orthogonal") | options)
         self.log_std = None if state_std else nn.Parameter(torch.zeros(action_dim))
         self.log_std_bounds = log_std_bounds
 
@@ -250,7 +250,7 @@ def normal_actor(
     hidden_sizes: Sequence[int],
     *,
     log_std_bounds: tuple[float, float],
-    **options: Unpack[MLPOptions],
+    **options: Unpack[NetworkOptions],
 ) -> TanhGaussianActor | GaussianActor:
     """The actor of that distribution; both have the same network, which tells mean and log std in every state."""
     require_distribution(distribution)
@@ -273,10 +273,10 @@ class DeterministicActor(nn.Module):
     stochastic = False
 
     def __init__(
-        self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], **options: Unpack[MLPOptions]
+        self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], **options: Unpack[NetworkOptions]
     ) -> None:
         super().__init__()
-        self.net = MLP(obs_dim, hidden_sizes, action_dim, **options)
+        self.net = build_network(obs_dim, hidden_sizes, action_dim, **options)
 
     def forward(self, obs: Tensor) -> Tensor:
         return torch.tanh(self.net(obs))
@@ -295,11 +295,11 @@ class ChoiceActor(nn.Module):
     stochastic = False
 
     def __init__(
-        self, obs_dim: int, num_actions: int, hidden_sizes: Sequence[int], **options: Unpack[MLPOptions]
+        self, obs_dim: int, num_actions: int, hidden_sizes: Sequence[int], **options: Unpack[NetworkOptions]
     ) -> None:
         super().__init__()
         self.num_actions = num_actions
-        self.net = MLP(obs_dim, hidden_sizes, num_actions, **options)
+        self.net = build_network(obs_dim, hidden_sizes, num_actions, **options)
 
     def forward(self, obs: Tensor) -> Tensor:
         outputs: Tensor = self.net(obs)
