@@ -112,11 +112,11 @@ def test_what_is_there_is_not_overwritten(run: Path, runs: Callable[[str], Train
     other = tmp_path / "policy.onnx"
     for options in (["--stochastic"], []):
         source = run if options else runs("td3").run_dir
-        fails(2, "policy.json: already exists and tells of another policy", source, "-o", other, *options)
+        fails(2, "policy.json: already exists and describes another policy", source, "-o", other, *options)
     (tmp_path / "policy.json").write_text("[]")
-    fails(2, "policy.json: already exists and tells of another policy", run, "-o", other)
+    fails(2, "policy.json: already exists and describes another policy", run, "-o", other)
     (tmp_path / "policy_runner.py").write_text("# mine")
-    fails(2, "policy_runner.py: already exists and is not this version's", run, "-o", tmp_path / "second.npz")
+    fails(2, "policy_runner.py: already exists and differs from this version's", run, "-o", tmp_path / "second.npz")
     (tmp_path / "third.test.npz").write_text("mine")
     fails(2, "third.test.npz: already exists", run, "-o", tmp_path / "third.onnx")
     mended = {tmp_path / "policy.json": b"[]", tmp_path / "policy_runner.py": b"# mine"}
@@ -287,7 +287,7 @@ def test_any_actor_that_tells_its_operations_is_written(suffix: str, sampled: bo
 
 
 def test_an_actor_that_does_not_is_refused() -> None:
-    with pytest.raises(ExportError, match=r"Choice does not tell .* give it a method steps\(sampled\)"):
+    with pytest.raises(ExportError, match=r"Choice does not list .* give it a method steps\(sampled\)"):
         program_of(choices(Choice()), sampled=False)
 
 

@@ -1,1 +1,1 @@
-"""Policies as files that need neither this package nor torch: one door, `export_checkpoint` in `writing`."""
+"""Export policies to files that need neither this package nor torch; see `writing.export_checkpoint`."""

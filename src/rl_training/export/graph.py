@@ -1,6 +1,6 @@
-"""A policy as an ONNX graph, node by node: no tracing, so that what is in the file is what is written here.
+"""Write a policy as an ONNX graph, node by node and without tracing.
 
-Opset 17 of 2022 (the first with LayerNormalization) is all it needs, so that old runtimes can load it.
+Opset 17 of 2022 (the first with LayerNormalization) suffices, so that old runtimes can load the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SIMPLE = {"relu": "Relu", "elu": "Elu", "tanh": "Tanh"}
 
 
 def require_onnx() -> None:
-    """Refuse in one line where the extra is missing."""
+    """Raise if the extra `export` is not installed."""
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -33,7 +33,7 @@ def require_onnx() -> None:
 
 
 class _Graph:
-    """Nodes and constants as they are added; every method returns the name of its result."""
+    """Nodes and constants of a graph; every method adds some and returns the name of its result."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -76,14 +76,14 @@ def _layer_norm(g: _Graph, x: str, weight: Any, bias: Any, epsilon: Any) -> str:
 
 
 def _gelu(g: _Graph, x: str) -> str:
-    """The exact one, by the error function."""
+    """Exact GELU, by the error function."""
     erf = g.node("Erf", g.node("Mul", x, g.constant(np.sqrt(0.5), np.float32)))
     half = g.node("Mul", x, g.constant(0.5, np.float32))
     return g.node("Mul", half, g.node("Add", erf, g.constant(1.0, np.float32)))
 
 
 def _halves(g: _Graph, x: str) -> tuple[str, str]:
-    """Mean and log std."""
+    """Split into mean and log std."""
     from onnx import helper
 
     name = f"split_{len(g.nodes)}"
@@ -104,7 +104,7 @@ def _gaussian(g: _Graph, x: str, low: Any, high: Any) -> str:
 
 
 def _categorical(g: _Graph, x: str) -> str:
-    """The last share needs no end: what passes all others is in it."""
+    """Sample by inverting the cumulative distribution; a draw above all other ends selects the last action."""
     shares = g.node("CumSum", g.node("Softmax", x, axis=-1), g.constant(-1, np.int64))
     ends = g.node("Slice", shares, *(g.constant([value], np.int64) for value in (0, -1, -1)))
     erf = g.node("Erf", g.node("Mul", "noise", g.constant(np.sqrt(0.5), np.float32)))
@@ -114,7 +114,7 @@ def _categorical(g: _Graph, x: str) -> str:
 
 
 def _scale(g: _Graph, x: str, low: Any, high: Any, inner_low: Any, inner_high: Any) -> str:
-    """As `SpaceSpec.to_env`, in double precision; what overflowed to NaN becomes the middle."""
+    """Same as `SpaceSpec.to_env`, in double precision; NaN becomes the middle of the range."""
 
     def number(value: Any) -> str:
         return g.constant(value, np.float64)
@@ -154,7 +154,7 @@ _WRITERS: dict[str, Callable[..., str]] = {
 def onnx_bytes(
     steps: Sequence[Step], spaces: SpaceSpec, *, sampled: bool, metadata: Mapping[str, str], version: str
 ) -> bytes:
-    """One self-contained file: `observation [batch, O]` (and `noise`) in, `action` out, checked by onnx."""
+    """Build a self-contained model with inputs `observation [batch, O]` (and `noise`) and output `action`."""
     from onnx import TensorProto, checker, helper
 
     graph, x = _Graph(), "observation"
@@ -164,7 +164,7 @@ def onnx_bytes(
     inputs = {"observation": spaces.obs_dim} | ({"noise": spaces.action_dim} if sampled else {})
     action = helper.np_dtype_to_tensor_dtype(np.dtype(spaces.action_dtype))
     shape: list[str | int | None] = ["batch"] if spaces.discrete else ["batch", spaces.action_dim]
-    made = helper.make_graph(
+    onnx_graph = helper.make_graph(
         graph.nodes,
         "policy",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size]) for name, size in inputs.items()],
@@ -172,7 +172,7 @@ def onnx_bytes(
         graph.constants,
     )
     model = helper.make_model(
-        made,
+        onnx_graph,
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=IR_VERSION,
         producer_name="rl-training",
@@ -185,7 +185,7 @@ def onnx_bytes(
 
 
 def onnx_runner(data: bytes) -> Callable[[NDArray[Any], NDArray[Any] | None], NDArray[Any]]:
-    """What onnxruntime makes of the bytes of a file."""
+    """Load the bytes of a file in onnxruntime; return a function of observation and noise."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

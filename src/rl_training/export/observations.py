@@ -1,4 +1,4 @@
-"""Observations to try a file with: the run's own where they can be had, and extremes."""
+"""Observations to test an exported file with: those of the run if available, and extreme ones."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rl_training.runtime.loading import LoadedPolicy
 
 Rows = NDArray[np.float32]
 COUNT = 1_000
-_PLACES = 10  # of a file, from each of which a tenth is read
+_PLACES = 10  # positions in a file, with a tenth of the rows read from each
 _CORNERS = 32
 _MAGNITUDES = (1e1, 1e2, 1e3, 1e6, 1e12, 1e20)
 
 
 @dataclass(frozen=True)
 class Observations:
-    """`seen [n, O]` are the run's own and the corners of their range, `beyond [m, O]` far outside of it.
+    """`seen [n, O]`: the run's observations and corners of their range; `beyond [m, O]`: far outside this range.
 
-    `source` says in words where they come from.
+    `source` describes their origin.
     """
 
     seen: Rows
@@ -39,7 +39,7 @@ class Observations:
 def observations_for(
     checkpoint: Checkpoint, loaded: LoadedPolicy, dataset: TransitionDataset | None = None
 ) -> Observations:
-    """The same for the same checkpoint and data; `dataset` are data in memory, which no file names."""
+    """Collect test observations, deterministically; `dataset` is the training data if it exists only in memory."""
     own, source = _own(checkpoint, loaded, dataset)
     rng = np.random.default_rng(0)
     if (missing := COUNT - len(own)) > 0:
@@ -52,7 +52,7 @@ def observations_for(
 
 
 def _beyond(rng: np.random.Generator, width: int) -> Rows:
-    """Of every magnitude a float32 has, up to its very end."""
+    """Observations of every magnitude, up to the largest float32."""
     draws = [magnitude * rng.standard_normal((8, width)) for magnitude in _MAGNITUDES]
     signs = rng.choice([-1.0, 1.0], (8, width))
     end, tiny = (float(getattr(np.finfo(np.float32), name)) for name in ("max", "tiny"))
@@ -75,7 +75,7 @@ def _columns(loaded: LoadedPolicy, rows: Rows) -> Rows:
 
 
 def _replay(checkpoint: Checkpoint) -> Rows | None:
-    """Rows of the checkpoint, or, where it holds a policy alone, of its run's newest one."""
+    """Rows of the checkpoint's replay buffer; if it only has a policy, of the run's newest checkpoint."""
     try:
         if checkpoint.rows is None:
             newest = find_checkpoint(checkpoint.path.resolve().parent.parent / "checkpoints")
@@ -87,7 +87,7 @@ def _replay(checkpoint: Checkpoint) -> Rows | None:
 
 
 def _files(loaded: LoadedPolicy) -> Rows | None:
-    """Rows of the data sets that the configuration names, as far as they are still where they were."""
+    """Rows of the data sets that the configuration names, if their files still exist."""
     try:
         section = resolve(loaded.config)[DatasetConfig]
     except LookupError:
@@ -113,7 +113,7 @@ def _file(choice: DatasetChoice, loaded: LoadedPolicy) -> Rows | None:
 
 
 def _drawn(loaded: LoadedPolicy) -> tuple[Rows, str]:
-    """Normal ones, by the moments of the normaliser where there is one."""
+    """Draw from a normal distribution, with the moments of the normaliser if it is enabled."""
     rng, normalizer = np.random.default_rng(1), loaded.policy.normalizer
     draws = rng.standard_normal((COUNT, loaded.spaces.obs_dim))
     if not normalizer.enabled:

@@ -1,9 +1,9 @@
-"""Whether a file acts as the policy does, tried before anybody sees the file.
+"""Check that an exported file acts as the policy does, before the file is written.
 
-An action may differ by 1e-5 in the environment's units, or by 1e-5 of half its range where that is below 1. Where
-single precision cannot do that (observations or actions of a large magnitude), the measure is its own rounding: ten
-times the largest difference between `predict` and the same policy in double precision. Discrete actions must be
-equal unless the two were tied by that measure.
+An action may differ by 1e-5 in the environment's units, or by 1e-5 of half its range if that is below 1. If single
+precision cannot achieve this (large observations or actions), the tolerance is ten times the largest difference
+between `predict` and the same policy in double precision. Discrete actions must be equal unless their scores are
+tied within this tolerance.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SMALL_BATCHES = {1: 50, 7: 70}  # rows that are also run in batches of that siz
 
 @dataclass(frozen=True)
 class Parity:
-    """How far a file is from the policy: the `largest` difference over `rows` observations, and what was `allowed`.
+    """Comparison of a file with the policy: the `largest` and the `allowed` difference over `rows` observations.
 
-    Of discrete actions it is the difference in score (in probability, if they are drawn) of those that are not
-    equal, which are `ties`.
+    For discrete actions the difference is in score, or in probability if actions are sampled; `ties` is the number
+    of actions that are not equal.
     """
 
     largest: float
@@ -44,18 +44,18 @@ class Parity:
 
 @dataclass(frozen=True)
 class _Group:
-    """Rows that are judged together, with what the policy says of them."""
+    """Rows that are compared together, with the outputs of the policy."""
 
     obs: Array
     noise: Array | None
-    actions: Array  # what `predict` returns
-    judged: NDArray[np.bool_]  # rows whose network did not overflow; the others must be legal only
-    allowed: Array  # per action component; discrete: of the scores
+    actions: Array  # of `predict`
+    compared: NDArray[np.bool_]  # rows whose network did not overflow; the others must only be legal
+    allowed: Array  # difference per action component; discrete: of the scores
     scores: Array | None = None  # discrete, in double precision
 
 
 def check(run: Runner, loaded: LoadedPolicy, observations: Observations, *, sampled: bool) -> Parity:
-    """How near the file is on what the run has seen; `ExportError` where it does something else than the policy."""
+    """Compare the file with the policy; raise `ExportError` if they differ, return the result on `seen`."""
     seen, _ = (
         _compare(run, loaded, _group(loaded, rows, noise_for(loaded, len(rows)) if sampled else None))
         for rows in (observations.seen, observations.beyond)
@@ -64,7 +64,7 @@ def check(run: Runner, loaded: LoadedPolicy, observations: Observations, *, samp
 
 
 def noise_for(loaded: LoadedPolicy, rows: int) -> Array:
-    """Standard normal numbers, the same every time."""
+    """Standard normal numbers from a fixed seed."""
     return np.random.default_rng(2).standard_normal((rows, loaded.spaces.action_dim)).astype(np.float32)
 
 
@@ -74,28 +74,28 @@ def _group(loaded: LoadedPolicy, obs: Array, noise: Array | None) -> _Group:
         single, double = torch.from_numpy(obs), torch.from_numpy(obs.astype(np.float64))
         if loaded.spaces.discrete:
             rough, scores = loaded.policy.scores(single).numpy(), exact.scores(double).numpy()
-            judged = np.isfinite(rough).all(-1)
-            rounding = np.abs(rough - scores)[judged].max(initial=0.0)
-            return _Group(obs, noise, actions, judged, np.maximum(TOLERANCE, ROUNDINGS * rounding), scores)
+            compared = np.isfinite(rough).all(-1)
+            rounding = np.abs(rough - scores)[compared].max(initial=0.0)
+            return _Group(obs, noise, actions, compared, np.maximum(TOLERANCE, ROUNDINGS * rounding), scores)
         if noise is None:
             rough, sharp = loaded.policy.mode(single).numpy(), exact.mode(double).numpy()
         else:
             draws = torch.from_numpy(noise)
             rough = loaded.policy.sample(single, draws).numpy()
             sharp = exact.sample(double, draws.double()).numpy()
-    judged = np.isfinite(rough).all(-1)
+    compared = np.isfinite(rough).all(-1)
     reference = loaded.spaces.to_env(np.nan_to_num(sharp, nan=0.0))
-    rounding = np.abs(_wide(actions) - _wide(reference))[judged].max(axis=0, initial=0.0)
+    rounding = np.abs(_wide(actions) - _wide(reference))[compared].max(axis=0, initial=0.0)
     low, high, inner_low, _ = loaded.spaces.scaling
     half = 0.5 * high - 0.5 * low
     kind = np.finfo(inner_low.dtype)
     unit = np.maximum(float(kind.eps) * np.maximum(np.abs(low), np.abs(high)), float(kind.smallest_subnormal))
     allowed = np.maximum.reduce([TOLERANCE * np.minimum(1.0, half), ROUNDINGS * rounding, unit])
-    return _Group(obs, noise, actions, judged, allowed)
+    return _Group(obs, noise, actions, compared, allowed)
 
 
 def _wide(array: Array) -> Array:
-    """In double precision, where a difference of float16 or of the ends of float32 can be taken."""
+    """Convert to double precision, so that differences of float16 or of the largest float32 do not overflow."""
     return array.astype(np.float64)
 
 
@@ -104,13 +104,13 @@ def _compare(run: Runner, loaded: LoadedPolicy, group: _Group) -> Parity:
     for rows in _batches(len(group.obs)):
         got = run(group.obs[rows], None if group.noise is None else group.noise[rows])
         _require_legal(got, group.actions[rows], loaded)
-        judged = group.judged[rows]
+        compared = group.compared[rows]
         if group.scores is None:
-            difference = np.abs(_wide(got) - _wide(group.actions[rows]))[judged]
+            difference = np.abs(_wide(got) - _wide(group.actions[rows]))[compared]
         else:
             noise = None if group.noise is None else group.noise[rows]
-            difference = _missed(group.scores[rows], got.astype(np.int64) - loaded.spaces.start, noise)[judged]
-            ties += int(np.sum((got != group.actions[rows])[judged]))
+            difference = _missed(group.scores[rows], got.astype(np.int64) - loaded.spaces.start, noise)[compared]
+            ties += int(np.sum((got != group.actions[rows])[compared]))
         if np.any(difference > group.allowed):
             worst = float(difference.max())
             raise ExportError(
@@ -122,7 +122,7 @@ def _compare(run: Runner, loaded: LoadedPolicy, group: _Group) -> Parity:
 
 
 def _batches(rows: int) -> Iterator[slice]:
-    """All at once, and some in small batches."""
+    """All rows at once, and some of them in small batches."""
     yield slice(0, rows)
     for size, count in _SMALL_BATCHES.items():
         for start in range(0, min(count, rows) - size + 1, size):
@@ -130,7 +130,7 @@ def _batches(rows: int) -> Iterator[slice]:
 
 
 def _missed(scores: Array, chosen: Array, noise: Array | None) -> Array:
-    """How far the chosen actions are from being right, `[B]`: in score, or where they are drawn, in probability."""
+    """Distance of the chosen actions from the correct ones, `[B]`: in score, or in probability if sampled."""
     if noise is None:
         own = np.take_along_axis(scores, chosen[:, None], -1)[:, 0]
         missed: Array = scores.max(-1) - own
@@ -155,4 +155,4 @@ def _require_legal(got: Array, wanted: Array, loaded: LoadedPolicy) -> None:
     else:
         legal = (got >= spaces.scaling[2]) & (got <= spaces.scaling[3])
     if not legal.all():
-        raise ExportError("its actions leave the bounds of their space; nothing was written")
+        raise ExportError("its actions are outside the bounds of their space; nothing was written")

@@ -1,14 +1,14 @@
-"""Runs a policy that rl-training exported as .npz. It needs numpy alone: copy it wherever the policy goes.
+"""Run a policy that rl-training exported as .npz. This file needs only numpy: copy it along with the policy.
 
     policy = Policy("policy.npz")
     action = policy(observation)  # one [O] or a batch [B, O], raw; the action is in the environment's units
 
-Observations that are dictionaries, tuples or whole numbers are passed as they are: one, a list of dictionaries or
-tuples, or one dictionary of batches. `policy.parts` lists their parts in the order of the flat vector [O]: that of
-the environment's Dict space, which need not be alphabetical. Whole numbers are one-hot in the vector.
+Observations that are dictionaries, tuples or integers are passed unchanged: one, a list of dictionaries or tuples,
+or one dictionary of batches. `policy.parts` lists their parts in the order of the flat vector [O], which is the
+order of the environment's Dict space and need not be alphabetical. Integers are one-hot in the vector.
 
-A policy that was exported with --stochastic takes standard normal numbers of the shape of its action as well:
-`policy(observation, noise)`. `policy.info` tells what it is.
+A policy exported with --stochastic also takes standard normal numbers of the shape of its action:
+`policy(observation, noise)`. `policy.info` describes the policy.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _categorical(x: Any, noise: Any) -> Any:
 
 
 def _scale(x: Any, low: Any, high: Any, inner_low: Any, inner_high: Any) -> Any:
-    """[-1, 1] to [low, high] in double precision; `inner_*` are the bounds as the action's type can hold them."""
+    """[-1, 1] to [low, high] in double precision; `inner_*` are the bounds rounded inwards to the action's type."""
     share = 0.5 * np.clip(np.where(np.isnan(x), 0.0, x).astype(np.float64), -1.0, 1.0) + 0.5
     return np.clip(((1.0 - share) * low + share * high).astype(inner_low.dtype), inner_low, inner_high)
 
@@ -106,7 +106,7 @@ def _flat(part: dict[str, Any], values: Any) -> Any:
 
 
 class Policy:
-    """Observations in, actions out."""
+    """An exported policy; call it with an observation."""
 
     def __init__(self, path: Any) -> None:
         try:
@@ -134,11 +134,11 @@ class Policy:
 
     @property
     def parts(self) -> list[dict[str, Any]]:
-        """The parts of an observation in the order of the flat vector; none if the environment has flat vectors."""
+        """The parts of an observation in the order of the flat vector; empty if observations are flat vectors."""
         return self.info["observation"].get("parts") or []
 
     def _vectors(self, observation: Any) -> Any:
-        """One observation `[O]` or a batch `[B, O]`, of what may be dictionaries, tuples or whole numbers."""
+        """Flatten an observation to `[O]`, or a batch to `[B, O]`."""
         names, size = [part["part"] for part in self.parts], self.info["observation"]["size"]
         if names and isinstance(observation, list) and observation and isinstance(observation[0], (Mapping, tuple)):
             return np.concatenate([self._vectors(one).reshape(1, -1) for one in observation])
@@ -157,7 +157,7 @@ class Policy:
             raise ValueError(f"observation must be numbers, got {observation!r:.60}") from None
 
     def _joined(self, values: list[Any]) -> Any:
-        """The flat vector of one observation, or those of a batch, from the values of each part."""
+        """Join the values of all parts to the flat vector of one observation or of a batch."""
         wanted, given = [_shape(part) for part in self.parts], [np.shape(value) for value in values]
         single = given == wanted
         if not single and (len({shape[:1] for shape in given}) != 1 or [shape[1:] for shape in given] != wanted):

@@ -1,4 +1,4 @@
-"""What is exported: the operations of a policy from raw observations to the environment's actions."""
+"""The exported program: the operations of a policy from raw observations to the environment's actions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_training.spaces import SpaceSpec
 
 
 def program_of(loaded: LoadedPolicy, *, sampled: bool) -> list[Step]:
-    """The policy's own operations, and the way from its actions to the environment's units and type."""
+    """The operations of the policy, and the conversion of its actions to the environment's units and type."""
     if sampled and not loaded.policy.stochastic:
         raise ExportError(
             f"stochastic: the policy of {loaded.config.algo} is deterministic and takes no noise; leave it out"
@@ -25,8 +25,8 @@ def program_of(loaded: LoadedPolicy, *, sampled: bool) -> list[Step]:
     steps = loaded.policy.steps(sampled)
     if steps is None:
         raise ExportError(
-            f"{type(loaded.policy.actor).__name__} does not tell the operations it is made of and cannot be"
-            " exported; give it a method steps(sampled), as the actors in rl_training.models have"
+            f"{type(loaded.policy.actor).__name__} does not list its operations and cannot be exported; give it a "
+            "method steps(sampled), as the actors in rl_training.models have"
         )
     return [*steps, _to_env(loaded.spaces)]
 
@@ -38,16 +38,16 @@ def _to_env(spaces: SpaceSpec) -> Step:
 
 
 def npz_bytes(steps: Sequence[Step], info: Mapping[str, Any]) -> bytes:
-    """The file of `policy_runner.py`: plain arrays, and two texts of JSON; the same bytes for the same policy."""
-    told = [{"operation": step.operation, "arrays": list(step.arrays)} for step in steps]
-    arrays = {"info": np.asarray(json.dumps(info, sort_keys=True)), "steps": np.asarray(json.dumps(told))}
+    """The file that `policy_runner.py` reads: arrays and two JSON texts. Equal policies give equal bytes."""
+    listed = [{"operation": step.operation, "arrays": list(step.arrays)} for step in steps]
+    arrays = {"info": np.asarray(json.dumps(info, sort_keys=True)), "steps": np.asarray(json.dumps(listed))}
     for i, step in enumerate(steps):
         arrays |= {f"{i}.{name}": array for name, array in step.arrays.items()}
     return pack(arrays)
 
 
 def pack(arrays: Mapping[str, Any]) -> bytes:
-    """An uncompressed `.npz` without the time of day in it."""
+    """An uncompressed `.npz` without timestamps."""
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w") as archive:
         for name, array in arrays.items():

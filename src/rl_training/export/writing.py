@@ -1,4 +1,4 @@
-"""A policy as `.onnx` or `.npz`, with what it is (`.json`) and test vectors (`.test.npz`): all of them, or none."""
+"""Write a policy as `.onnx` or `.npz`, with a description (`.json`) and test vectors (`.test.npz`): all or none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TEST_ROWS = 100
 
 @dataclass(frozen=True)
 class Exported:
-    """A policy that left: its file, all files written, and how near it is to the policy."""
+    """Result of an export: the policy's file, all files, and the largest difference from the policy."""
 
     path: Path
     files: tuple[Path, ...]
@@ -55,10 +55,11 @@ def export_checkpoint(
     deterministic: bool = True,
     dataset: TransitionDataset | None = None,
 ) -> Exported:
-    """Write the policy of a checkpoint or run to a new `.onnx` or `.npz` file, once it acts as `predict` does.
+    """Write the policy of a checkpoint or run to a new `.onnx` or `.npz` file.
 
-    Without `deterministic` a stochastic policy takes `noise` as a second input. `dataset` are the data it was
-    trained on where those are in memory alone; they serve to compare.
+    The file is compared with `predict` first; nothing is written if they differ. `deterministic=False` exports a
+    stochastic policy with `noise` as a second input. `dataset` is the training data, used for the comparison, if it
+    exists only in memory.
     """
     target = _target(output)
     checkpoint = open_checkpoint(path)
@@ -67,21 +68,21 @@ def export_checkpoint(
     observations = observations_for(checkpoint, loaded, dataset)
     try:
         record = describe(checkpoint, loaded, sampled=sampled)
-        data, parity = _made(target, loaded, observations, record, sampled)
+        data, parity = _build(target, loaded, observations, record, sampled)
     except ExportError as error:
         raise ExportError(f"{target}: {error}") from None
     tests = _test_vectors(loaded, observations, parity, sampled)
     try:
-        made = _publish(target, data, record, _entry(data, parity, observations, target.suffix), tests)
+        written = _publish(target, data, record, _entry(data, parity, observations, target.suffix), tests)
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from None
     return Exported(
-        target, made, len(data), parity.largest, parity.allowed, parity.rows, observations.source, record
+        target, written, len(data), parity.largest, parity.allowed, parity.rows, observations.source, record
     )
 
 
 def _target(output: str | Path) -> Path:
-    """Where the policy goes, if a file of that kind can be made there."""
+    """The path of the policy; raise if the file cannot be created."""
     target = Path(output).expanduser()
     if target.suffix not in (".onnx", ".npz") or target.name.endswith(".test.npz"):
         raise ConfigError(f"{target}: a policy ends in .onnx or .npz")
@@ -89,24 +90,24 @@ def _target(output: str | Path) -> Path:
         raise ConfigError(f"{target}: already exists and is not overwritten; choose another name or remove it")
     place = next(folder for folder in target.absolute().parents if folder.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
-        problem = "may not be written to" if place.is_dir() else "is a file, not a folder"
+        problem = "is not writable" if place.is_dir() else "is a file, not a folder"
         raise ConfigError(f"{target}: cannot be written: {place} {problem}")
     if target.suffix == ".onnx":
         require_onnx()
     return target
 
 
-def _made(
+def _build(
     target: Path, loaded: LoadedPolicy, observations: Observations, record: Mapping[str, Any], sampled: bool
 ) -> tuple[bytes, Parity]:
-    """The bytes of the file, which have been run and compared."""
+    """Build the bytes of the file and compare them with the policy."""
     steps = program_of(loaded, sampled=sampled)
     if target.suffix == ".npz":
         data = npz_bytes(steps, record)
         return data, check(_numpy_runner(data), loaded, observations, sampled=sampled)
-    told = {"policy": files.encode_json(record).decode(), **_metadata(record)}
+    description = {"policy": files.encode_json(record).decode(), **_metadata(record)}
     version = files.package_version()
-    data = onnx_bytes(steps, loaded.spaces, sampled=sampled, metadata=told, version=version)
+    data = onnx_bytes(steps, loaded.spaces, sampled=sampled, metadata=description, version=version)
     return data, check(onnx_runner(data), loaded, observations, sampled=sampled)
 
 
@@ -115,7 +116,7 @@ def _numpy_runner(data: bytes) -> Any:
 
 
 def describe(checkpoint: Checkpoint, loaded: LoadedPolicy, *, sampled: bool) -> dict[str, Any]:
-    """What policy.json tells, whichever formats stand beside it; plain data."""
+    """The contents of policy.json that do not depend on the file format."""
     config, spaces, trainer = loaded.config, loaded.spaces, checkpoint.records["trainer"]
     run = checkpoint.path.resolve().parent.parent
     score = trainer.get("last_evaluation") or {}
@@ -158,13 +159,13 @@ def describe(checkpoint: Checkpoint, loaded: LoadedPolicy, *, sampled: bool) -> 
 
 
 def _metadata(record: Mapping[str, Any]) -> dict[str, str]:
-    """The same for whoever looks at an .onnx file with a viewer; `policy` has it all, as JSON."""
+    """The main facts as metadata that viewers of .onnx files show; the key `policy` has all of them as JSON."""
     names = ("algorithm", "environment", "run")
     return {name: str(record[name]) for name in names} | {"checkpoint_sha256": record["checkpoint"]["sha256"]}
 
 
 def _entry(data: bytes, parity: Parity, observations: Observations, suffix: str) -> dict[str, Any]:
-    """What policy.json tells of one file."""
+    """The entry of one file in policy.json."""
     packages = ("torch", "numpy", *(("onnx", "onnxruntime") if suffix == ".onnx" else ()))
     versions = {"rl-training": files.package_version(), "python": platform.python_version()}
     return {
@@ -179,7 +180,7 @@ def _entry(data: bytes, parity: Parity, observations: Observations, suffix: str)
 
 
 def _test_vectors(loaded: LoadedPolicy, observations: Observations, parity: Parity, sampled: bool) -> bytes:
-    """Some observations, and what the policy does with them."""
+    """Some observations with the actions of the policy."""
     rows = observations.seen[-_TEST_ROWS:]
     noise = noise_for(loaded, len(observations.seen))[-_TEST_ROWS:] if sampled else None
     arrays = {"observation": rows, "action": loaded.act(rows, noise), "tolerance": np.asarray(parity.allowed)}
@@ -189,13 +190,13 @@ def _test_vectors(loaded: LoadedPolicy, observations: Observations, parity: Pari
 def _publish(
     target: Path, data: bytes, record: Mapping[str, Any], entry: Mapping[str, Any], tests: bytes
 ) -> tuple[Path, ...]:
-    """Write the files, the policy last; if one cannot be written, none of them stays."""
-    told, vectors, runner = target.with_suffix(".json"), target.with_suffix(".test.npz"), target.with_name(RUNNER)
-    before = _others(told, record)
+    """Write the files, the policy last; if one cannot be written, the others are removed."""
+    info, vectors, runner = target.with_suffix(".json"), target.with_suffix(".test.npz"), target.with_name(RUNNER)
+    before = _others(info, record)
     code = Path(policy_runner.__file__).read_bytes()
     described = files.encode_json({**record, "files": {**(before or {}), target.name: dict(entry)}})
-    # The description first: what a killed process left behind is then known to be of this policy.
-    wanted = {told: described} if before is None else {}
+    # The description is written first, so that files left by a killed process are known to belong to this policy.
+    wanted = {info: described} if before is None else {}
     if before is None or not vectors.exists():
         wanted[vectors] = tests
     if target.suffix == ".npz" and not _same(runner, code):
@@ -205,33 +206,35 @@ def _publish(
             _write_new(path, content)
             undo.callback(path.unlink, missing_ok=True)
         if before is not None:
-            old = told.read_bytes()
-            files.replace_atomically(told, described)
-            undo.callback(files.replace_atomically, told, old)
+            old = info.read_bytes()
+            files.replace_atomically(info, described)
+            undo.callback(files.replace_atomically, info, old)
         _write_new(target, data)
         undo.pop_all()
-    return target, told, vectors, *((runner,) if target.suffix == ".npz" else ())
+    return target, info, vectors, *((runner,) if target.suffix == ".npz" else ())
 
 
-def _others(told: Path, record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The files that a .json of this very policy tells of already; None where there is none."""
-    if not told.exists():
+def _others(info: Path, record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The files that an existing .json of the same policy lists; None if there is no .json."""
+    if not info.exists():
         return None
     try:
-        known = files.decode_json(told.read_bytes())
+        known = files.decode_json(info.read_bytes())
         others = known.pop("files")
     except (OSError, ValueError, AttributeError, LookupError, TypeError):
         known, others = None, {}
     if known is None or files.encode_json(known) != files.encode_json(record):
-        raise ConfigError(f"{told}: already exists and tells of another policy; choose another name or remove it")
-    return {name: entry for name, entry in others.items() if (told.parent / name).exists()}
+        raise ConfigError(f"{info}: already exists and describes another policy; choose another name or remove it")
+    return {name: entry for name, entry in others.items() if (info.parent / name).exists()}
 
 
 def _same(runner: Path, code: bytes) -> bool:
     if not runner.exists():
         return False
     if runner.read_bytes() != code:
-        raise ConfigError(f"{runner}: already exists and is not this version's; choose another folder or remove it")
+        raise ConfigError(
+            f"{runner}: already exists and differs from this version's; choose another folder or remove it"
+        )
     return True
 
 
