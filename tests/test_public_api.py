@@ -262,7 +262,7 @@ def test_learning_again_makes_so_many_steps_more_in_the_same_folder(algo: str, t
     assert np.array_equal(
         predict_checkpoint(last.checkpoint_path, obs), predict_checkpoint(whole.checkpoint_path, obs)
     )
-    with pytest.raises(ConfigError, match=r"run_suffix: .* goes on in the folder it has"):
+    with pytest.raises(ConfigError, match=r"run_suffix: .* continues in its folder"):
         model.learn(5, run_suffix="mine")
 
 

@@ -148,11 +148,9 @@ def render_api() -> str:
 
 
 def render_package() -> str:
-    """The stub of the package: the names of the API, and those with other homes."""
-    homes = dict.fromkeys(api.__all__, "rl_training.api") | rl_training._MODULES
-    lines = [
-        f"from {home} import {name} as {name}\n" for name, home in sorted(homes.items(), key=lambda item: item[1])
-    ]
+    """The stub of the package: every public name, from the module that defines it."""
+    modules = sorted(rl_training._MODULES.items(), key=lambda item: item[1])
+    lines = [f"from {module} import {name} as {name}\n" for name, module in modules]
     return "\n".join([HEADER, "".join(lines), "__version__: str\n"])
 
 

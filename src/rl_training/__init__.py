@@ -5,12 +5,13 @@ Names are imported on first use, because importing torch takes seconds; `__init_
 
 import gc
 from contextlib import contextmanager
+from importlib import import_module
 
 from rl_training import api
+from rl_training.lazy import lazy
 from rl_training.version import __version__ as __version__
 
-# Modules of the names that `rl_training.api` does not define.
-_MODULES = {
+_MODULES = dict.fromkeys(api.__all__, "rl_training.api") | {
     "Callback": "rl_training.runs.callbacks",
     "OPEResult": "rl_training.off_policy_evaluation.evaluation",
     "Logger": "rl_training.experiment.loggers",
@@ -20,7 +21,8 @@ _MODULES = {
     "TransitionDataset": "rl_training.data.datasets",
     "ope": "rl_training.off_policy_evaluation.evaluation",
 }
-__all__ = [*api.__all__, *_MODULES]
+__all__ = [*_MODULES]
+_attribute, __dir__ = lazy(__name__, _MODULES)
 
 
 @contextmanager
@@ -37,8 +39,6 @@ def _without_gc():
 
 def __getattr__(name):
     """Import a name of `__all__`, or a subpackage."""
-    from importlib import import_module
-
     if name == "Judgement":
         import warnings
 
@@ -46,8 +46,7 @@ def __getattr__(name):
         name = "OPEResult"
     if name in __all__:
         with _without_gc():
-            globals()[name] = value = getattr(import_module(_MODULES.get(name, "rl_training.api")), name)
-        return value
+            return _attribute(name)
     try:
         if not name.startswith("_"):
             return import_module(f"{__name__}.{name}")
@@ -55,7 +54,3 @@ def __getattr__(name):
         if error.name != f"{__name__}.{name}":
             raise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})

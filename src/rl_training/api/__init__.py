@@ -1,4 +1,6 @@
-"""The managed API, imported when it is first used; `__init__.pyi` tells type checkers what is in it."""
+"""The managed API, imported on first use; type checkers read `__init__.pyi`."""
+
+from rl_training.lazy import lazy
 
 __all__ = [
     "AWAC",
@@ -20,15 +22,4 @@ __all__ = [
     "load",
 ]
 
-
-def __getattr__(name):
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rl_training.api import algorithms, managed
-
-    globals()[name] = value = getattr(algorithms if hasattr(algorithms, name) else managed, name)
-    return value
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, "rl_training.api.algorithms"))

@@ -1,8 +1,9 @@
-"""The managed classes a user trains with: `REDQ("Pendulum-v1").learn(5_000)`, the same for every algorithm."""
+"""The managed classes that a user trains with: `REDQ("Pendulum-v1").learn(5_000)`."""
 
 from __future__ import annotations
 
 from rl_training.api.managed import ManagedAlgorithm
+from rl_training.api.managed import load as load
 
 
 class DQN(ManagedAlgorithm):
@@ -84,10 +85,10 @@ class EDAC(ManagedAlgorithm):
 
 
 class RLPD(ManagedAlgorithm):
-    """RL with Prior Data: SAC on minibatches of which a part is prior data.
+    """RL with Prior Data: SAC on minibatches that mix prior data with new experience.
 
-    By default it is no more than that: two critics, no LayerNorm, a fixed alpha, one update per step. The paper's
-    RLPD has `num_critics=10, layer_norm=True, alpha="auto", gradient_updates_per_step=20`, as `rlpd/paper` says.
+    Defaults are those of SAC: two critics, no LayerNorm, a fixed alpha, one update per step. The paper's RLPD has
+    `num_critics=10, layer_norm=True, alpha="auto", gradient_updates_per_step=20`, as in `rlpd/paper`.
     """
 
     algo = "rlpd"

@@ -1,4 +1,4 @@
-"""What `help` and an editor show of a managed class: a keyword for each setting, with its default and meaning."""
+"""Signatures and docstrings of managed classes: a keyword for each setting, with its default and meaning."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from rl_training.experiment.registry import AlgorithmSpec
 
-# Fields of `TrainConfig` that a class fixes, takes as `env`, or takes key by key.
+# Fields of `TrainConfig` that a managed class sets itself, from `env`, or from a keyword per key.
 _NOT_KEYWORDS = ("algo", "env_id", "algo_kwargs")
 
 
-class WhenAsked:
-    """A class attribute made by a function of the class when it is looked at: few programs read the help of all."""
+class LazyAttribute:
+    """A class attribute computed from the class on access."""
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
-        self._make = make
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
+        self._compute = compute
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self._make(owner)
+        return self._compute(owner)
 
 
 def settings_of(spec: AlgorithmSpec, given: dict[str, Any]) -> Iterator[tuple[str, FieldInfo, Any]]:
-    """Key, field and default of everything that can be set, the algorithm's own first; `given` defaults win."""
+    """Key, field and default of every setting, the algorithm's own first; `given` overrides defaults."""
     for key, section in spec.sections.owners().items():
         yield key, section.model_fields[key], spec.sections.default(key)
     for key, field in TrainConfig.model_fields.items():
@@ -40,11 +41,11 @@ def settings_of(spec: AlgorithmSpec, given: dict[str, Any]) -> Iterator[tuple[st
             yield key, field, given.get(key, field.get_default(call_default_factory=True))
 
 
-def signature_of(constructor: Callable[..., Any], spec: AlgorithmSpec, given: dict[str, Any]) -> inspect.Signature:
-    """The constructor's own parameters, and its `**settings` spelt out."""
+def signature_of(managed: type[Any], given: dict[str, Any]) -> inspect.Signature:
+    """The parameters of a class, with a keyword for each setting in place of `**settings`."""
     own = [
         parameter
-        for name, parameter in inspect.signature(constructor).parameters.items()
+        for name, parameter in inspect.signature(managed.__init__).parameters.items()
         if name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
     ]
     taken = {parameter.name for parameter in own}
@@ -52,14 +53,14 @@ def signature_of(constructor: Callable[..., Any], spec: AlgorithmSpec, given: di
         inspect.Parameter(
             key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=plain_type(field.annotation)
         )
-        for key, field, default in settings_of(spec, given)
+        for key, field, default in settings_of(get_algorithm_spec(managed.algo), given)
         if key not in taken
     ]
     return inspect.Signature([*own, *keywords])
 
 
 def plain_type(annotation: Any) -> Any:
-    """A type without the ranges that only a check needs: `tuple[int, ...] | None`."""
+    """A type without its constraints: `tuple[int, ...] | None`."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return plain_type(parts[0])
@@ -71,17 +72,20 @@ def plain_type(annotation: Any) -> Any:
     return origin[plain]
 
 
-def documented(text: str, spec: AlgorithmSpec, given: dict[str, Any]) -> str:
-    """A class's docstring with a line for each setting."""
+def documented(managed: type[Any], text: str | None, given: dict[str, Any]) -> str:
+    """The docstring `text` of a class with a line for each setting."""
+    spec = get_algorithm_spec(managed.algo)
     lines = [
         fill(f"{key} = {default!r}: {field.description or ''}", width=110, subsequent_indent="    ")
         for key, field, default in settings_of(spec, given)
     ]
-    return "\n".join([inspect.cleandoc(text), "", "Settings, all keywords:", "", *lines, *_discrete(spec)])
+    return "\n".join(
+        [inspect.cleandoc(text or spec.title), "", "Settings, all keywords:", "", *lines, *_discrete(spec)]
+    )
 
 
 def _discrete(spec: AlgorithmSpec) -> list[str]:
-    """What discrete actions change, where the algorithm takes both kinds."""
+    """The settings that discrete actions change, if the algorithm supports both kinds."""
     without, others = spec.sections.changed_by_discrete_actions()
     words = [f"without {', '.join(without)}"] if without else []
     words += [f"{key} = {value!r}" for key, value in others.items()]

@@ -10,17 +10,13 @@ from typing import TYPE_CHECKING
 
 from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.config import TrainConfig, normalise_algo
+from rl_training.lazy import lazy
 
 if TYPE_CHECKING:
     from rl_training.runs.sections import Resolved
     from rl_training.runtime.trainers import AlgorithmSpec
 else:
-
-    def __getattr__(name):
-        if name != "AlgorithmSpec":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return import_module("rl_training.runtime.trainers").AlgorithmSpec
-
+    __getattr__, __dir__ = lazy(__name__, {"AlgorithmSpec": "rl_training.runtime.trainers"})
 
 __all__ = [
     "AlgorithmSpec",

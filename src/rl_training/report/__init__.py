@@ -18,27 +18,23 @@ report       `read` and `Report`; they need the extra `report`, reading does not
 
 from typing import TYPE_CHECKING
 
+from rl_training.errors import MissingDependencyError
+from rl_training.lazy import lazy
+
 __all__ = ["Report", "read", "runs"]
 
 if TYPE_CHECKING:
     from rl_training.report.listing import runs
     from rl_training.report.report import Report, read
 else:
+    _modules = dict.fromkeys(__all__, "rl_training.report.report") | {"runs": "rl_training.report.listing"}
+    _attribute, __dir__ = lazy(__name__, _modules)
 
     def __getattr__(name):
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if name == "runs":
-            from rl_training.report.listing import runs
-
-            return runs
-        from rl_training.errors import MissingDependencyError
-
         try:
-            from rl_training.report import report
+            return _attribute(name)
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("rl_training"):
                 raise
             remedy = "pip install 'rl-training[report]'"
             raise MissingDependencyError(f"reports need matplotlib, scipy and jinja2 ({error}); {remedy}") from None
-        return getattr(report, name)
