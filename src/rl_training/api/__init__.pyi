@@ -334,10 +334,10 @@ class _RLPDSettings(_TrainKeys, _TargetKeys, _DatasetKeys, _SoftKeys, _OnlineKey
     """share of prior data in each online batch, `round(ratio · batch_size)` rows; ≥ 0, ≤ 1; default 0.5"""
 
 class RLPD(ManagedAlgorithm[Seeds]):
-    """RL with Prior Data: SAC on minibatches of which a part is prior data.
+    """RL with Prior Data: SAC on minibatches that mix prior data with new experience.
 
-    By default it is no more than that: two critics, no LayerNorm, a fixed alpha, one update per step. The paper's
-    RLPD has `num_critics=10, layer_norm=True, alpha="auto", gradient_updates_per_step=20`, as `rlpd/paper` says."""
+    Defaults are those of SAC: two critics, no LayerNorm, a fixed alpha, one update per step. The paper's RLPD has
+    `num_critics=10, layer_norm=True, alpha="auto", gradient_updates_per_step=20`, as in `rlpd/paper`."""
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_RLPDSettings]) -> None: ...
 
