@@ -29,14 +29,7 @@ from rl_training.runs.callbacks import Callback, as_callbacks
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.spec import RunOptions
 from rl_training.runs.state import config_of
-from rl_training.runtime.loading import (
-    LoadedPolicy,
-    LoadedValues,
-    Values,
-    load_policy,
-    load_values,
-    open_checkpoint,
-)
+from rl_training.runtime import loading
 from rl_training.runtime.workflows import Recording, play_checkpoint, record_checkpoint
 
 Environment = str | Env | type[Env] | Callable[..., Env]
@@ -99,10 +92,9 @@ class ManagedAlgorithm(Generic[Seeds]):
         head = f"{type(self).__name__}({config.env_id!r}{settings})"
         if self.checkpoint_path is None:
             return f"{head}: not trained"
-        unit = "updates" if spec.regime == "offline" else "steps"
         place = self.checkpoint_path.parent
         run = place.parent if place.name in ("checkpoints", "best") else place  # a published policy has no run
-        return f"{head}: trained {self._steps:,} {unit}, {run}"
+        return f"{head}: trained {self._steps:,} {'updates' if spec.regime == 'offline' else 'steps'}, {run}"
 
     def __init__(self, env: Environment | TrainConfig | None = None, **settings: Any) -> None:
         self._given = UserEnvironments()
@@ -124,8 +116,8 @@ class ManagedAlgorithm(Generic[Seeds]):
         self.checkpoint_path: Path | None = None
         self._steps, self._budget = 0, self.config.total_timesteps
         self._dataset: TransitionDataset | None = None
-        self._loaded: LoadedPolicy | None = None
-        self._values: LoadedValues | None = None
+        self._loaded: loading.LoadedPolicy | None = None
+        self._values: loading.LoadedValues | None = None
         # One model per seed, after a population was trained.
         self.members: list[ManagedAlgorithm] = []
 
@@ -138,10 +130,9 @@ class ManagedAlgorithm(Generic[Seeds]):
         owned = get_algorithm_spec(cls.algo).sections.owners()
         fields = {key: value for key, value in settings.items() if TrainConfig.has(key)}
         extra = {key: value for key, value in settings.items() if key not in fields}
-        for key in extra:
-            if key not in owned:
-                known = [*TrainConfig.model_fields, *owned]
-                raise ConfigError(f"{cls.__name__}: unknown setting {key!r}{nearest(key, known)}", key=key)
+        if unknown := [key for key in extra if key not in owned]:
+            hint = nearest(unknown[0], [*TrainConfig.model_fields, *owned])
+            raise ConfigError(f"{cls.__name__}: unknown setting {unknown[0]!r}{hint}", key=unknown[0])
         fields["algo_kwargs"] = {**fields.get("algo_kwargs", {}), **extra}
         return TrainConfig(**{"algo": cls.algo, "env_id": None, **_DEFAULTS, **fields})
 
@@ -273,17 +264,17 @@ class ManagedAlgorithm(Generic[Seeds]):
     def predict(self, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
         """The action in the environment's units, for one observation or a batch."""
         if self._loaded is None:
-            self._loaded = load_policy(open_checkpoint(self._checkpoint("predict")))
+            self._loaded = loading.load_policy(loading.open_checkpoint(self._checkpoint("predict")))
         return self._loaded.predict(obs, deterministic=deterministic)
 
-    def predict_value(self, obs: ArrayLike, action: ArrayLike | None = None) -> Values:
+    def predict_value(self, obs: ArrayLike, action: ArrayLike | None = None) -> loading.Values:
         """Value estimates of the critics: Q(obs, action) with `action` in the environment's units, or V(obs).
 
         Returns `mean` and `spread` over the critics, for one observation or a batch, or for one observation and a
         batch of actions. docs/export.md defines V for each algorithm; BC has no critics.
         """
         if self._values is None:
-            self._values = load_values(open_checkpoint(self._checkpoint("predict_value")))
+            self._values = loading.load_values(loading.open_checkpoint(self._checkpoint("predict_value")))
         return self._values.predict(obs, action)
 
     def export(self, path: str | Path, deterministic: bool = True) -> Exported:
@@ -311,14 +302,14 @@ class ManagedAlgorithm(Generic[Seeds]):
         `env_kwargs` replace those of the run, which are otherwise passed to `env`.
         `ManagedAlgorithm.load` and `rl_training.load` find the class of the run's algorithm.
         """
-        checkpoint = open_checkpoint(path)
+        checkpoint = loading.open_checkpoint(path)
         config = config_of(checkpoint)
         model = (_class_of(config.algo) if cls is ManagedAlgorithm else cls)(config)
         assert isinstance(model, cls)
         model.checkpoint_path = checkpoint.path
         with checkpoint_errors(checkpoint):
             model._steps = int(checkpoint.records["trainer"]["clock"]["global_step"])
-        model._loaded = load_policy(checkpoint)
+        model._loaded = loading.load_policy(checkpoint)
         model._replace_environments(env, eval_env, wrappers, env_kwargs)
         return model
 
