@@ -10,11 +10,11 @@ program replaces only the text between its own `<!-- begin NAME -->` and `<!-- e
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import fcntl
 import importlib
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -27,6 +27,8 @@ from typing import Any
 
 import torch
 
+from benchmarks import records
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = {
@@ -36,25 +38,30 @@ DOCUMENTS = {
     "gallery": (ROOT / "docs" / "gallery.md", "# Trained policies\n"),
     "readme": (ROOT / "README.md", "# rl_training\n"),
 }
-PROGRAMS = (
-    "updates",
-    "population",
-    "rounding",
-    "seeds",
-    "training",
-    "steps",
-    "learning",
-    "offline",
-    "discrete",
-    "overhead",
-    "startup",
-    "parity",
-    "data_sizes",
-    "beside",
-    "export",
-    "choosing",
-    "ope",
-)
+# Each program's results, and the module that renders them.
+PROGRAMS = {
+    **{
+        name: f"benchmarks.speed.{name}"
+        for name in (
+            "updates",
+            "population",
+            "rounding",
+            "seeds",
+            "training",
+            "steps",
+            "overhead",
+            "startup",
+            "data_sizes",
+            "export",
+        )
+    },
+    "parity": "benchmarks.parity.__main__",
+    "learning": "benchmarks.evidence.earlier",
+    "offline": "benchmarks.evidence.earlier",
+    "discrete": "benchmarks.evidence.earlier",
+    "choosing": "benchmarks.evidence.choosing",
+    "ope": "benchmarks.evidence.ope",
+}
 COMMIT, UNKNOWN = "RL_TRAINING_COMMIT", "unknown"
 _PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "stable_baselines3", "sb3_contrib")
 
@@ -109,6 +116,13 @@ def stamp(device: str) -> Entry:
     }
 
 
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the option that every program has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
+    return parser
+
+
 def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -122,10 +136,8 @@ class Results:
         self.path = path or RESULTS / f"{program}.json"
 
     def load(self) -> dict[str, Entry]:
-        if not self.path.is_file():
-            return {}
-        entries: dict[str, Entry] = json.loads(self.path.read_text(encoding="utf-8"))["entries"]
-        return entries
+        content = records.read(self.path)
+        return {} if content is None else content["entries"]
 
     def add(self, entries: dict[str, Entry]) -> None:
         """Add or replace entries; safe beside another process doing the same."""
@@ -134,10 +146,7 @@ class Results:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)  # until it is closed
             merged = {**self.load(), **entries}
-            content = {"program": self.program, "entries": dict(sorted(merged.items()))}
-            fresh = self.path.with_suffix(".new")
-            fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            fresh.replace(self.path)
+            records.write(self.path, {"program": self.program, "entries": dict(sorted(merged.items()))})
         finally:
             os.close(folder)
 
@@ -148,6 +157,12 @@ class Results:
                   f"`python -m benchmarks.report merge {self.path}`")  # fmt: skip
             return
         write_sections(sections(self.load()))
+
+    def show(self, sections: Callable[[dict[str, Entry]], Sections]) -> None:
+        """Print the program's sections, then write them."""
+        for text in sections(self.load()).values():
+            print(f"\n{text}")
+        self.render(sections)
 
 
 def write_sections(sections: Sections) -> None:
@@ -229,13 +244,13 @@ def main(arguments: Sequence[str]) -> None:
     if arguments and arguments[0] not in ("merge", "render"):
         sys.exit(__doc__)
     for name in arguments[1:]:
-        content = json.loads(Path(name).read_text(encoding="utf-8"))
+        content = records.read(Path(name))
         Results(content["program"]).add(content["entries"])
         print(f"took {len(content['entries'])} entries of {content['program']} from {name}")
-    for program in PROGRAMS:
+    for program, module in PROGRAMS.items():
         results = Results(program)
         if results.path.is_file():
-            results.render(importlib.import_module(f"benchmarks.{program}").sections)
+            results.render(importlib.import_module(module).sections)
 
 
 if __name__ == "__main__":

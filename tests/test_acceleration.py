@@ -22,7 +22,7 @@ import torch
 import torch._dynamo  # now, so that what its import changes is not taken for ours
 from torch import Tensor
 
-from benchmarks.depth import TOLERANCE
+from benchmarks.speed.depth import TOLERANCE
 from rl_training.algorithms import CRR, DQN, IQL, SAC, TD3, Learner
 from rl_training.algorithms.base import Terms
 from rl_training.algorithms.optim import apply_lists

@@ -1,4 +1,4 @@
-"""`benchmarks.choosing`: settings are trained, FQE takes one, and its true rank is told."""
+"""`benchmarks.evidence.choosing`: settings are trained, FQE takes one, and its true rank is told."""
 
 from __future__ import annotations
 
@@ -10,19 +10,43 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import choosing, ope
+from benchmarks.evidence import choosing, ope
+from rl_training.study import Study
 
 pytestmark = pytest.mark.pages
 
 
-def test_a_configuration_that_is_not_tried_is_refused_before_anything_is_trained(
+def study_of(folder: Path, expectiles: list[float], **settings: Any) -> Study:
+    """Settings of IQL on 200 rows that mean nothing."""
+    rng, rows = np.random.default_rng(0), 200
+    np.savez(
+        folder / "log.npz",
+        observations=rng.normal(size=(rows, 3)).astype(np.float32),
+        actions=rng.uniform(-2, 2, (rows, 1)).astype(np.float32),
+        rewards=rng.normal(size=rows).astype(np.float32),
+        terminals=np.zeros(rows, bool),
+        timeouts=np.arange(1, rows + 1) % 50 == 0,
+    )
+    data = {"dataset_kind": "npz", "dataset_path": str(folder / "log.npz"), "dataset_id": None}
+    plan = {"name": "choosing", "base": "iql/pendulum", "set": data | settings, "seeds": [0], "threads": 1,
+            "grid": {"expectile": expectiles, "beta": [3.0]}, "population": 2}  # fmt: skip
+    return Study(plan, output_dir=folder / "out")
+
+
+def chosen(study: Study, *words: object) -> None:
+    choosing.main([str(word) for word in (study.folder, "--config", "iql/pendulum", *words)])
+
+
+def test_a_study_that_is_not_done_or_without_the_packaged_settings_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "GRID", {"expectile": [0.6], "beta": [3.0]})
-    words = ["--data", tmp_path, "--files", "log", "--config", "iql/pendulum", "--folder", tmp_path / "out"]
-    with pytest.raises(SystemExit, match="iql/pendulum: its expectile and beta are not among those that are tried"):
-        choosing.main([str(word) for word in words])
-    assert not (tmp_path / "out").exists()
+    study = study_of(tmp_path, [0.6, 0.65])
+    study.plan(1)
+    with pytest.raises(SystemExit, match="not every trial is done"):
+        chosen(study)
+    monkeypatch.setattr(choosing, "finished", lambda study: study.status().trials)
+    with pytest.raises(SystemExit, match="iql/pendulum: its beta and expectile are not among those that are tried"):
+        chosen(study)
 
 
 def entry_of(*trials: tuple[float, float, float | None]) -> dict[str, Any]:
@@ -53,22 +77,13 @@ def test_a_measurement_without_discounted_returns_has_no_correlation() -> None:
 
 
 @pytest.mark.slow
-def test_trained_chosen_and_only_then_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng, rows = np.random.default_rng(0), 200
-    np.savez(
-        tmp_path / "log.npz",
-        observations=rng.normal(size=(rows, 3)).astype(np.float32),
-        actions=rng.uniform(-2, 2, (rows, 1)).astype(np.float32),
-        rewards=rng.normal(size=rows).astype(np.float32),
-        terminals=np.zeros(rows, bool),
-        timeouts=np.arange(1, rows + 1) % 50 == 0,
-    )
-    monkeypatch.setattr(choosing, "GRID", {"expectile": [0.7, 0.8], "beta": [3.0]})
-    words = ["--data", tmp_path, "--files", "log", "--config", "iql/pendulum", "--updates", 10, "--fqe-updates", 10]
-    words += ["--episodes", 2, "--bootstraps", 2, "--device", "cpu", "--processes", 1]
-    words += ["--folder", tmp_path / "out", "--json", tmp_path / "found.json"]
-    choosing.main([str(word) for word in words])
+def test_chosen_and_only_then_played(tmp_path: Path) -> None:
+    study = study_of(tmp_path, [0.7, 0.8], total_timesteps=10, device="cpu", eval_episodes=0)
+    study.run()
+    words = ["--fqe-updates", 10, "--episodes", 2, "--bootstraps", 2, "--device", "cpu", "--processes", 1]
+    chosen(study, *words, "--json", tmp_path / "found.json")
     (entry,) = json.loads((tmp_path / "found.json").read_text())["entries"].values()
+    assert (entry["files"], entry["updates"]) == ("log", 10)
     trials = entry["trials"]
     assert [one["value"] for one in trials] == sorted((one["value"] for one in trials), reverse=True)
     assert {one["settings"]["expectile"]: one["default"] for one in trials} == {0.7: True, 0.8: False}

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 import rl_training
-from benchmarks import gallery
+from benchmarks.evidence import gallery
 from rl_training import SAC, TD3
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint, write_checkpoint
@@ -130,7 +130,7 @@ def test_the_page_says_what_the_cards_say() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for (_, name), section in gallery.sections(gallery.cards()).items():
         found = f"<!-- begin {name} -->\n{section}\n<!-- end {name} -->"
-        assert found in text, "run: python -m benchmarks.gallery --render"
+        assert found in text, "run: python -m benchmarks.evidence.gallery --render"
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

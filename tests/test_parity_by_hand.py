@@ -1,8 +1,8 @@
 """BC, RLPD, FQE and the learners of discrete actions make the updates of a second computation, in float64.
 
-The reference is `benchmarks.by_hand`: the papers' formulas in torch's own layers, distributions and optimisers.
-Both sides start from the same weights, batches and noise. The losses and gradients of 20 updates are compared, and
-every parameter and target after them. A setting of ours that is 1 % wrong must be seen.
+The reference is `benchmarks.parity.by_hand`: the papers' formulas in torch's own layers, distributions and
+optimisers. Both sides start from the same weights, batches and noise. The losses and gradients of 20 updates are
+compared, and every parameter and target after them. A setting of ours that is 1 % wrong must be seen.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import argparse
 
 import pytest
 
-from benchmarks.parity import BOUND, BY_HAND, CASES, MISTAKE, Case, differences
+from benchmarks.parity.__main__ import BOUND, MISTAKE, differences
+from benchmarks.parity.cases import BY_HAND, CASES, Case
 
 HAND = [case for case in CASES if case.reference == BY_HAND]
 

@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import cases, leanrl, loops, offline, training, updates
-from benchmarks.checkouts import commit_of
-from benchmarks.runs import RunSpec, configure, perform
-from benchmarks.timing import Rates, alternate, ratios_of
+from benchmarks.evidence import earlier
+from benchmarks.peers import leanrl, learn, loops
+from benchmarks.peers.checkouts import commit_of
+from benchmarks.runs import configure
+from benchmarks.speed import cases, training, updates
+from benchmarks.speed.timing import Rates, alternate, ratios_of
 from rl_training.data.transitions import TransitionBatch
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.strict_yaml import dump_yaml
 
 pytestmark = pytest.mark.pages
 
@@ -293,10 +296,14 @@ def pendulum_file(folder: Path) -> Path:
     return folder
 
 
-def offline_jobs(monkeypatch: pytest.MonkeyPatch, folder: Path, *more: str) -> list[RunSpec]:
-    given = ["--data", str(folder), "--corl", str(folder), "--device", "cpu", "--updates", "7", "--episodes", "2"]
-    monkeypatch.setattr(sys, "argv", ["offline", *given, *more])
-    return list(offline.jobs(offline.arguments()))
+def offline_jobs(library: str, folder: Path, *more: str, seeds: list[int], **fields: Any) -> list[learn.Job]:
+    """Jobs of a peer for a study of every offline algorithm that one has, on `pendulum-replay.npz`."""
+    data = {"dataset_kind": "npz", "dataset_path": "pendulum-replay.npz", "total_timesteps": 7, "device": "cpu"}
+    tasks = [{"config": f"{algo}/pendulum-replay"} for algo in ("bc", "crr", "iql", "td3_bc")]
+    study = folder / "some.yaml"
+    study.write_text(dump_yaml({"set": data | fields, "seeds": seeds, "tasks": tasks}), encoding="utf-8")
+    words = [library, str(study), "--data", str(folder), "--checkout", str(folder), "--episodes", "2", *more]
+    return list(learn.jobs(learn.arguments(words)))
 
 
 def publish(folder: Path, algo: str, task: str, file: str, text: str) -> None:
@@ -305,24 +312,20 @@ def publish(folder: Path, algo: str, task: str, file: str, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def test_corl_learns_from_the_rows_and_is_judged_on_the_episodes_of_every_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_corl_learns_from_the_rows_and_is_judged_on_the_episodes_of_every_run(tmp_path: Path) -> None:
     checkout(pendulum_file(tmp_path), "offline/td3_bc.py", CORL_LEARNER)
     publish(tmp_path, "td3_bc", "pendulum", "replay_v2.yaml", "alpha: 4e-1\nenv: p-v2\nseed: 9\nmax_timesteps: 9\n")
-    scaled = "algo_kwargs.reward_scale=3"
-    (job,) = offline_jobs(
-        monkeypatch, tmp_path, "--algo", "td3_bc", "--seeds", "5", "--peers-only", "--set", scaled
-    )
-    assert job.key == "pendulum-replay/7/corl td3_bc reward_scale=3/5"
-    entry = perform(job)
+    (job,) = offline_jobs("corl", tmp_path, "--algo", "td3_bc", seeds=[5], reward_scale=3.0)
+    assert job.key == "some/Pendulum-v1+pendulum-replay/corl td3_bc/5"
+    entry = learn.perform(job)
     assert len(lines(tmp_path)) == entry["updates"] == 7
     told = {
         "device": "cpu", "env": "p-v2", "seed": 5, "batch_size": 256, "buffer_size": 40, "max_timesteps": 7,
         "eval_freq": 10**9, "alpha": 0.4,
     }  # fmt: skip
     assert lines(tmp_path)[0] == f"{told} [-1.0, -2.0]"  # rewards of the file
-    assert (entry["library"], entry["config"]) == ("corl", "CORL's replay settings")
+    assert (entry["library"], entry["settings"]) == ("corl", "CORL's replay settings")
+    assert entry["fingerprint"] == learn.data_of(job.config).fingerprint()
     assert (entry["peer"], entry["peer_versions"]["checkout"]) == ("CORL:TD3+BC", "unknown")
 
     class Double:
@@ -333,42 +336,47 @@ def test_corl_learns_from_the_rows_and_is_judged_on_the_episodes_of_every_run(
                 mean = torch.from_numpy(data["observations"].mean(0))
             return ((obs - mean) / 2.0)[:, :1].add(0.7).clamp(-1.0, 1.0)
 
-    config = TrainConfig(**job.config)
-    evaluator = Evaluator(config, spaces_of(config))
+    evaluator = Evaluator(job.config, spaces_of(job.config))
     policy: Any = Double()
     assert entry["final"] == pytest.approx(evaluator.run(policy, 2), rel=1e-4)
     evaluator.close()
 
 
-def test_libraries_are_asked_for_what_they_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_are_asked_for_what_they_have(tmp_path: Path) -> None:
     (pendulum_file(tmp_path) / "algorithms").mkdir()
-    every = ["--peer-python", "/a/python", "--algo", "bc", "crr", "iql", "td3_bc", "--seeds", "0"]
-    jobs = offline_jobs(monkeypatch, tmp_path, *every)
-    said = {job.key.split("/")[2]: job.labels["config"] for job in jobs}
+    jobs = [
+        job
+        for library in ("corl", "d3rlpy")
+        for job in offline_jobs(library, tmp_path, "--seeds", "0", seeds=[1, 2])
+    ]
+    said = {job.key.split("/")[2]: job.named for job in jobs}
     assert said == {
-        "rl_training bc": "bc/pendulum-replay",
-        "d3rlpy crr": "d3rlpy's defaults",
-        "rl_training crr": "crr/pendulum-replay",
         "corl iql": "CORL's defaults",  # the checkout has nothing for this file
-        "d3rlpy iql": "d3rlpy's defaults",
-        "rl_training iql": "iql/pendulum-replay",
         "corl td3_bc": "CORL's defaults",
-        "rl_training td3_bc": "td3_bc/pendulum-replay",
+        "d3rlpy crr": "d3rlpy's defaults",
+        "d3rlpy iql": "d3rlpy's defaults",
     }
-    assert all(job.peer_settings == {} for job in jobs)
+    assert all(job.settings == {} and job.config.seed == 0 for job in jobs)
+    with pytest.raises(SystemExit, match="corl has no crr here"):
+        offline_jobs("corl", tmp_path, "--algo", "crr", seeds=[0])
     with pytest.raises(SystemExit, match="nowhere"):
-        offline_jobs(monkeypatch, tmp_path, "--corl", str(tmp_path / "nowhere"))
+        offline_jobs("corl", tmp_path, "--checkout", str(tmp_path / "nowhere"), seeds=[0])
 
 
 def test_settings_of_corl_for_a_mixture_are_those_of_its_data_set(tmp_path: Path) -> None:
     publish(
         tmp_path, "iql", "hopper", "medium_expert_v2.yaml", "beta: 6.0\nqf_lr: 3e-4\nbatch_size: 9\nname: IQL\n"
     )
-    options = argparse.Namespace(corl=tmp_path)
-    found = offline.peer_settings(options, "corl", "iql", "hopper-medium+hopper-expert")
-    assert found == ({"beta": 6.0, "qf_lr": 3e-4}, "CORL's medium-expert settings")
-    found = offline.peer_settings(options, "corl", "td3_bc", "hopper-medium+hopper-expert")
-    assert found == ({}, "CORL's defaults")
+    options = argparse.Namespace(library="corl", checkout=tmp_path)
+    files = [{"dataset_kind": "npz", "dataset_path": f"hopper-{quality}.npz"} for quality in ("medium", "expert")]
+
+    def settings_of(algo: str) -> tuple[dict[str, Any], str]:
+        return learn.peer_settings(
+            options, TrainConfig(algo=algo, env_id="Hopper-v5", total_timesteps=9, algo_kwargs={"datasets": files})
+        )
+
+    assert settings_of("iql") == ({"beta": 6.0, "qf_lr": 3e-4}, "CORL's medium-expert settings")
+    assert settings_of("td3_bc") == ({}, "CORL's defaults")
 
 
 def learned(library: str, seed: int, value: float, **more: Any) -> dict[str, Any]:
@@ -383,7 +391,7 @@ def test_returns_stand_beside_those_of_every_peer() -> None:
     about = {"peer": "CORL:IQL", "peer_versions": {"checkout": "abc"}, "how": "its own loop", "note": "sizes fixed"}
     runs = [learned("corl", 0, 900.0, **about), learned("corl", 1, 920.0, **about)]
     runs += [learned("rl_training", 0, 1010.0), learned("rl_training", 1, 990.0), learned("d3rlpy", 0, 1200.0)]
-    (text,) = offline.sections({str(i): run for i, run in enumerate(runs)}).values()
+    (text,) = earlier.sections({str(i): run for i, run in enumerate(runs)}).values()
     assert "| CORL IQL | `corl's` | 9 | 0 1 | 900, 920 | 910 ± 14 |" in text
     assert "| d3rlpy IQL | `d3rlpy's` | 9 | 0 | 1200 | 1200 |" in text
     assert "| IQL | `rl_training's` | 9 | 0 1 | 1010, 990 | 1000 ± 14 |" in text

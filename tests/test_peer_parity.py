@@ -2,7 +2,7 @@
 
 From the same weights, batches and noise: the losses and gradients of 20 updates, and every parameter and target
 after them. The choices that our docstrings state are taken out: the peers form all losses before any step
-(`benchmarks.lockstep.Held`), add no 1e-6 inside the logarithm of the squashed density and clip no gradients.
+(`benchmarks.parity.lockstep.Held`), add no 1e-6 inside the logarithm of the squashed density and clip no gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.lockstep import (
+from benchmarks.parity.lockstep import (
     ACTIONS,
     BATCH,
     CHOICES,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.depth import TOLERANCE
+from benchmarks.speed.depth import TOLERANCE
 from rl_training.algorithms import CQL, IQL, SAC, TD3, Learner
 from rl_training.algorithms.execution import draw
 from rl_training.data.sources import BatchSource, MixedSource, TensorSource

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import picture
+from benchmarks.speed import picture
 from rl_training.cli import main
 from rl_training.experiment import registry
 from rl_training.experiment.config import TrainConfig, packaged_configs
@@ -71,7 +71,7 @@ def test_the_readme_leads_to_every_guide() -> None:
 
 def test_the_speed_in_the_readme_is_what_was_measured() -> None:
     section = f"<!-- begin speed -->\n{picture.speed()}\n<!-- end speed -->"
-    assert section in README, "run: python -m benchmarks.picture"
+    assert section in README, "run: python -m benchmarks.speed.picture"
 
 
 @pytest.mark.parametrize(("page", "name"), PROGRAMS)

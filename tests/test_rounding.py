@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.rounding import available_sets
+from benchmarks.speed.rounding import available_sets
 from tests.rounding import activation, differing
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,6 @@ report's own code, as if the study were there.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePath
@@ -14,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import records
 from benchmarks.evidence.judging import Judged, judged, last_policy
 from benchmarks.runs import data_returns
 from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.files import replace_atomically
 from rl_training.report.grouping import data_name, text_of
 from rl_training.report.logs import Curve
 from rl_training.report.reading import Reading, Run, Unread, read_runs
@@ -169,11 +168,11 @@ def _index(settings: list[Mapping[str, Any]], one: Mapping[str, Any]) -> int:
 def load(path: Path) -> Kept | None:
     """Results in a file; None where there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
+        found = records.read(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: no results of a study: {error}") from None
+    if found is None:
+        return None
     if not isinstance(found, dict) or found.get("kind") != KIND or found.get("schema") != SCHEMA:
         raise ConfigError(f"{path}: no results of a study, which `python -m benchmarks.evidence` writes")
     return found
@@ -181,12 +180,7 @@ def load(path: Path) -> Kept | None:
 
 def store(path: Path, kept: Kept) -> None:
     """Write results, a line for each run."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = {name: value for name, value in kept.items() if name != "runs"}
-    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
-    runs = [f"  {json.dumps(name)}: {json.dumps(run)}" for name, run in kept["runs"].items()]
-    lines.append('"runs": {' + ("\n" + ",\n".join(runs) + "\n " if runs else "") + "}")
-    replace_atomically(path, ("{" + ",\n ".join(lines) + "}\n").encode())
+    records.write(path, kept, "runs")
 
 
 # Back to what the report works with.

@@ -29,7 +29,7 @@ KEPT = report.RESULTS / "evidence"
 PICTURES = report.ROOT / "docs" / "pictures"
 _INKS = {"light": "#1f2328", "dark": "#e6edf3"}
 _NAMES = {"td3_bc": "TD3+BC", "rebrac": "ReBRAC"}
-_PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy"}
+_PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy", "corl": "CORL"}
 
 
 def name_of(algo: str) -> str:
@@ -206,13 +206,13 @@ def _published_return(one: Published) -> str:
 
 
 def _peers(run: Run) -> dict[tuple[str, str], list[Entry]]:
-    """Runs of other libraries in the same environment on the same data, which their fingerprint tells."""
+    """Runs of other libraries in the same environment on data of the same fingerprint."""
     found: dict[tuple[str, str], list[Entry]] = {}
     data = run.dataset.get("fingerprint") if is_offline(run) else None
-    for program in ("learning", "offline"):
+    for program in ("learning", "offline", "peers"):
         for entry in Results(program).load().values():
             library = _PEERS.get(entry.get("library", ""))
-            same_data = entry.get("fingerprint") == data and ("file" in entry) == bool(data)
+            same_data = entry.get("fingerprint") == data and (bool(data) or "file" not in entry)
             if library is not None and entry["env"] == run.env_id and same_data:
                 found.setdefault((library, entry["algo"]), []).append(entry)
     return found
@@ -282,7 +282,10 @@ def render(kept_in: Path | None = None, pictures: Path | None = None, studies: P
         else:
             made.append(as_planned(found, file))
             sections["results", f"evidence-{file.stem}"] = section(made[-1], pictures or PICTURES)
-    words = "Studies of the repository that have no results yet.\n\n" + "\n".join(planned)
+    words = (
+        "Studies of the repository that have no results yet. Some repeat runs that are older than the studies: "
+        "their results are further below.\n\n" + "\n".join(planned)
+    )
     sections["results", "evidence-overview"] = overview(made)
     sections["results", "evidence-planned"] = f"## Planned\n\n{words}" if planned else ""
     report.write_sections(sections)

@@ -29,7 +29,7 @@ RESAMPLES = 4_999
 EXPANDED = "expanded percentile"
 METHODS = ("percentile", "basic", "BCa", EXPANDED)
 METHOD = EXPANDED
-"""the method whose coverage is closest to `CONFIDENCE`, as measured by benchmarks/coverage.py"""
+"""the method whose coverage is closest to `CONFIDENCE`, as measured by benchmarks/evidence/coverage.py"""
 _SEED = 0
 
 

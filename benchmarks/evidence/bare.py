@@ -1,0 +1,65 @@
+"""What classes have to learn with nothing set, `SAC("Pendulum-v1", seed=0).learn(10_000)`.
+
+The study `bare-classes` trains them and is the only home of the budgets, which the README lists. `LINES` are the
+returns that count as having learned: set before anything was measured, and required of every seed.
+
+- Pendulum-v1, -200: swung up and held; random actions get -1,200, the best possible is about -140.
+- CartPole-v1, 450 of 500.
+- Behaviour cloning copies good and bad episodes alike: it has to reach the mean return of its data, no more, less
+  the standard error that as many episodes of the data would have as it is evaluated on.
+- The other offline algorithms, and RLPD, have data from which -200 can be learned: a replay buffer of an agent that
+  did, from its first random episodes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import rl_training
+from benchmarks.report import ROOT, table
+from rl_training import ManagedAlgorithm
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.strict_yaml import parse_yaml
+
+STUDY = ROOT / "benchmarks" / "studies" / "bare-classes.yaml"
+LINES = {"Pendulum-v1": -200.0, "CartPole-v1": 450.0}
+
+
+@dataclass(frozen=True)
+class Bare:
+    """Where a bare class is tried, its budget (steps; offline, updates) and the return it must reach."""
+
+    env: str
+    budget: int
+    line: float | None  # None: what the data's own episodes return
+
+
+def read() -> dict[str, Bare]:
+    """By algorithm: what the study says, and the return for its environment; cloning has none of its own."""
+    tasks = parse_yaml(STUDY.read_text(encoding="utf-8"), str(STUDY)).value["list"]
+    return {
+        task["algo"]: Bare(
+            task["env_id"], task["total_timesteps"], LINES[task["env_id"]] if task["algo"] != "bc" else None
+        )
+        for task in tasks
+    }
+
+
+BARE = read()
+
+
+def class_of(algo: str) -> type[ManagedAlgorithm]:
+    """The exported class that trains an algorithm."""
+    exported = (getattr(rl_training, name) for name in rl_training.__all__)
+    found: type[ManagedAlgorithm] = next(one for one in exported if getattr(one, "algo", None) == algo)
+    return found
+
+
+def budgets() -> str:
+    """The table of budgets in the README."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for algo, bare in BARE.items():
+        unit = "updates" if get_algorithm_spec(algo).regime == "offline" else "steps"
+        line = "what its data return" if bare.line is None else f"{bare.line:g}"
+        found.setdefault((bare.env, line, f"{bare.budget:,} {unit}"), []).append(f"`{class_of(algo).__name__}`")
+    return table(["", "return", "within", "classes"], ([*task, ", ".join(names)] for task, names in found.items()))

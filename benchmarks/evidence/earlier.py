@@ -1,0 +1,320 @@
+"""Tables of runs that were measured before there were studies; the studies named above them measure the same.
+
+`benchmarks/results/learning.json`, `offline.json` and `discrete.json` have an entry per run: this module renders
+them, as `python -m benchmarks.report` asks it to, and nothing adds to them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from benchmarks import report
+from benchmarks.evidence.bare import BARE, class_of
+from benchmarks.report import Entry, Sections, table
+from rl_training.data.scores import NOT_COMPARABLE, normalized_score
+from rl_training.experiment.registry import get_algorithm_spec
+
+# Return to reach, and the updates within which.
+THRESHOLDS = {"pendulum-replay": (-200.0, 20_000)}
+PEER_NAMES = {"corl": "CORL", "d3rlpy": "d3rlpy"}
+BARE_EPISODES = 20
+
+
+def origin(studies: str) -> str:
+    """Where a table comes from, and which studies measure the same today."""
+    return (
+        "Rendered by `python -m benchmarks.report` from runs that are older than the studies, all evaluated on the "
+        f"same episodes. The same is measured today by {studies}."
+    )
+
+
+def algorithm_changes(overrides: Iterable[str]) -> list[str]:
+    """Overrides that change the algorithm, and not only where and how fast it runs."""
+    prefix = "algo_kwargs."
+    return [override.removeprefix(prefix) for override in overrides if override.startswith(prefix)]
+
+
+def name_of(entry: Entry) -> str:
+    library = {"rl_training": "", "sb3": "Stable-Baselines3 "}[entry["library"]]
+    prior = f" with {entry['prior']}" if "prior" in entry else ""
+    return ", ".join([f"{library}{entry['algo'].upper()}{prior}", *algorithm_changes(entry["overrides"])])
+
+
+def groups(entries: Iterable[Entry]) -> dict[tuple[str, str], list[Entry]]:
+    """By environment and contender, seeds in order."""
+    found: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    for entry in sorted(entries, key=lambda e: e["seed"]):
+        found[entry["env"], name_of(entry)].append(entry)
+    return found
+
+
+def finals(entries: Iterable[Entry]) -> list[float]:
+    return [entry["final"]["eval_return_mean"] for entry in entries]
+
+
+def verdict(values: list[float], wanted: float, runs: list[Entry], budget: int) -> str:
+    """Passing takes three seeds, thirty episodes and no more than the budget; less proves nothing either way."""
+    if len(values) < 3 or any(run["episodes"] < 30 or run["total_timesteps"] > budget for run in runs):
+        return "not judged: needs 3 seeds, 30 episodes and the agreed budget"
+    return "pass" if statistics.fmean(values) >= wanted else "FAIL"
+
+
+def threshold_text(entries: list[Entry]) -> str:
+    rows = []
+    on_device = [groups(e for e in entries if e["device"] == device) for device in ("cpu", "cuda")]
+    for (env, name), runs in (item for found in on_device for item in found.items()):
+        values, wanted = finals(runs), runs[0]["threshold"]
+        passed = verdict(values, wanted, runs, runs[0]["budget"])
+        seeds = " ".join(str(run["seed"]) for run in runs)
+        done, budget = min(run["steps"] for run in runs), max(run["total_timesteps"] for run in runs)
+        steps = f"{budget:,}" if done == budget else f"{budget:,}, cut short at {done:,}"
+        settings = " ".join([f"`{runs[0]['config']}`", *runs[0]["overrides"]])
+        how = f"{runs[0]['judged']}, {runs[0]['episodes']} episodes"
+        rows.append([name, env, runs[0]["device"], steps, settings, how, seeds, report.returns(values),
+                     report.spread(values), f"{wanted:g}", passed])  # fmt: skip
+    header = ["", "environment", "on", "steps", "config", "judged by", "seeds", "returns", "mean ± std",
+              "at least", ""]  # fmt: skip
+    note = (
+        "A best checkpoint was chosen by evaluations during the run, whose episodes are among those it is judged "
+        "by; a last checkpoint was chosen by nothing."
+    )
+    return f"{table(header, rows)}\n\n{note}"
+
+
+def curve_text(entries: list[Entry]) -> str:
+    parts = []
+    by_env = groups(entries)
+    for env in sorted({env for env, _ in by_env}):
+        runs_of = {name: runs for (place, name), runs in by_env.items() if place == env}
+        points = sorted({step for runs in runs_of.values() for run in runs for step, *_ in run["curve"]})
+        rows = []
+        for name, runs in runs_of.items():
+            cells = []
+            for point in points:
+                values = [mean for run in runs for step, mean, _ in run["curve"] if step == point]
+                cells.append(report.spread(values) if values else "–")
+            speed = statistics.fmean(run["steps"] / run["seconds"] for run in runs)
+            rows.append([name, " ".join(str(r["seed"]) for r in runs), *cells, report.returns(finals(runs)),
+                         report.spread(finals(runs)), f"{speed:.0f}"])  # fmt: skip
+        header = ["", "seeds", *(f"{point / 1000:g}k" for point in points), "last, per seed", "last", "steps/s"]
+        configs = " ".join(sorted({f"`{run['config']}`" for runs in runs_of.values() for run in runs}))
+        parts.append(f"**{env}** ({configs})\n\n{table(header, rows)}\n")
+        if "SAC" in runs_of and "Stable-Baselines3 SAC" in runs_of:
+            parts.append(at_common_step(runs_of["SAC"], runs_of["Stable-Baselines3 SAC"]) + "\n")
+    return "\n".join(parts)
+
+
+def at_common_step(ours: list[Entry], theirs: list[Entry]) -> str:
+    """The comparison at the last step that every run of both sides was evaluated at."""
+    curves = [{step: mean for step, mean, _ in run["curve"]} for run in (*ours, *theirs)]
+    common = set(curves[0]).intersection(*curves[1:])
+    if not common:
+        return "No step was evaluated by every run, so the two are not compared."
+    step = max(common)
+    values = [curve[step] for curve in curves]
+    found = comparison(values[: len(ours)], values[len(ours) :])
+    return f"At {step:,} steps, the last that all runs reached: {found}"
+
+
+def comparison(ours: list[float], theirs: list[float]) -> str:
+    """Whether the difference of two means is more than the seeds' noise explains (two standard errors)."""
+    difference = statistics.fmean(ours) - statistics.fmean(theirs)
+    if min(len(ours), len(theirs)) < 2:
+        return f"Difference of the means {difference:+.0f}; one seed says nothing about noise."
+    noise = (statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs)) ** 0.5
+    found = "worse beyond the seeds' noise" if difference < -2 * noise else "not worse beyond the seeds' noise"
+    few = "; so few seeds say little" if min(len(ours), len(theirs)) < 3 else ""
+    return f"Difference of the means {difference:+.0f}, standard error {noise:.0f}: {found}{few}."
+
+
+def race_text(entries: list[Entry]) -> str:
+    rows, means = [], {}
+    for (env, name), runs in groups(entries).items():
+        reached = [next((step for step, mean, _ in run["curve"] if mean >= run["target"]), None) for run in runs]
+        done = [step for step in reached if step is not None]
+        means[name.partition(" ")[0]] = statistics.fmean(done) if len(done) == len(runs) else None
+        listed = ", ".join("not reached" if step is None else f"{step:,}" for step in reached)
+        mean = f"{statistics.fmean(done):,.0f}" if len(done) == len(runs) else "–"
+        rows.append([name, env, f"`{runs[0]['config']}`", runs[0]["updates_per_step"], f"{runs[0]['target']:g}",
+                     " ".join(str(r["seed"]) for r in runs), listed, mean])  # fmt: skip
+    header = ["", "environment", "config", "updates per step", "target", "seeds", "steps until reached", "mean"]
+    text = table(header, rows)
+    ours, sac = means.get("RLPD"), means.get("SAC")
+    if ours is not None and sac is not None:
+        outcome = "pass" if ours <= sac / 2 else "FAIL"
+        text += f"\n\nRLPD needs {ours / sac:.2f} of SAC's steps (at most 0.5 wanted): {outcome}."
+    return text
+
+
+def by_seed(entries: Iterable[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: entry["seed"])
+
+
+def learned(runs: list[Entry]) -> str:
+    """Every one of three seeds must reach the line with the whole budget; less proves nothing either way."""
+    budget, reached = runs[0]["budget"], [returned(run) >= run["line"] for run in runs]
+    if len(runs) < 3 or any(run["steps"] != budget for run in runs):
+        return "not judged: needs 3 seeds and the whole budget"
+    return "yes" if all(reached) else f"NO: {sum(reached)} of {len(runs)} seeds"
+
+
+def returned(run: Entry) -> float:
+    mean: float = run["final"]["eval_return_mean"]
+    return mean
+
+
+def bare_text(entries: list[Entry]) -> str:
+    rows = []
+    for algo in BARE:
+        runs = by_seed(entry for entry in entries if entry["algo"] == algo)
+        if not runs:
+            continue
+        values, file = [returned(run) for run in runs], runs[0].get("file")
+        line = f"{runs[0]['line']:.0f}" + (" (its data's)" if BARE[algo].line is None else "")
+        rows.append([f"`{class_of(algo).__name__}`", runs[0]["env"] + (f", {file}" if file else ""),
+                     f"{runs[0]['total_timesteps']:,}", " ".join(str(run["seed"]) for run in runs),
+                     report.returns(values), report.spread(values), line, learned(runs),
+                     f"{max(run['seconds'] for run in runs):.0f}"])  # fmt: skip
+    header = ["class", "environment, data", "budget", "seeds", "returns", "mean ± std", "at least", "learns",
+              "seconds, at most"]  # fmt: skip
+    note = (
+        "Nothing set but the seed. Budgets are environment steps, offline gradient updates. The last checkpoint "
+        f"plays {BARE_EPISODES} episodes on fixed seeds; each seed has to reach the line."
+    )
+    return f"{note}\n\n{table(header, rows)}"
+
+
+def contender(entry: Entry) -> str:
+    name = get_algorithm_spec(entry["algo"]).learner.__name__.replace("TD3BC", "TD3+BC")
+    name = ", ".join([name, *algorithm_changes(entry["overrides"])])
+    library = PEER_NAMES.get(entry["library"])
+    return f"{library} {name}" if library else name
+
+
+def file_text(name: str, entries: list[Entry]) -> str:
+    """One file: a row per algorithm, then what the table says."""
+    runs_of: dict[str, list[Entry]] = {}
+    for entry in sorted(entries, key=lambda e: (e["library"], e["algo"], e["seed"])):
+        runs_of.setdefault(contender(entry), []).append(entry)
+    env, wanted = entries[0]["env"], THRESHOLDS.get(name)
+    own = entries[0]["data_return"]
+    clone = statistics.fmean(finals(runs_of["BC"])) if "BC" in runs_of else None
+
+    def score(value: float) -> str:
+        found = normalized_score(env, value)
+        return "–" if found is None else f"{found:.1f}"
+
+    data = f"the data itself, {entries[0]['data_episodes']} episodes"
+    rows = [[data, "–", "–", "–", "–", f"{own:.0f}", score(own), "–"]]
+    for label, runs in runs_of.items():
+        values = finals(runs)
+        mean = statistics.fmean(values)
+        verdicts = []
+        if wanted is not None and label != "BC" and runs[0]["library"] == "rl_training":
+            verdicts.append(f"≥ {wanted[0]:g}: {verdict(values, wanted[0], runs, wanted[1])}")
+        if clone is not None and label != "BC":
+            few = ", one seed each" if len(values) == len(runs_of["BC"]) == 1 else ""
+            verdicts.append(("above BC" if mean > clone else "not above BC") + few)
+        settings = " ".join([f"`{runs[0]['config']}`", *runs[0]["overrides"]])
+        updates, seeds = min(r["updates"] for r in runs), " ".join(str(r["seed"]) for r in runs)
+        rows.append([label, settings, f"{updates:,}", seeds, report.returns(values), report.spread(values),
+                     score(mean), ", ".join(verdicts) or "–"])  # fmt: skip
+    header = ["", "settings", "updates", "seeds", "returns", "mean ± std", "normalised", ""]
+    parts = [f"### {name} ({env}), {entries[0]['total_timesteps']:,} updates\n", table(header, rows)]
+    for label, runs in runs_of.items():
+        for library in PEER_NAMES.values():
+            peer = runs_of.get(f"{library} {label}")
+            if peer:
+                parts.append(f"\n{label} beside {library}: {comparison(finals(runs), finals(peer))}")
+    if normalized_score(env, 0.0) is not None:
+        parts.append(f"\nScores are {NOT_COMPARABLE}.")
+    return "\n".join(parts)
+
+
+def file_rows(runs: list[Entry]) -> Iterator[list[str]]:
+    """One file: the data, then a row per algorithm and library."""
+    first = runs[0]
+    own = f"{first['data_return']:.0f}"
+    yield [first["file"], "the data itself", "–", f"{first['data_episodes']} episodes", own]
+    contenders: dict[tuple[str, str], list[Entry]] = {}
+    for run in sorted(runs, key=lambda run: (run["algo"], run["library"] == "d3rlpy", run["seed"])):
+        contenders.setdefault((run["algo"], run["library"]), []).append(run)
+    for (algo, library), found in contenders.items():
+        label = f"d3rlpy Discrete{algo.upper()}" if library == "d3rlpy" else algo.upper()
+        values = finals(found)
+        seeds = " ".join(str(run["seed"]) for run in found)
+        yield [first["file"], label, seeds, report.returns(values), report.spread(values)]
+
+
+def discrete_text(entries: list[Entry]) -> str:
+    groups: dict[tuple[str, int, int], list[Entry]] = defaultdict(list)
+    for entry in entries:
+        groups[entry["env"], entry["rows"], entry["budget"]].append(entry)
+    texts = [
+        "The last checkpoint plays episodes on the same seeds for every run. `random` are uniformly random "
+        "actions, `medium` a snapshot of a DQN about half way to its best, `mixed` a third each of both and of the "
+        "best snapshot; one in ten of a snapshot's actions is random, which a clone leaves out: its return may lie "
+        "on either side of its data's. Networks, learning rate, batch size, discount and weight of the penalty are "
+        "the same on both sides; d3rlpy copies its target every 200 updates, keeps its cloning's penalty on "
+        "log-probabilities, and has no IQL for discrete actions. Our seeds are trained as one population."
+    ]
+    for (env, rows, budget), runs in sorted(groups.items()):
+        names = [name for name in ("random", "medium", "mixed") if any(run["file"] == name for run in runs)]
+        lines = [row for name in names for row in file_rows([run for run in runs if run["file"] == name])]
+        episodes = " / ".join(sorted({str(run["episodes"]) for run in runs}))
+        about = f"Returns are means over {episodes} episodes."
+        header = ["data", "", "seeds", "returns", "mean ± std"]
+        texts.append(f"### {env}, {rows:,} rows, {budget:,} updates\n\n{about}\n\n{table(header, lines)}")
+    return "\n\n".join(texts)
+
+
+def offline_text(entries: list[Entry]) -> str:
+    tables = sorted({(e["file"], e["total_timesteps"]) for e in entries})
+    texts = [file_text(f, [e for e in entries if (e["file"], e["total_timesteps"]) == (f, n)]) for f, n in tables]
+    note = (
+        f"The last checkpoint plays {entries[0]['episodes']} episodes on the same seeds for every run. Files "
+        "differ in their episodes: a study above may have a longer one of the same name."
+    )
+    peers = report.checkouts_said(e for e in entries if "how" in e)
+    return "\n\n".join([note, *texts, *(line.strip() for line in peers)])
+
+
+# By the kind of an entry: the section, its heading, the studies that measure the same, and what writes it.
+WRITERS = {
+    "threshold": ("learning", "Online algorithms", "the studies `pendulum` and `dqn-cartpole`", threshold_text),
+    "curve": ("learning-curves", "Learning curves", "the studies `sac-halfcheetah` and `hopper-v5`", curve_text),
+    "defaults": ("learning-defaults", "Bare classes", "the study `bare-classes`", bare_text),
+    "race": (
+        "learning-prior-data",
+        "Steps until solved, with and without prior data",
+        "the study `pendulum-prior`",
+        race_text,
+    ),
+    "offline": (
+        "offline",
+        "Offline algorithms",
+        "the studies `pendulum-replay` and `offline-medium`, and by `benchmarks.peers.learn`",
+        offline_text,
+    ),
+    "discrete": (
+        "discrete",
+        "Discrete actions",
+        "the studies `discrete-cartpole` and `discrete-lunarlander`, and by `benchmarks.peers.learn`",
+        discrete_text,
+    ),
+}
+
+
+def sections(entries: dict[str, Entry]) -> Sections:
+    """The sections of one file of results."""
+    kinds: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries.values():
+        kinds[entry.get("kind", "discrete")].append(entry)
+    return {
+        ("results", name): f"## {heading}\n\n{origin(studies)}\n\n{write(kinds[kind])}\n\n"
+        f"{report.origins(kinds[kind])}"
+        for kind, (name, heading, studies, write) in WRITERS.items()
+        if kind in kinds
+    }

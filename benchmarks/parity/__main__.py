@@ -1,0 +1,153 @@
+"""The same updates as the references: losses, gradients and parameters of 20 updates, compared in float64.
+
+    python -m benchmarks.parity --redq CHECKOUT --corl CHECKOUT --d3rlpy-python PYTHON --jax-python PYTHON
+                                [--algo edac …] [--json FILE]
+
+From the same weights, batches and noise, once the choices that our docstrings state are taken out of the reference.
+Then every setting that a case lists is made 1 % wrong on our side, which must be seen. A case whose reference is
+not given is left out; a reference "by hand" (`benchmarks.parity.by_hand`) is always there. The exit status is 1 if
+a difference is above the bound or a mistake was not seen.
+The comparison with Stable-Baselines3 and sb3-contrib is a test: `tests/test_peer_parity.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from benchmarks import report
+from benchmarks.parity.cases import CASES, Case
+from benchmarks.parity.lockstep import UPDATES, Distance, distance, float64, noises, play, random_batches
+from benchmarks.report import Entry, Results, Sections, table
+from rl_training import algorithms
+
+# What rounding may leave, and what a mistake of 1 % must leave at least.
+BOUND, MISTAKE = 1e-10, 1e-5
+
+
+def place(text: str) -> Path:
+    """Absolute, for a process that starts elsewhere; a link stays one, by which an environment is known."""
+    return Path(text).expanduser().absolute()
+
+
+def arguments() -> argparse.Namespace:
+    parser = report.arguments(__doc__)
+    parser.add_argument("--redq", type=place, help="a checkout of github.com/watchernyu/REDQ")
+    parser.add_argument("--corl", type=place, help="a checkout of github.com/tinkoff-ai/CORL")
+    parser.add_argument("--d3rlpy-python", type=place, help="a Python with d3rlpy installed")
+    parser.add_argument("--jax-python", type=place, help="a Python with jax, flax, optax and chex installed")
+    parser.add_argument("--algo", nargs="+", default=[], help="only these; all if not given")
+    return parser.parse_args()
+
+
+def differences(case: Case, options: argparse.Namespace) -> tuple[Distance, dict[str, float], dict[str, str]]:
+    """Of both sides, of the reference and ours with each mistake, and the versions of the reference."""
+    with float64():
+        batches = random_batches(discrete=case.discrete, next_actions=case.next_actions)
+        learner = case.build()
+        networks = learner.state_dict()["networks"]
+        theirs, versions = case.play(options, (learner.config, networks, batches, noises(case.draw)))
+        found = distance(play(learner, batches), theirs)
+        seen = {}
+        for setting in case.mistakes:
+            wrong = case.build(**{setting: 0.99 * getattr(learner.config, setting)})
+            seen[setting] = distance(play(wrong, batches), theirs).largest
+    return found, seen, versions
+
+
+def compare(case: Case, options: argparse.Namespace) -> Entry:
+    """Play both sides, then ours again with each mistake."""
+    found, seen, versions = differences(case, options)
+    entry = report.stamp("cpu")
+    entry["versions"] |= versions
+    about = {"name": case.name, "algo": case.algo, "reference": case.reference, "taken_out": case.taken_out}
+    return entry | about | asdict(found) | {"mistakes": seen}
+
+
+def agrees(entry: Entry) -> bool:
+    return all(entry[what] <= BOUND for what in ("losses", "gradients", "parameters"))
+
+
+def missed(entry: Entry) -> list[str]:
+    """Mistakes that were not seen."""
+    return [setting for setting, away in entry["mistakes"].items() if not away >= MISTAKE]
+
+
+def mistakes_text(entry: Entry) -> str:
+    wrong, unseen = list(entry["mistakes"]), missed(entry)
+    seen = f"{len(wrong) - len(unseen)} of {len(wrong)}"
+    return seen if not unseen else f"{seen}; not {', '.join(unseen)}"
+
+
+def as_table(entries: Sequence[Entry]) -> str:
+    rows = [
+        [
+            entry["name"],
+            entry["reference"],
+            ", ".join(entry["taken_out"]) or "nothing",
+            *(f"{entry[what]:.0e}" for what in ("losses", "gradients", "parameters")),
+            "yes" if agrees(entry) else "**no**",
+            mistakes_text(entry),
+        ]
+        for entry in entries
+    ]
+    header = ["algorithm", "reference", "taken out of it", "losses", "gradients", "parameters", "agrees",
+              "mistakes seen"]  # fmt: skip
+    return table(header, rows)
+
+
+def sections(entries: dict[str, Entry]) -> Sections:
+    order = {case.name: i for i, case in enumerate(CASES)}
+    listed = sorted(entries.values(), key=lambda entry: order.get(entry["name"], len(order)))
+    text = (
+        "## The same updates as the references\n\n"
+        f"Written by `python -m benchmarks.parity`. {UPDATES} updates in float64 from the same weights, batches "
+        "and noise: the largest relative difference of a loss, of an entry of a gradient, and of an entry of a "
+        "parameter or target after the last update (entries relative to the largest of their tensor); at most "
+        f"{BOUND:.0e} agrees. What a reference does otherwise on purpose is taken out of it and named. A reference "
+        "by hand is a second computation from the paper's formulas with torch's own layers, distributions and "
+        "optimisers (`benchmarks/parity/by_hand.py`), which `tests/test_parity_by_hand.py` compares as well. Then "
+        "settings of ours are made 1 % wrong, one at a time, which must be seen. DQN, DDPG, TD3, SAC and TQC are "
+        "compared with Stable-Baselines3 and sb3-contrib in the same way by every test run "
+        "(`tests/test_peer_parity.py`).\n\n"
+        f"{as_table(listed)}\n\n{report.origins(listed)}"
+    )
+    return {("results", "parity"): text}
+
+
+def left_out(case: Case, options: argparse.Namespace) -> str | None:
+    """Why a case cannot be played, if it cannot."""
+    if not hasattr(algorithms, case.learner):
+        return "there is no such learner yet"
+    wanted = [f"--{name.replace('_', '-')}" for name in case.needs if getattr(options, name) is None]
+    return f"needs {' and '.join(wanted)}" if wanted else None
+
+
+def main() -> None:
+    options = arguments()
+    torch.set_num_threads(1)  # the networks are too small to share
+    results = Results("parity", options.json)
+    found: list[Entry] = []
+    for case in CASES:
+        if options.algo and case.algo not in options.algo:
+            continue
+        if reason := left_out(case, options):
+            print(f"{case.name} ({case.reference}) left out: {reason}", flush=True)
+            continue
+        found.append(compare(case, options))
+        results.add({f"{case.algo}/{case.name}": found[-1]})
+        print(f"{case.name} ({case.reference}) {'agrees' if agrees(found[-1]) else 'DIFFERS'}", flush=True)
+    print(f"\n{as_table(found)}\n")
+    if found:
+        results.render(sections)
+    if any(not agrees(entry) or missed(entry) for entry in found):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""How a reference makes the updates of a case: in this process, or in a Python of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.parity import by_hand, references
+from benchmarks.parity.lockstep import Noise, Tensors, Trace, load_trace, save_given
+from benchmarks.parity.references import Build
+from benchmarks.peers.checkouts import commit_of
+from benchmarks.report import ROOT
+
+# CORL's ReBRAC normalises layers with flax's default.
+EPSILON = 1e-6
+# What went in: our configuration and weights, a batch and the draws of every update.
+Inputs = tuple[Any, Tensors, Sequence[Any], Sequence[Noise]]
+# What came out of the reference, and its version.
+Outcome = tuple[Trace, dict[str, str]]
+
+
+def play_redq(options: argparse.Namespace, inputs: Inputs) -> Outcome:
+    return references.play_redq(options.redq, *inputs), {"REDQ": commit_of(options.redq)}
+
+
+def play_corl(file: str, build: Build, options: argparse.Namespace, inputs: Inputs) -> Outcome:
+    return references.play_corl(options.corl, file, build, *inputs), {"CORL": commit_of(options.corl)}
+
+
+def play_process(python: Path, program: str, words: Sequence[str], inputs: Inputs) -> Outcome:
+    """A reference that runs in a Python of its own."""
+    _, networks, batches, draws = inputs
+    with tempfile.TemporaryDirectory() as folder:
+        given, answer = Path(folder) / "given.npz", Path(folder) / "answer.npz"
+        save_given(given, networks, batches, draws)
+        done = subprocess.run(
+            [python, "-m", program, *words, given, answer], cwd=ROOT, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"{program} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        return load_trace(answer), json.loads(done.stdout)
+
+
+def play_d3rlpy(
+    algo: str, names: Mapping[str, str], fixed: Mapping[str, Any], options: argparse.Namespace, inputs: Inputs
+) -> Outcome:
+    """`names`: what d3rlpy calls our settings."""
+    settings = {theirs: getattr(inputs[0], ours) for ours, theirs in names.items()} | dict(fixed)
+    words = [algo, json.dumps(settings)]
+    return play_process(options.d3rlpy_python, "benchmarks.parity.d3rlpy_lockstep", words, inputs)
+
+
+def play_rebrac(options: argparse.Namespace, inputs: Inputs) -> Outcome:
+    settings = inputs[0].model_dump() | {"layer_norm_epsilon": EPSILON}
+    words = [str(options.corl), json.dumps(settings)]
+    trace, versions = play_process(options.jax_python, "benchmarks.parity.rebrac_lockstep", words, inputs)
+    return trace, {"CORL": commit_of(options.corl)} | versions
+
+
+def play_by_hand(build: by_hand.Build, _: argparse.Namespace, inputs: Inputs) -> Outcome:
+    return by_hand.play(build, *inputs), {}

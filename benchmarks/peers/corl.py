@@ -1,0 +1,127 @@
+"""CORL's offline algorithms (github.com/tinkoff-ai/CORL) inside their own loops; run by `benchmarks.peers.loops`.
+
+    {"checkout", "file", "settings", "data", "batch", "device", "threads"}
+
+`train(config)` of the file runs as it stands on CORL's own replay buffer: sampling, the update, and the call that
+would log it. It never reaches its evaluation; instead the actors of the files in `TRAINERS` act on the observations
+of an order, normalised as CORL would in its environment.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.peers.checkouts import load_corl
+from benchmarks.peers.protocol import Ended, Order, Rows, Turns, environment
+
+_NEVER = 10**9
+# How each file names what keeps it from evaluating.
+_WITHOUT_EVALUATION = {"eval_freq": _NEVER, "eval_frequency": _NEVER, "num_updates_on_epoch": _NEVER}
+# What each file calls the class that holds its actor.
+TRAINERS = {"td3_bc": "TD3_BC", "iql": "ImplicitQLearning"}
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def stand_ins(rows: dict[str, Any]) -> dict[str, Any]:
+    """For what the files import and an update does not need; none costs time in the loop."""
+    env = environment(rows["observations"].shape[1], rows["actions"].shape[1], seed=nothing)
+    return {
+        "gym": SimpleNamespace(make=lambda _: env, Env=object),
+        "d4rl": SimpleNamespace(qlearning_dataset=lambda _: rows),
+        "pyrallis": SimpleNamespace(wrap=lambda: lambda function: function),
+        "tqdm": SimpleNamespace(trange=lambda count, **_: range(count)),
+        "wandb": SimpleNamespace(init=nothing, log=nothing, run=SimpleNamespace(save=nothing)),
+    }
+
+
+def configuration(module: Any, order: Order, rows: int) -> Any:
+    """The file's own, with the device, the number of rows and what is asked for."""
+    wanted = {
+        "device": order["device"],
+        "batch_size": order["batch"],
+        "buffer_size": rows,
+        **_WITHOUT_EVALUATION,
+        **order["settings"],
+    }
+    known = module.TrainConfig.__dataclass_fields__
+    unknown = set(order["settings"]) - set(known)
+    if unknown:
+        raise SystemExit(f"{order['file']} of that checkout has no setting {', '.join(sorted(unknown))}")
+    return module.TrainConfig(**{name: value for name, value in wanted.items() if name in known})
+
+
+def hold(module: Any, turns: Turns) -> None:
+    """Every batch asked for is an update made."""
+
+    class Held(module.ReplayBuffer):  # type: ignore[misc]
+        def sample(self, batch_size: int) -> Any:
+            turns.made(1)
+            return super().sample(batch_size)
+
+    module.ReplayBuffer = Held
+
+
+class Player:
+    """The actor of the trainer that the file makes, and what it takes from observations and divides them by."""
+
+    def __init__(self, module: Any, file: str) -> None:
+        self.trainer: Any = None
+        self.mean: Any = 0.0
+        self.std: Any = 1.0
+        module.wrap_env = self._keep_moments
+        if file in TRAINERS:
+            self._keep_trainer(module, TRAINERS[file])
+
+    def _keep_moments(self, env: Any, state_mean: Any = 0.0, state_std: Any = 1.0, **_: Any) -> Any:
+        self.mean, self.std = state_mean, state_std
+        return env
+
+    def _keep_trainer(self, module: Any, name: str) -> None:
+        player = self
+
+        class Kept(getattr(module, name)):  # type: ignore[misc]
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                player.trainer = self
+
+        setattr(module, name, Kept)
+
+    def act(self, observations: Rows) -> Rows:
+        """As the file evaluates: one state at a time, the actor not in training."""
+        if self.trainer is None:
+            raise SystemExit(f"only the actors of {', '.join(TRAINERS)} act here")
+        actor, device = self.trainer.actor, self.trainer.device
+        actor.eval()
+        states = (np.asarray(observations, dtype=np.float32) - self.mean) / self.std
+        actions = [actor.act(state, device).tolist() for state in states]
+        actor.train()
+        return actions
+
+
+def main() -> None:
+    turns = Turns()
+    order = turns.order
+    torch.set_num_threads(order["threads"])
+    with np.load(order["data"]) as data:
+        rows = {name: data[name] for name in data.files}
+    module = load_corl(Path(order["checkout"]), order["file"], stand_ins(rows))
+    hold(module, turns)
+    player = Player(module, order["file"])
+    wait = nothing if order["device"] == "cpu" else torch.cuda.synchronize
+    # Its first batch is asked for before there is an update.
+    turns.begin({"versions": {"torch": torch.__version__}, "period": None}, wait, before=1, act=player.act)
+    try:
+        module.train(configuration(module, order, len(rows["rewards"])))
+        turns.made(1)  # after its last update it asks for no other batch
+    except Ended:
+        return
+
+
+if __name__ == "__main__":
+    main()

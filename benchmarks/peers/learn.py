@@ -1,0 +1,254 @@
+"""Peers trained with the settings, data and seeds of a study, and evaluated by this package's evaluator.
+
+    python -m benchmarks.peers.learn sb3 benchmarks/studies/sac-halfcheetah.yaml [--seeds 0 1] [--minutes 60]
+    python -m benchmarks.peers.learn d3rlpy STUDY --data DIR --python PYTHON [--algo crr awac iql]
+    python -m benchmarks.peers.learn corl STUDY --data DIR --checkout DIR [--algo td3_bc iql]
+
+A peer has the networks, batch size, observations and number of updates of each configuration of the study that its
+library has the algorithm of; the rest are its own defaults, or what CORL published for the data set.
+Stable-Baselines3 has every setting of SAC. Results are kept in `benchmarks/results/peers.json` and shown with the
+study's (`python -m benchmarks.evidence render`). Several commands may run at the same time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import report
+from benchmarks.peers import sb3
+from benchmarks.peers.d3rlpy import D3rlpyLearner, write_rows
+from benchmarks.peers.loops import CorlLearner, libraries, published_settings
+from benchmarks.report import Entry, Results
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.loading import DatasetConfig, load_dataset
+from rl_training.environments.making import spaces_of
+from rl_training.environments.playing import Evaluator
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import resolve
+from rl_training.models.mlp import NetworkShape
+from rl_training.runs.building import choose_device
+from rl_training.runtime.controls import ControlConfig
+from rl_training.study.description import Location, read_description
+from rl_training.updates.schedules import OptimizationConfig
+
+ALGORITHMS = {"sb3": ("sac",), "d3rlpy": ("bc", "cql", "crr", "awac", "iql"), "corl": ("td3_bc", "iql")}
+# Those of d3rlpy for discrete actions, with the settings of the studies `discrete-…`.
+DISCRETE = {
+    "bc": {"learning_rate": 1e-3},
+    "cql": {"learning_rate": 1e-3, "alpha": 1.0, "gamma": 0.99, "target_update_interval": 200},
+}
+_OWN_REWARDS = {"reward_scale": 1.0, "reward_shift": 0.0, "reward_range_scaling": False}
+_PORTION = 500  # updates between two looks at the clock
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a peer. At `deadline`, seconds since the epoch, it stops and is evaluated as it is."""
+
+    library: str
+    study: str
+    config: TrainConfig
+    episodes: int
+    deadline: float | None
+    settings: dict[str, Any]
+    named: str  # where these settings come from
+    python: str | None = None
+    checkout: Path | None = None
+
+    @property
+    def key(self) -> str:
+        place = "+".join([self.config.env_id or "", *(path.stem for path in files_of(self.config))])
+        return f"{self.study}/{place}/{self.library} {self.config.algo}/{self.config.seed}"
+
+    @property
+    def over(self) -> bool:
+        return self.deadline is not None and time.time() > self.deadline
+
+
+def files_of(config: TrainConfig) -> list[Path]:
+    """The data files of a configuration."""
+    parts = [config.algo_kwargs, *config.algo_kwargs.get("datasets", [])]
+    return [Path(part["dataset_path"]) for part in parts if part.get("dataset_path")]
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = report.arguments(__doc__)
+    parser.add_argument("library", choices=ALGORITHMS)
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--algo", nargs="+", help="only these algorithms of the study")
+    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the study's")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data files that the study names")
+    parser.add_argument("--device", help="instead of the study's")
+    parser.add_argument("--episodes", type=int, default=10)
+    parser.add_argument("--minutes", type=float, help="stop runs and evaluate them after this time")
+    parser.add_argument("--python", default="python", help="a Python with d3rlpy installed")
+    parser.add_argument("--checkout", type=Path, metavar="DIR", help="a checkout of CORL")
+    options = parser.parse_args(given)
+    if options.library == "corl":
+        if options.checkout is None:
+            parser.error("corl needs --checkout")
+        libraries(options.checkout, None, None)  # a wrong folder is reported before anything runs
+    return options
+
+
+def peer_settings(options: argparse.Namespace, config: TrainConfig) -> tuple[dict[str, Any], str]:
+    """Settings of the peer beyond those that every library gets, and what they are called."""
+    if options.library == "sb3":
+        return {}, "ours"
+    if options.library == "corl":
+        names = [path.stem.partition("-") for path in files_of(config)]
+        task, quality = names[0][0], "-".join(name for _, _, name in names)
+        published = published_settings(options.checkout, config.algo, task, quality)
+        if published is not None:
+            return published, f"CORL's {quality} settings"
+    elif spaces_of(config).discrete:
+        return DISCRETE[config.algo], "the study's"
+    return {}, f"{'CORL' if options.library == 'corl' else 'd3rlpy'}'s defaults"
+
+
+def jobs(options: argparse.Namespace) -> Iterator[Job]:
+    """A job for each configuration that the library has the algorithm of, and each seed."""
+    found = read_description(options.study, Location.of(options.data, options.device))
+    wanted = [one for one in found.wanted if one.config.algo in (options.algo or ALGORITHMS[options.library])]
+    if missing := set(options.algo or ()) - set(ALGORITHMS[options.library]):
+        raise SystemExit(f"{options.library} has no {', '.join(sorted(missing))} here")
+    deadline = time.time() + 60 * options.minutes if options.minutes else None
+    for one in wanted:
+        if options.library == "d3rlpy" and spaces_of(one.config).discrete != (one.config.algo in DISCRETE):
+            continue
+        settings, named = peer_settings(options, one.config)
+        for seed in options.seeds or one.seeds:
+            config = one.config.replace(seed=seed)
+            yield Job(options.library, found.name, config, options.episodes, deadline, settings, named,
+                      options.python, options.checkout)  # fmt: skip
+
+
+def train_sb3(job: Job) -> Entry:
+    """SAC of Stable-Baselines3 with every setting of the configuration."""
+    import gymnasium as gym
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    config = job.config
+    agent = sb3.agent_of(config, gym.make(config.env_id or "", **config.env_kwargs))
+    evaluator = Evaluator(config, spaces_of(config))
+    interval = resolve(config)[ControlConfig].eval_interval
+    policy: Any = sb3.SB3Policy(agent)
+    curve: list[tuple[int, float, float]] = []
+    started = time.perf_counter()
+
+    class Curve(BaseCallback):
+        def _on_step(self) -> bool:
+            if interval and self.num_timesteps % interval == 0:
+                metrics = evaluator.run(policy, config.eval_episodes)
+                curve.append((self.num_timesteps, metrics["eval_return_mean"], time.perf_counter() - started))
+            return not job.over
+
+    agent.learn(config.total_timesteps, callback=Curve())
+    seconds = time.perf_counter() - started
+    final = evaluator.run(policy, job.episodes)
+    evaluator.close()
+    steps, updates = agent.num_timesteps, agent._n_updates
+    return {"steps": steps, "updates": updates, "seconds": seconds, "curve": curve, "final": final}
+
+
+def data_of(config: TrainConfig, **changes: Any) -> TransitionDataset:
+    return load_dataset(resolve(config)[DatasetConfig].model_copy(update=changes), spaces=spaces_of(config))
+
+
+def columns_of(dataset: TransitionDataset) -> Any:
+    return dataset.layout.unpack(torch.from_numpy(np.asarray(dataset.rows)))
+
+
+def train_d3rlpy(job: Job) -> Entry:
+    """On the same rows, actions scaled as ours."""
+    settings, spaces = resolve(job.config), spaces_of(job.config)
+    dataset = data_of(job.config)
+    columns, ends = columns_of(dataset), dataset.episode_ends
+    timeouts = np.zeros(len(dataset), dtype=np.float32)
+    timeouts[ends] = 1.0 - columns.dones.numpy()[ends]
+    started = time.perf_counter()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        D3rlpyLearner(
+            job.python or "python",
+            f"{'Discrete' * spaces.discrete}{job.config.algo.upper()}",
+            write_rows(Path(folder) / "data.npz", columns, timeouts),
+            hidden=settings[NetworkShape].hidden_sizes,
+            batch=settings[OptimizationConfig].batch_size,
+            seed=job.config.seed or 0,
+            normalize=settings[DatasetConfig].normalize_observations,
+            settings=job.settings,
+            discrete=spaces.num_actions,
+        ) as peer,
+    ):
+        about = {"peer_versions": peer.versions, "fingerprint": dataset.fingerprint()}
+        return learned(job, peer, peer.run, started) | about
+
+
+def train_corl(job: Job) -> Entry:
+    """On the same rows with the rewards of the file, which CORL scales by its own settings."""
+    batch = resolve(job.config)[OptimizationConfig].batch_size
+    dataset = data_of(job.config, **_OWN_REWARDS)
+    assert job.checkout is not None
+    started = time.perf_counter()
+    with CorlLearner(
+        job.checkout,
+        job.config.algo,
+        columns_of(dataset),
+        choose_device(job.config.device),
+        batch=batch,
+        settings={**job.settings, "seed": job.config.seed or 0, "max_timesteps": job.config.total_timesteps},
+    ) as peer:
+        found = learned(job, peer, peer.run, started) | peer.about()
+    return found | {"fingerprint": data_of(job.config).fingerprint()}
+
+
+def learned(job: Job, peer: Any, update: Callable[[int], Any], started: float) -> Entry:
+    """Make all updates, then evaluate the peer's policy; `started` is when its process was."""
+    done, total = 0, job.config.total_timesteps
+    while done < total and not job.over:
+        count = min(_PORTION, total - done)
+        update(count)
+        done += count
+    seconds = time.perf_counter() - started
+    evaluator = Evaluator(job.config, spaces_of(job.config))
+    final = evaluator.run(peer, job.episodes)
+    evaluator.close()
+    return {"steps": done, "updates": done, "seconds": seconds, "curve": [], "final": final}
+
+
+_TRAIN = {"sb3": train_sb3, "d3rlpy": train_d3rlpy, "corl": train_corl}
+
+
+def perform(job: Job) -> Entry:
+    """Run one job; its entry records where and how."""
+    config = job.config
+    about = {"library": job.library, "study": job.study, "algo": config.algo, "env": config.env_id,
+             "seed": config.seed, "total_timesteps": config.total_timesteps, "episodes": job.episodes,
+             "settings": job.named}  # fmt: skip
+    return report.stamp(str(choose_device(config.device))) | about | _TRAIN[job.library](job)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    options = arguments(given)
+    results = Results("peers", options.json)
+    for job in jobs(options):
+        if job.over:
+            print(f"{job.key} left out: no time was left for it", flush=True)
+            continue
+        entry = perform(job)
+        results.add({job.key: entry})
+        print(f"{job.key}: {entry['final']['eval_return_mean']:.1f} in {entry['seconds']:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

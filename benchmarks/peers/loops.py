@@ -1,0 +1,260 @@
+"""Scripts of CORL and Unifloral out of checkouts, inside their own training loops, each in a process of its own.
+
+Nothing of theirs is kept here: their scripts run as they stand and are paused between blocks of updates. A case has
+such a peer if the script's networks are the case's. What CORL has learned is evaluated by this package's evaluator.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.peers.checkouts import commit_of
+from benchmarks.peers.d3rlpy import D3rlpyLearner, write_rows
+from benchmarks.peers.protocol import Process
+from benchmarks.peers.sb3 import SB3Updates, installed
+from benchmarks.speed.cases import THREE, TWO, Case, random_rows
+from benchmarks.speed.timing import Rates, ratios_of
+from rl_training.data.transitions import TransitionBatch
+from rl_training.experiment.strict_yaml import parse_yaml
+
+# How a library was run, printed under the tables.
+CORL = "`train` of its files as it stands, on its replay buffer on the device, without evaluation and logging"
+UNIFLORAL = (
+    "its scripts as they stand, without evaluation, whole scans of updates (2,500 steps on a GPU, as they "
+    "are set to; 25 on a CPU); JAX multiplies in float32 where the row says so, else as it does by default"
+)
+# What a published file says about one run, where it is kept and what it is called.
+_OF_THE_RUN = {
+    "batch_size", "buffer_size", "checkpoints_path", "device", "eval_freq", "group", "load_model", "max_timesteps",
+    "n_episodes", "name", "project", "seed",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One script. `fits`: whether its networks are those of a case; `settings`: what is passed on of the case."""
+
+    title: str
+    file: str
+    fits: Callable[[Case], bool]
+    settings: Callable[[Case], dict[str, Any]] = lambda _: {}
+    note: str = ""
+
+
+def _three_equal(case: Case) -> bool:
+    return len(case.hidden) == 3 and len(set(case.hidden)) == 1
+
+
+def _two_256(case: Case) -> bool:
+    return case.hidden == TWO
+
+
+def _three_256(case: Case) -> bool:
+    return case.hidden == THREE
+
+
+def _critics(case: Case) -> dict[str, Any]:
+    return {"num_critics": case.settings["num_critics"]}
+
+
+_SAME_BATCH = "two critic updates and one of the actor on one batch, counted as two updates"
+LOOPS = {
+    "CORL": {
+        "td3_bc": Loop("TD3+BC", "td3_bc", _two_256, note="networks fixed at 256×2"),
+        "iql": Loop("IQL", "iql", _two_256, note="networks fixed at 256×2"),
+        "cql": Loop("CQL", "cql", _three_256, note="actor fixed at 256×3, so beside that case alone"),
+        "awac": Loop(
+            "AWAC",
+            "awac",
+            _three_equal,
+            lambda case: {"hidden_dim": case.hidden[0]},
+            "its Gaussian has one std for all states and is not squashed",
+        ),
+        "edac": Loop(
+            "EDAC",
+            "edac",
+            _three_equal,
+            lambda case: {"hidden_dim": case.hidden[0], "num_epochs": 1} | _critics(case),
+        ),
+    },
+    "Unifloral": {
+        "td3_bc": Loop("TD3+BC", "td3_bc", _two_256, note=f"networks fixed at 256×2; {_SAME_BATCH}"),
+        "iql": Loop("IQL", "iql", _two_256, note="networks fixed at 256×2"),
+        "edac": Loop("EDAC", "edac", _three_256, _critics, "networks fixed at 256×3"),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Library:
+    """A checkout and the module that runs its scripts."""
+
+    name: str
+    checkout: Path
+    python: str
+    module: str
+    how: str
+
+
+def libraries(corl: Path | None, unifloral: Path | None, jax_python: str | None) -> list[Library]:
+    """Those whose checkouts are given."""
+    given = []
+    if corl is not None:
+        given.append(Library("CORL", corl, sys.executable, "benchmarks.peers.corl", CORL))
+    if unifloral is not None:
+        given.append(
+            Library("Unifloral", unifloral, jax_python or sys.executable, "benchmarks.peers.unifloral", UNIFLORAL)
+        )
+    missing = [f"{library.checkout}" for library in given if not (library.checkout / "algorithms").is_dir()]
+    if missing:
+        raise SystemExit(f"no checkout with a folder `algorithms`: {', '.join(missing)}")
+    return given
+
+
+class Script(Process):
+    """A script of a checkout on rows, paused between blocks of updates."""
+
+    def __init__(
+        self,
+        library: Library,
+        loop: Loop,
+        columns: TransitionBatch,
+        device: torch.device,
+        *,
+        batch: int,
+        settings: dict[str, Any],
+        tf32: bool = False,
+    ) -> None:
+        super().__init__(library.python, library.module)
+        self.library, self.loop = library, loop
+        with tempfile.TemporaryDirectory() as folder:
+            data = Path(folder) / "rows.npz"
+            np.savez(
+                data,
+                observations=columns.obs.numpy(),
+                actions=columns.actions.numpy(),
+                rewards=columns.rewards.numpy(),
+                next_observations=columns.next_obs.numpy(),
+                terminals=columns.dones.numpy(),
+            )
+            answer = self.ask(
+                {
+                    "checkout": str(library.checkout.resolve()),
+                    "file": loop.file,
+                    "settings": settings,
+                    "data": str(data),
+                    "batch": batch,
+                    "device": str(device),
+                    "threads": torch.get_num_threads(),
+                    "tf32": tf32,
+                }
+            )
+        self.versions: dict[str, str] = {"checkout": commit_of(library.checkout), **answer["versions"]}
+        self.period: int | None = answer["period"]
+
+    def about(self) -> dict[str, Any]:
+        """Which it is and how it was run."""
+        return {
+            "peer": f"{self.library.name}:{self.loop.title}",
+            "peer_versions": self.versions,
+            "how": self.library.how,
+            "note": self.loop.note,
+        }
+
+
+class LoopUpdates(Script):
+    """Updates inside the loop of a script, on the case's random rows."""
+
+    def __init__(
+        self, library: Library, loop: Loop, case: Case, device: torch.device, *, batch: int, tf32: bool
+    ) -> None:
+        columns = case.layout.unpack(random_rows(case.layout))
+        super().__init__(library, loop, columns, device, batch=batch, settings=loop.settings(case), tf32=tf32)
+
+    def entry(self, ours: Rates, theirs: Rates) -> dict[str, Any]:
+        """What is kept of it, beside our rates of the same blocks."""
+        return {
+            **self.about(),
+            "peer_rate": theirs.median,
+            "peer_blocks": theirs.blocks,
+        } | ratios_of(ours, theirs)
+
+
+class CorlLearner(Script):
+    """One of CORL's algorithms on rows with actions in [-1, 1], as D4RL's are; also a policy for this package's
+    evaluator. `settings` are of its `TrainConfig`."""
+
+    def __init__(
+        self,
+        checkout: Path,
+        algo: str,
+        columns: TransitionBatch,
+        device: torch.device,
+        *,
+        batch: int,
+        settings: dict[str, Any],
+    ) -> None:
+        (library,) = libraries(checkout, None, None)
+        super().__init__(library, LOOPS["CORL"][algo], columns, device, batch=batch, settings=settings)
+
+    def mode(self, obs: Tensor) -> Tensor:
+        return torch.tensor(self.act(obs.tolist()), dtype=torch.float32)
+
+
+def published_settings(checkout: Path, algo: str, task: str, quality: str) -> dict[str, Any] | None:
+    """What CORL published for a D4RL data set (`hopper`, `medium-expert`), without what concerns a single run; None
+    if the checkout has nothing for it."""
+    path = checkout / "configs" / "offline" / algo / task / f"{quality.replace('-', '_')}_v2.yaml"
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = parse_yaml(path.read_text(encoding="utf-8"), str(path)).value
+    return {name: value for name, value in found.items() if name not in _OF_THE_RUN}
+
+
+def connect_installed(case: Case, device: torch.device, batch: int, d3rlpy_python: str | None) -> Process | None:
+    """The peer of a case that is not a checkout; None if the case has none or it is not installed."""
+    library, _, name = (case.peer or "").partition(":")
+    if installed(library):
+        return SB3Updates(case, device, batch)
+    if library != "d3rlpy" or not d3rlpy_python:
+        return None
+    columns = case.layout.unpack(random_rows(case.layout))
+    ends = np.arange(1, len(columns.rewards) + 1) % 1000 == 0
+    with tempfile.TemporaryDirectory() as folder:
+        return D3rlpyLearner(
+            d3rlpy_python,
+            name,
+            write_rows(Path(folder) / "rows.npz", columns, ends & (columns.dones.numpy() == 0)),
+            hidden=case.hidden,
+            batch=batch,
+            device=str(device),
+            settings=case.peer_settings,
+            fresh=False,
+        )
+
+
+def connect(
+    given: list[Library], case: Case, device: torch.device, *, batch: int, tf32: bool
+) -> tuple[dict[str, LoopUpdates], list[str]]:
+    """Each library's loop that fits the case, by the library's name; and why others could not be run."""
+    found: dict[str, LoopUpdates] = {}
+    left_out = []
+    for library in given:
+        loop = LOOPS[library.name].get(case.algo)
+        if loop is None or not loop.fits(case):
+            continue
+        try:
+            found[library.name] = LoopUpdates(library, loop, case, device, batch=batch, tf32=tf32)
+        except RuntimeError as error:
+            left_out.append(f"{library.name} {loop.title}: {error}")
+            print(left_out[-1], flush=True)
+    return found, left_out

@@ -1,0 +1,172 @@
+"""Messages to a peer: an order, then numbers of updates or observations, each answered by one line of JSON.
+
+    {…}                      the order: what to build; answered when it is built
+    100                      make so many updates
+    {"act": [[…], …]}        the actions of the policy as it is now
+
+`Process` is the end of this package, `Orders` that of the peer. A script with a training loop of its own is paused
+in it by `Turns`. This module imports neither torch nor this package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+Order = dict[str, Any]
+Rows = list[list[float]]
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def with_paths(*first: Path) -> dict[str, str]:
+    """The environment of a process that imports from these before anything else."""
+    paths = [*map(str, first), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
+class Process:
+    """A module run by some Python in a process of its own; by default a module of this repository."""
+
+    def __init__(
+        self, python: str, module: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> None:
+        self._name = f"{python} -m {module}"
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process runs
+        self._process = subprocess.Popen(
+            [python, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=env or with_paths(ROOT),
+            cwd=cwd,
+            text=True,
+        )
+
+    def ask(self, order: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):  # the process has ended; its last words are raised below
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            self._errors.seek(0)
+            raise RuntimeError(f"{self._name} ended with {status}:\n{self._errors.read()[-2000:]}")
+        return json.loads(line)
+
+    def run(self, count: int) -> None:
+        """Make `count` updates; returns when the device has done them."""
+        self.ask(count)
+
+    def act(self, observations: Rows) -> Any:
+        return self.ask({"act": observations})
+
+    def close(self) -> None:
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        self._process.wait()
+        self._errors.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# The peer's end.
+
+
+class Ended(Exception):
+    """No more updates are wanted: raised inside a training loop, to leave it."""
+
+
+def no_policy(_: Rows) -> Rows:
+    raise SystemExit("this program does not act")
+
+
+class Orders:
+    """Standard input and output; what else is printed goes to standard error."""
+
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        self._lines: Iterator[Any] = map(json.loads, sys.stdin)
+        self.order: Order = next(self._lines)
+
+    def answer(self, answer: Any) -> None:
+        print(json.dumps(answer), file=self._answers, flush=True)
+
+    def counts(self, act: Callable[[Rows], Rows] = no_policy) -> Iterator[int]:
+        """Every number of updates that is ordered; observations are answered meanwhile."""
+        for wanted in self._lines:
+            if isinstance(wanted, int):
+                yield wanted
+            else:
+                self.answer(act(wanted["act"]))
+
+    def serve(self, run: Callable[[int], Any], act: Callable[[Rows], Rows] = no_policy) -> None:
+        """Make updates as they are ordered; `run` returns when the device has done them."""
+        for count in self.counts(act):
+            run(count)
+            self.answer(count)
+
+
+class Turns:
+    """Orders for a script that has its own loop, which calls `made` after its updates."""
+
+    def __init__(self) -> None:
+        self._orders = Orders()
+        self.order = self._orders.order
+        self._left = 0
+        self._reply: Any = None
+        self._wait: Callable[[], Any] = lambda: None
+        self._counts: Iterator[int] = iter(())
+
+    def begin(
+        self, reply: Order, wait: Callable[[], Any], before: int, act: Callable[[Rows], Rows] = no_policy
+    ) -> None:
+        """`reply` answers the order when the loop has made `before` updates, which compile what is compiled.
+
+        `wait` returns when the device has done its work. `act` returns an action for each observation, and draws no
+        random number.
+        """
+        self._reply, self._wait, self._left = reply, wait, before
+        self._counts = self._orders.counts(act)
+
+    def made(self, count: int) -> None:
+        """The loop has made `count` more updates; returns when others are wanted."""
+        self._left -= count
+        if self._left > 0:
+            return
+        self._wait()
+        self._orders.answer(self._reply)
+        wanted = next(self._counts, None)
+        if wanted is None:
+            raise Ended
+        self._left = self._reply = wanted
+
+
+class Space:
+    """What the scripts use of a space: its shape, its bounds, and `seed`."""
+
+    def __init__(self, size: int) -> None:
+        self.shape = (size,)
+        self.high = [1.0] * size
+
+    def seed(self, _: int) -> None:
+        """Nothing is drawn from it."""
+
+
+def environment(observations: int, actions: int, **more: Any) -> SimpleNamespace:
+    """Spaces alone: no update needs an environment."""
+    return SimpleNamespace(observation_space=Space(observations), action_space=Space(actions), **more)

@@ -1,0 +1,128 @@
+"""Unifloral (github.com/EmptyJackson/unifloral), algorithms in JAX, timed inside their own scripts.
+
+Run by `benchmarks.peers.loops` in a Python with jax, flax and optax; `small_distrax` replaces distrax if it is not
+installed.
+
+    {"checkout", "file", "settings", "data", "batch", "device", "threads", "tf32"}
+
+The script runs as a whole, as its users run it. After each scan of updates it evaluates, on an environment whose
+episodes have no steps: there it is paused.
+"""
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import os
+import runpy
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks.peers.protocol import Ended, Order, Turns, environment
+
+_SCAN = {"cuda": 2500, "cpu": 25}
+_UPDATES = 10**9
+
+
+def prepare(order: Order) -> None:
+    """Before jax is imported: what it may take of the machine."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.3")  # the other side has its data there too
+    os.environ["JAX_PLATFORMS"] = "cpu" if order["device"] == "cpu" else "cuda"
+    if order["device"] == "cpu" and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: order["threads"]])
+
+
+class Held:
+    """`tyro.cli`, the environment and the data set of a script."""
+
+    def __init__(self, turns: Turns, rows: dict[str, Any]) -> None:
+        self.turns, self.rows = turns, rows
+        self.updates = 0
+        spaces = environment(rows["observations"].shape[1], rows["actions"].shape[1])
+        unending = SimpleNamespace(spec=SimpleNamespace(max_episode_steps=0))
+        self.env = SimpleNamespace(
+            single_observation_space=spaces.observation_space,
+            single_action_space=spaces.action_space,
+            env_fns=[lambda: unending],
+            reset=self.evaluate,
+        )
+
+    def arguments(self, kind: Any) -> Any:
+        """The script's own, with what the order says."""
+        order = self.turns.order
+        scan = _SCAN[order["device"].partition(":")[0]]
+        given = {"batch_size": order["batch"], "eval_interval": scan, "num_updates": _UPDATES, **order["settings"]}
+        unknown = set(given) - {field.name for field in dataclasses.fields(kind)}
+        if unknown:
+            raise SystemExit(f"{order['file']} of that checkout has no setting {', '.join(sorted(unknown))}")
+        arguments = kind(**given)
+        self.updates = scan * getattr(arguments, "num_critic_updates_per_step", 1)
+        self.turns.begin({"versions": versions(), "period": self.updates}, wait, before=self.updates)
+        return arguments
+
+    def evaluate(self) -> Any:
+        """A scan has been asked for; the observations of an evaluation that takes no step."""
+        self.turns.made(self.updates)
+        return self.rows["observations"][:8]
+
+    def modules(self) -> dict[str, Any]:
+        vector = SimpleNamespace(make=lambda *_, **__: self.env)
+        found = {
+            "tyro": SimpleNamespace(cli=self.arguments),
+            "gym": SimpleNamespace(vector=vector, make=lambda _: None),
+            "d4rl": SimpleNamespace(
+                qlearning_dataset=lambda _: self.rows, get_normalized_score=lambda _, returns: returns
+            ),
+            "wandb": SimpleNamespace(),
+        }
+        if importlib.util.find_spec("distrax") is None:
+            from benchmarks.peers import small_distrax
+
+            found["distrax"] = small_distrax
+        return found
+
+
+def wait() -> None:
+    import jax
+
+    jax.block_until_ready(jax.live_arrays())
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in ("jax", "flax", "optax", "distrax"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "stood in for"
+    return found
+
+
+def main() -> None:
+    turns = Turns()
+    order = turns.order
+    prepare(order)
+    import jax
+
+    if not order["tf32"]:
+        jax.config.update("jax_default_matmul_precision", "highest")
+    warnings.filterwarnings("ignore", message="Maximum steps reached")
+    path = Path(order["checkout"]) / "algorithms" / f"{order['file']}.py"
+    if not path.is_file():
+        raise SystemExit(f"no {path}: is {order['checkout']} a checkout of Unifloral?")
+    with np.load(order["data"]) as data:
+        held = Held(turns, {name: data[name] for name in data.files})
+    with patch.dict(sys.modules, held.modules()):
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except Ended:
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Files of results: JSON with every entry on a line of its own, so that the difference of two versions is short."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def read(path: Path) -> Any:
+    """The content of a file; None if there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def write(path: Path, content: Mapping[str, Any], entries: str = "entries") -> None:
+    """Replace a file: a line for each key of `content`, and for each key of `content[entries]`, which come last."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [_line(name, value) for name, value in content.items() if name != entries]
+    inner = ",\n".join(f"  {_line(name, value)}" for name, value in content[entries].items())
+    lines.append(f"{json.dumps(entries)}: {{" + (f"\n{inner}\n " if inner else "") + "}")
+    fresh = path.with_suffix(".new")
+    fresh.write_text("{" + ",\n ".join(lines) + "}\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+def _line(name: str, value: Any) -> str:
+    return f"{json.dumps(name)}: {json.dumps(value)}"

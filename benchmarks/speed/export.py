@@ -1,0 +1,249 @@
+"""Exported policies beside `predict`: how far apart, how large, how fast.
+
+    python -m benchmarks.speed.export [--algorithms sac td3 …] [--steps 300] [--seconds 0.5] [--json FILE]
+
+Each algorithm is trained for some hundred steps with its own default networks in a world whose observations lie
+far from zero and whose action bounds are not symmetric, through a normaliser. Fresh observations of that world are
+compared one by one and in batches of seven, and again with the last layer a thousandfold, so that actions lie at
+their bounds. Times are CPU time of one thread, because other work disturbs it less; the three ways take turns.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+
+from benchmarks import report
+from benchmarks.report import Entry, Results, Sections, number, table
+from rl_training import api
+from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
+from rl_training.export.graph import onnx_bytes
+from rl_training.export.policy_runner import Policy as NumpyPolicy
+from rl_training.export.program import npz_bytes, program_of
+from rl_training.export.writing import export_checkpoint
+from rl_training.runtime.loading import LoadedPolicy, load_policy, open_checkpoint
+
+OBS, ROWS, ROUNDS = 17, 700, 7
+LOW, HIGH = np.float32([-1.0, -2.0, 0.0, 0.1, -1.0, -0.4]), np.float32([1.0, 1.0, 3.0, 0.4, 1.0, 0.4])
+CENTRE, SCALE = np.linspace(-30.0, 5.0, OBS), np.logspace(-1, 1.3, OBS)
+Array = NDArray[Any]
+Act = Callable[[Array], Array]
+
+
+class Skewed(gym.Env[Any, Any]):
+    """17 numbers of unequal scale, six actions with bounds of their own, or five choices; 50 steps."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
+
+    def __init__(self, discrete: bool = False) -> None:
+        self.action_space: Any = gym.spaces.Discrete(5) if discrete else gym.spaces.Box(LOW, HIGH)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return looks(self.np_random, 1)[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return looks(self.np_random, 1)[0], float(np.sum(action)), False, self.t == 50, {}
+
+
+def looks(rng: np.random.Generator, rows: int) -> Array:
+    return rng.normal(CENTRE, SCALE, (rows, OBS)).astype(np.float32)
+
+
+def train(algo: str, steps: int, folder: Path) -> Path:
+    """A run's folder."""
+    owners = get_algorithm_spec(algo).sections.owners()
+    given = {
+        "normalize_observations": True,
+        "learning_starts": steps // 2,
+        "gradient_updates_per_step": 1,
+        "dataset_kind": "random",
+        "dataset_size": 1_000,
+        "offline_pretrain_updates": steps,
+    }
+    managed = next(c for c in (getattr(api, name) for name in api.__all__) if getattr(c, "algo", None) == algo)
+    model = managed(
+        Skewed,
+        env_kwargs={"discrete": get_algorithm_spec(algo).learner.discrete},
+        seed=0,
+        device="cpu",
+        output_dir=folder,
+        eval_episodes=0,
+        **{key: value for key, value in given.items() if key in owners},
+    )
+    done: Path = model.learn(steps, progress_bar=False).run_dir
+    return done
+
+
+def onnx(path: Path) -> Callable[..., Array]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options)
+
+    def run(observation: Array, noise: Array | None = None) -> Array:
+        given = {"observation": observation} | ({} if noise is None else {"noise": noise})
+        action: Array = session.run(["action"], given)[0]
+        return action
+
+    return run
+
+
+def difference(run: Act, policy: LoadedPolicy, obs: Array, size: int, *, bounds: bool = False) -> float:
+    """The largest, with both asked in batches of `size`; of choices, the share that differs.
+
+    `bounds`: of the actions that lie there.
+    """
+    got, wanted = (
+        np.concatenate([act(obs[i : i + size]) for i in range(0, len(obs), size)]) for act in (run, policy.predict)
+    )
+    if policy.spaces.discrete:
+        return float(np.mean(got != wanted))
+    judged = ((wanted == LOW) | (wanted == HIGH)) | (not bounds)
+    return float(np.abs(got.astype(np.float64) - wanted.astype(np.float64))[judged].max())
+
+
+def saturated(policy: LoadedPolicy, place: Path) -> tuple[LoadedPolicy, dict[str, Act]]:
+    """The policy pushed to its bounds, and what the writers make of it."""
+    pushed = LoadedPolicy(copy.deepcopy(policy.policy), policy.spaces, policy.config)
+    head: Any = pushed.policy.actor.net.head
+    head.weight *= 1e3
+    steps = program_of(pushed, sampled=False)
+    files = {
+        "onnx": onnx_bytes(steps, pushed.spaces, sampled=False, metadata={}, version="0"),
+        "npz": npz_bytes(steps, {"observation": {"size": OBS}, "stochastic": False}),
+    }
+    for suffix, data in files.items():
+        (place / f"pushed.{suffix}").write_bytes(data)
+    return pushed, {"onnx": onnx(place / "pushed.onnx"), "npz": NumpyPolicy(place / "pushed.npz")}
+
+
+def microseconds(ways: dict[str, Act], seconds: float) -> dict[str, float]:
+    """The median round of each way for one observation; they take turns."""
+    obs, found = looks(np.random.default_rng(3), 1), {name: list[float]() for name in ways}
+    for turn in range(ROUNDS + 1):
+        for name, act in ways.items():
+            count, started = 0, time.process_time()
+            while (spent := time.process_time() - started) < seconds / ROUNDS:
+                act(obs)
+                count += 1
+            if turn:
+                found[name].append(1e6 * spent / count)
+    return {name: statistics.median(rounds) for name, rounds in found.items()}
+
+
+def measure(algo: str, steps: int, seconds: float) -> Entry:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        run = train(algo, steps, place / "runs")
+        policy = load_policy(open_checkpoint(run))
+        made = {suffix: export_checkpoint(run, place / f"policy.{suffix}") for suffix in ("onnx", "npz")}
+        ways: dict[str, Act] = {
+            "predict": policy.predict,
+            "onnx": onnx(made["onnx"].path),
+            "npz": NumpyPolicy(made["npz"].path),
+        }
+        rng = np.random.default_rng(1)
+        obs = looks(rng, ROWS)
+        entry: Entry = {
+            "kind": "export",
+            "algo": algo,
+            "steps": steps,
+            "checked_by_export": {suffix: one.largest_difference for suffix, one in made.items()},
+            "bytes": {suffix: one.num_bytes for suffix, one in made.items()},
+            "difference": {
+                f"{suffix} {name}": difference(ways[suffix], policy, obs, size)
+                for suffix in made
+                for name, size in (("one", 1), ("seven", 7))
+            },
+            "microseconds": microseconds(ways, seconds),
+        }
+        if not policy.spaces.discrete:
+            pushed, written = saturated(policy, place)
+            actions = pushed.predict(obs)
+            entry["at_bounds"] = float(np.mean((actions == LOW) | (actions == HIGH)))
+            entry["difference"] |= {
+                f"{suffix} bounds": difference(act, pushed, obs, 7, bounds=True) for suffix, act in written.items()
+            }
+        if policy.policy.stochastic:
+            noisy = export_checkpoint(run, place / "noisy.onnx", deterministic=False)
+            noise = rng.standard_normal((ROWS, policy.spaces.action_dim)).astype(np.float32)
+            apart = onnx(noisy.path)(obs, noise).astype(np.float64) - policy.act(obs, noise)
+            entry["difference"]["onnx noise"] = float(np.abs(apart).max())
+    used = {name: metadata.version(name) for name in ("onnx", "onnxruntime")}
+    stamp = report.stamp("cpu") | {"load": os.getloadavg()[0]}
+    return stamp | {"versions": stamp["versions"] | used} | entry
+
+
+def rows(entries: dict[str, Entry]) -> list[list[str]]:
+    found = []
+    for algo in (name for name in algorithm_names() if name in entries):
+        entry = entries[algo]
+        apart, size, spent = entry["difference"], entry["bytes"], entry["microseconds"]
+        found.append(
+            [
+                f"`{algo}`",
+                *(
+                    " · ".join(number(apart.get(f"{suffix} {name}"), 2) for name in ("one", "seven", "bounds"))
+                    for suffix in ("onnx", "npz")
+                ),
+                number(apart.get("onnx noise"), 2),
+                " · ".join(f"{size[suffix] / 1000:.0f}" for suffix in ("onnx", "npz")),
+                *(f"{spent[name]:.0f}" for name in ("predict", "onnx", "npz")),
+            ]
+        )
+    return found
+
+
+def sections(entries: dict[str, Entry]) -> Sections:
+    here = list(entries.values())
+    worst = max(value for entry in here for value in entry["difference"].values())
+    loads = [entry["load"] for entry in here]
+    bound = min(entry["at_bounds"] for entry in here if "at_bounds" in entry)
+    header = ["", "ONNX: one · seven · bounds", "numpy: the same", "ONNX, noise", "kB: ONNX · numpy"]
+    text = [
+        f"Written by `python -m benchmarks.speed.export`. Largest difference from `predict` over {ROWS} "
+        "observations that the export had not compared: one by one, in batches of seven, and at the bounds, where "
+        f"a last layer a thousandfold pushes at least {100 * bound:.0f} % of the actions; of choices (`dqn`), the "
+        f"share that differs. {OBS} observations, six actions with bounds of their own, a normaliser, the "
+        f"algorithm's default networks. The largest of all is {worst:.1e}. Times are microseconds of one CPU thread"
+        " for one observation.",
+        "",
+        table([*header, "µs: `predict`", "onnxruntime", "numpy"], rows(entries)),
+        "",
+        f"{report.origins(here)} Load of the machine meanwhile: {min(loads):.1f} to {max(loads):.1f}.",
+    ]
+    return {("export", "export"): "\n".join(text)}
+
+
+def main() -> None:
+    parser = report.arguments(__doc__)
+    parser.add_argument("--algorithms", nargs="+", choices=algorithm_names(), default=algorithm_names())
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of timing, for each way")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results = Results("export", options.json)
+    for algo in options.algorithms:
+        entry = measure(algo, options.steps, options.seconds)
+        results.add({algo: entry})
+        print(algo, entry["difference"], entry["microseconds"], flush=True)
+    results.render(sections)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The picture of the README and its table of speed, from what was measured: `benchmarks/results/` and nothing else.
+
+    python -m benchmarks.speed.picture          writes docs/pictures/speed-light.svg, speed-dark.svg and the table
+
+On the left updates per second on a CPU beside the fastest implementation of each algorithm that pip installs, both
+in one run; on the right what one GPU makes of 32 seeds trained as one, beside one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from benchmarks import report
+from benchmarks.report import Entry, Results, number, table
+from benchmarks.speed.updates import beside
+
+FOLDER = report.ROOT / "docs" / "pictures"
+_PEERS = {
+    "sb3": "Stable-Baselines3",
+    "sb3_contrib": "SB3-Contrib",
+    "d3rlpy": "d3rlpy",
+    "CORL": "CORL",
+    "Unifloral": "Unifloral (JAX)",
+}
+# Okabe and Ito's: ours, theirs.
+_OURS, _THEIRS = "#0072B2", "#E69F00"
+_INKS = {"light": "#1f2328", "dark": "#e6edf3"}
+_MEMBERS = 32
+# Of each regime one that is used often; the page of speed has all of them.
+_TOLD = ("SAC", "IQL")
+_TOLD_ON_A_GPU = ("SAC", "IQL", "TD3+BC")
+
+
+def beside_peers() -> list[Entry]:
+    """The latest measurements on a CPU that had a peer, one case per algorithm, the largest advantage last."""
+    found: dict[str, Entry] = {}
+    for entry in Results("updates").load().values():
+        if entry["kind"] == "rate" and entry["device"] == "cpu" and entry.get("peer"):
+            name = entry["case"].partition(",")[0]
+            if name not in found or entry["rate"] > found[name]["rate"]:
+                found[name] = entry
+    return sorted(found.values(), key=lambda entry: float(entry["ratio"]))
+
+
+def on_a_gpu() -> list[tuple[Entry, Entry]]:
+    """Measurements on a GPU in float32, each with one of the peers that ran beside it there."""
+    entries = [e for e in Results("updates").load().values() if e["kind"] == "rate" and e["device"] != "cpu"]
+    told = [e for case in _TOLD_ON_A_GPU for e in entries if e["case"] == case and not e["tf32"]]
+    return [(entry, peer) for entry in told for peer in beside(entry)]
+
+
+def together() -> list[tuple[str, Entry, Entry]]:
+    """Algorithms with their single run and their largest population of at most `_MEMBERS`, in float32 on a GPU."""
+    entries = [e for e in Results("population").load().values() if e["device"] != "cpu" and not e["tf32"]]
+    singles = {e["case"]: e for e in entries if e["members"] == 1}
+    many: dict[str, Entry] = {}
+    for entry in sorted(entries, key=lambda e: int(e["members"])):
+        if 1 < entry["members"] <= _MEMBERS:
+            many[entry["case"]] = entry
+    pairs = [(case.partition(",")[0], singles[case], many[case]) for case in many if case in singles]
+    return sorted(pairs, key=lambda pair: float(pair[2]["rate"]))
+
+
+def times(peer: Entry) -> str:
+    """The ratio, and its smallest and largest over pairs of blocks."""
+    low, high = peer["ratio_spread"]
+    return f"{number(peer['ratio'])}× ({number(low)} to {number(high)})"
+
+
+def speed() -> str:
+    """The table of speed in the README."""
+    rows = []
+    for e in reversed([e for e in beside_peers() if e["case"] in _TOLD]):
+        rows.append([f"updates/s of {e['case']}, {e['machine']}", number(e["rate"]),
+                     f"{_PEERS[e['peer'].partition(':')[0]]}: {number(e['peer_rate'])}", times(e)])  # fmt: skip
+    for e, peer in on_a_gpu():
+        rows.append([f"updates/s of {e['case']}, {e['machine'].partition(',')[0]}", number(e["rate"]),
+                     f"{_PEERS[peer['peer'].partition(':')[0]]}: {number(peer['peer_rate'])}",
+                     times(peer)])  # fmt: skip
+    for name, single, many in reversed([found for found in together() if found[0] in _TOLD]):
+        ratio = many["rate"] / single["rate"]
+        rows.append([f"updates/s of {many['members']} seeds of {name} as one, {many['machine'].partition(',')[0]}",
+                     number(many["rate"]), f"one run: {number(single['rate'])}", f"{ratio:.1f}×"])  # fmt: skip
+    return table(["speed", "here", "beside", "ratio"], rows)
+
+
+def draw(ink: str) -> Figure:
+    style = {"text.color": ink, "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink,
+             "axes.edgecolor": ink, "figure.facecolor": "none", "axes.facecolor": "none",
+             "savefig.facecolor": "none", "svg.hashsalt": "picture", "font.size": 9,
+             "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}  # fmt: skip
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(9.0, 4.6), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        _draw_peers(left)
+        _draw_population(right)
+    return figure
+
+
+def _draw_peers(axes: Any) -> None:
+    found = beside_peers()
+    names = [f"{e['case'].partition(',')[0]}  ({_PEERS[e['peer'].partition(':')[0]]})" for e in found]
+    ratios = [float(e["ratio"]) for e in found]
+    axes.bar_label(axes.barh(range(len(names)), ratios, color=_OURS), [f"{r:.2f}×" for r in ratios], padding=3)
+    axes.axvline(1.0, color=_THEIRS, linewidth=2.0)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlim(0, 1.15 * max(ratios))
+    axes.set_title("Updates per second beside the peer", loc="left", fontsize=10)
+    axes.set_xlabel(f"times the peer's, {found[0]['machine']}, batch 256")
+
+
+def _draw_population(axes: Any) -> None:
+    found = together()
+    names = [name for name, _, _ in found]
+    many, single = ([float(pair[i]["rate"]) for pair in found] for i in (2, 1))
+    places = range(len(names))
+    axes.hlines(places, single, many, color="#8C8C8C", linewidth=1.5, zorder=1)
+    axes.scatter(single, places, color=_THEIRS, label="one run")
+    axes.scatter(many, places, color=_OURS, label="population (its size)")
+    for place, value, (_, _, entry) in zip(places, many, found):
+        axes.annotate(f"{number(value)} ({entry['members']})", (value, place), (7, -3), textcoords="offset points")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xscale("log")
+    axes.set_xlim(min(single) / 2, 5 * max(many))
+    axes.set_title("Many seeds trained as one", loc="left", fontsize=10)
+    axes.set_xlabel(f"seed-updates per second, {found[0][1]['machine'].partition(',')[0]}, float32")
+    axes.legend(loc="lower right", fontsize=8)
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, ink in _INKS.items():
+        path = FOLDER / f"speed-{name}.svg"
+        draw(ink).savefig(path, metadata={"Date": None})
+        print(f"wrote {path.relative_to(report.ROOT)}")
+    report.write_sections({("readme", "speed"): speed()})
+
+
+if __name__ == "__main__":
+    main()

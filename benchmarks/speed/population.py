@@ -1,0 +1,169 @@
+"""Updates per second of a whole population: S members of one algorithm trained as one, beside a single run.
+
+    python -m benchmarks.speed.population [--algo iql sac …] [--sizes 1 8 32] [--device cuda|cpu] [--tf32]
+                                    [--acceleration MODE] [--seconds 4] [--blocks 5] [--batch 256] [--json FILE]
+
+Observations 17, actions 6, float32, one data set on the device for all, networks as in `benchmarks.speed.updates`.
+A seed-update is one update of one member: S members that make n updates each have made S · n. Size 1 is the
+ordinary single run, without a stack; the gain is seed-updates per second over its. Memory per member is, on a GPU,
+what the process takes on the device beyond the data, at its peak, divided by S; on a CPU, the bytes of networks,
+gradients and moments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from itertools import chain
+
+import torch
+
+from benchmarks import report
+from benchmarks.report import Entry, Results, Sections, number, table
+from benchmarks.speed import cases, setup
+from benchmarks.speed.cases import Case
+from benchmarks.speed.timing import alternate
+from rl_training.algorithms.base import Learner
+from rl_training.data.sources import TensorSource
+from rl_training.updates import updater as running
+from rl_training.updates.stack import Stack
+from rl_training.updates.stacked import StackedUpdater
+from rl_training.updates.updater import Acceleration, Updater
+
+# One of each kind of update: value functions apart, a soft actor, a plain one, an ensemble.
+_USUAL = ["iql", "sac", "td3_bc", "redq"]
+
+
+def arguments() -> argparse.Namespace:
+    parser = setup.arguments(__doc__, seconds=4.0)
+    parser.add_argument("--algo", nargs="+", default=_USUAL, help="algorithms or names of cases")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[1, 8, 32], metavar="S")
+    parser.add_argument("--blocks", type=int, default=5)
+    options = parser.parse_args()
+    if min(options.sizes) < 1:
+        parser.error("--sizes must be at least 1")
+    return options
+
+
+def population(case: Case, rows: torch.Tensor, members: int, acceleration: Acceleration, batch: int) -> Updater:
+    """The updates of so many members on the same rows; those of one are a single run's."""
+    learners = [cases.build(case, rows.device, seed=seed) for seed in range(members)]
+    updaters = []
+    for learner in learners:
+        running.accelerate(learner, acceleration)
+        updaters.append(Updater(learner, TensorSource(rows, case.layout, learner.generator), batch))
+    return updaters[0] if members == 1 else StackedUpdater(Stack(learners), updaters)
+
+
+def _bytes_of(learner: Learner) -> int:
+    """Networks, gradients and moments of one member."""
+    optimizers = learner.optimizers.values()
+    networks = chain.from_iterable(chain(m.parameters(), m.buffers()) for m in learner.modules().values())
+    moments = [moment for o in optimizers for moment in (*o.exp_avg, *o.exp_avg_sq)]
+    gradients = [parameter for o in optimizers for parameter in o.parameters]
+    return sum(tensor.nbytes for tensor in (*networks, *moments, *gradients))
+
+
+def _taken_on(device: torch.device) -> int:
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_reserved(device)
+
+
+def measure(case: Case, members: int, options: argparse.Namespace, device: torch.device) -> Entry:
+    """Seed-updates per second and memory of one size."""
+    on_gpu = device.type == "cuda"
+    rows = cases.random_rows(case.layout).to(device)
+    before = _taken_on(device) if on_gpu else 0
+    updater = population(case, rows, members, options.acceleration, options.batch)
+    updater.run((2 * max(updater.blocks) if on_gpu else 1) * case.period)  # compiles and captures
+    found = alternate({"ours": updater}, seconds=options.seconds, blocks=options.blocks, period=case.period)
+    taken = torch.cuda.max_memory_reserved(device) - before if on_gpu else members * _bytes_of(updater.learner)
+    return {
+        "kind": "population",
+        "case": case.name,
+        "members": members,
+        "hidden": list(case.hidden),
+        "batch": options.batch,
+        "mode": updater.learner.execution.acceleration,
+        "tf32": options.tf32,
+        "rate": members * found["ours"].median,
+        "blocks": [members * rate for rate in found["ours"].blocks],
+        "bytes_per_member": taken / members,
+    }
+
+
+def _group(entry: Entry) -> tuple[str, ...]:
+    """What sizes are compared within: one case on one machine, run in one way."""
+    place = (entry["machine"], f"{entry['threads']} threads" if entry["device"] == "cpu" else "")
+    precision = "TF32" if entry["tf32"] else "float32"
+    return (*place, entry["case"], f"{entry['mode']}, {precision}", str(entry["batch"]))
+
+
+def _memory(taken: float | None) -> str:
+    """Unknown where sizes followed each other in one process: what one left behind would count for the next."""
+    return "–" if taken is None else f"{taken / 2**20:.1f} MiB"
+
+
+def rows_of(entries: list[Entry]) -> list[list[str]]:
+    singles = {_group(entry): entry["rate"] for entry in entries if entry["members"] == 1}
+    rows = []
+    for entry in sorted(entries, key=lambda e: (_group(e), e["members"])):
+        group = _group(entry)
+        single = singles.get(group)
+        where = ", ".join(part for part in (entry["machine"].split(",")[0], group[1]) if part)
+        rows.append(
+            [
+                entry["case"] if entry["batch"] == 256 else f"{entry['case']} (batch {entry['batch']})",
+                f"{where}: {group[3]}",
+                str(entry["members"]),
+                number(entry["rate"]),
+                number(entry["rate"] / entry["members"]),
+                "–" if single is None else f"{entry['rate'] / single:.1f}×",
+                _memory(entry["bytes_per_member"]),
+            ]
+        )
+    return rows
+
+
+def text_of(entries: list[Entry]) -> str:
+    header = [
+        "algorithm",
+        "mode",
+        "members",
+        "seed-updates/s",
+        "updates/s of each",
+        "gain over one",
+        "memory per member",
+    ]
+    return f"{table(header, rows_of(entries))}\n\n{report.origins(entries)}"
+
+
+def sections(entries: dict[str, Entry]) -> Sections:
+    """Everything measured so far as one table."""
+    found = list(entries.values())
+    if not found:
+        return {}
+    origin = "Written by `python -m benchmarks.speed.population`; what it is: [population.md](population.md)."
+    return {("performance", "population"): f"## Many members as one\n\n{origin}\n\n{text_of(found)}"}
+
+
+def main() -> None:
+    options = arguments()
+    results = Results("population", options.json)
+    device, stamp, place = setup.prepare(options)
+    measured = []
+    for case in cases.find(options.algo):
+        for members in sorted({*options.sizes}):
+            entry = stamp | measure(case, members, options, device)
+            size = f"{members}/{options.batch}" if options.batch != 256 else str(members)
+            results.add({f"{place}/{case.name}/{size}": entry})
+            measured.append(entry)
+            print(f"{case.name}, {members}: {number(entry['rate'])} seed-updates/s", flush=True)
+    print(f"\n{text_of(measured)}")
+    results.render(sections)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""Environment steps per second of whole runs, and where the time of a step goes.
+
+    python -m benchmarks.speed.steps [--device D] [--case NAME …] [--steps 9000] [--json FILE]
+    python -m benchmarks.speed.steps --environments 1 2 4 8 16 32 64 [--device D] [--steps 9000] [--json FILE]
+        How it grows: SAC with so many environments in processes of their own, and what they take of memory. Beside
+        it the floor: the same steps with random actions and no updates.
+
+Each case is trained twice: once untouched, for the rate, and once with every part of a step timed. Nothing is
+evaluated or saved meanwhile. The rate is the mean over all steps after settling; beside it the rates of the slowest
+and the fastest tenth of blocks of 100 vector steps, because a machine that others use too may change its speed
+between blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import report
+from benchmarks.report import Entry, Results, Sections, number, table
+from benchmarks.runs import configure, seconds_of_run
+from benchmarks.speed.timing import Stopwatch
+from rl_training.environments.pool import EnvPool
+from rl_training.experience.acting import ActingPolicy
+from rl_training.experience.collector import Collector
+from rl_training.experiment.config import TrainConfig
+from rl_training.memory import human_bytes
+from rl_training.runs.building import choose_device
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.session import Session
+from rl_training.updates.updater import Updater
+
+STARTS, SETTLE, BLOCK = 1_000, 500, 100
+_OVERLAP, _PROCESSES = "algo_kwargs.overlap=true", "environments=processes"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A packaged configuration with overrides; `goal` is for one GPU."""
+
+    name: str
+    config: str
+    overrides: tuple[str, ...] = ()
+    goal: int | None = None
+
+
+CASES = [
+    Case("SAC", "sac/halfcheetah", (), 2_300),
+    Case("SAC, overlap", "sac/halfcheetah", (_OVERLAP,), 3_000),
+    Case("TD3", "td3/halfcheetah", (), 2_300),
+    Case("TD3, overlap", "td3/halfcheetah", (_OVERLAP,), 3_000),
+    *(
+        Case(f"SAC, {count} environments{said}", "sac/halfcheetah", (f"num_envs={count}", _PROCESSES, *more), goal)
+        for count, goal in ((8, 5_500), (16, 6_000))
+        for said, more in (("", ()), (", overlap", (_OVERLAP,)))
+    ),
+    Case("REDQ-10, 20 updates a step", "redq/hopper", (), 280),
+]
+# The parts of a step; of each, what is timed, and which of the others lie inside.
+PARTS: dict[str, tuple[type, str, tuple[str, ...]]] = {
+    "waiting for weights": (ActingPolicy, "current", ()),
+    "acting": (Collector, "act", ("waiting for weights",)),
+    "environment": (EnvPool, "receive", ()),
+    "storing": (Collector, "receive", ("environment",)),
+    "launching updates": (Updater, "run", ()),
+    "tick": (Session, "advance", ()),
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = report.arguments(__doc__)
+    parser.add_argument("--device", default=report.default_device())
+    parser.add_argument("--case", nargs="+", choices=[case.name for case in CASES], metavar="NAME")
+    parser.add_argument("--environments", nargs="+", type=int, metavar="N", help="how it grows with their number")
+    parser.add_argument("--steps", type=int, default=9_000, help="after the first update; a tenth for REDQ")
+    return parser.parse_args()
+
+
+class Ticks(Callback):
+    """When each vector step had ended; `at_first` is called when the run has settled, `at_last` at its end."""
+
+    def __init__(
+        self,
+        settled: int,
+        at_first: Callable[[], object] = lambda: None,
+        at_last: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.settled, self.at_first, self.at_last = settled, at_first, at_last
+        self.times: list[float] = []
+
+    def on_step(self, session: Session) -> None:
+        if session.clock.global_step >= self.settled:
+            if not self.times:
+                self.at_first()
+            self.times.append(time.perf_counter())
+        if session.clock.global_step >= session.config.total_timesteps:
+            self.at_last()
+
+
+def configured(case: Case, device: str, steps: int, starts: int = STARTS) -> TrainConfig:
+    return configure(
+        case.config,
+        case.config.partition("/")[0],
+        case.overrides,
+        total_timesteps=STARTS + steps,
+        device=device,
+        seed=0,
+        eval_episodes=0,
+        checkpoint_interval=10**9,
+        algo_kwargs={"eval_interval": None, "early_stopping": None, "learning_starts": starts},
+    )
+
+
+def trained(config: TrainConfig, ticks: Ticks) -> NDArray[np.float64]:
+    """Seconds of every vector step after settling."""
+    seconds_of_run(config, ticks)
+    return np.diff(np.array(ticks.times))
+
+
+def split(config: TrainConfig) -> dict[str, float]:
+    """Mean microseconds of each part of a vector step, what lies inside it taken off; the rest is `between`."""
+    stopwatch = Stopwatch()
+    with ExitStack() as stack:
+        for name, (owner, attribute, _) in PARTS.items():
+            stack.enter_context(stopwatch.around(owner, attribute, name, waiting=False))
+        spent = trained(config, Ticks(STARTS + SETTLE, stopwatch.clear))
+        seconds = {name: stopwatch.seconds[name] / len(spent) for name in PARTS}
+    own = {name: seconds[name] - sum(seconds[one] for one in inside) for name, (_, _, inside) in PARTS.items()}
+    own["between"] = float(spent.mean()) - sum(own.values())
+    return {name: 1e6 * value for name, value in own.items()}
+
+
+def measure(case: Case, options: argparse.Namespace) -> Entry:
+    steps = options.steps // 10 if case.config.startswith("redq") else options.steps
+    config = configured(case, options.device, steps)
+    spent = trained(config, Ticks(STARTS + SETTLE if steps > 2 * SETTLE else STARTS + SETTLE // 5))
+    blocks = [block.mean() for block in np.array_split(spent, max(1, len(spent) // BLOCK))]
+    slow, fast = np.quantile(blocks, [0.9, 0.1])
+    return {
+        "name": case.name,
+        "config": case.config,
+        "overrides": list(case.overrides),
+        "steps": steps,
+        "rate": config.num_envs / float(spent.mean()),
+        "slow": config.num_envs / float(slow),
+        "fast": config.num_envs / float(fast),
+        "split": split(config) if steps > 2 * SETTLE else {},
+    }
+
+
+# How it grows.
+
+
+def shares() -> tuple[int, int]:
+    """Bytes that this process and its children take of the memory, what several share divided among them."""
+
+    def share(pid: str) -> int:
+        lines = Path("/proc", pid, "smaps_rollup").read_text(encoding="ascii").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+    own = str(os.getpid())
+    children = Path("/proc", own, "task", own, "children").read_text(encoding="ascii").split()
+    return share(own), sum(share(pid) for pid in children)
+
+
+def grown(count: int, options: argparse.Namespace) -> Entry:
+    """Rates and memory of one number of environments."""
+    case = Case("", "sac/halfcheetah", (f"num_envs={count}", _PROCESSES))
+    found: list[tuple[int, int]] = []
+    spent = trained(
+        configured(case, options.device, options.steps),
+        Ticks(STARTS + SETTLE, at_last=lambda: found.append(shares())),
+    )
+    alone = trained(configured(case, options.device, options.steps, STARTS + options.steps), Ticks(STARTS + SETTLE))
+    return {
+        "kind": "environments",
+        "environments": count,
+        "steps": options.steps,
+        "rate": count / float(spent.mean()),
+        "floor": count / float(alone.mean()),
+        "own_bytes": found[0][0],
+        "children_bytes": found[0][1],
+    }
+
+
+def growth_text(entries: list[Entry]) -> str:
+    order = sorted(entries, key=lambda e: (e["machine"], e["environments"]))
+    rows = [
+        [
+            e["machine"],
+            e["environments"],
+            number(e["rate"]),
+            number(1e6 * e["environments"] / e["rate"]),
+            number(e["floor"]),
+            human_bytes(e["own_bytes"]),
+            human_bytes(e["children_bytes"] / e["environments"]),
+        ]
+        for e in order
+    ]
+    head = ["", "environments", "steps/s", "µs per step of all", "without updates", "memory of the run",
+            "memory per environment"]  # fmt: skip
+    return (
+        "## How it grows with environments\n\nWritten by `python -m benchmarks.speed.steps --environments`: SAC on "
+        "HalfCheetah-v5, environments in processes of their own, one update per step, so that the learner's "
+        "updates per second are the bound; beside it the same steps with random actions and no updates.\n\n"
+        f"{table(head, rows)}\n\n{report.origins(order)}"
+    )
+
+
+def sections(entries: dict[str, Entry]) -> Sections:
+    growth = [entry for entry in entries.values() if entry.get("kind") == "environments"]
+    steps = [entry for entry in entries.values() if entry.get("kind") != "environments"]
+    found: Sections = {("performance", "environments"): growth_text(growth)} if growth else {}
+    return found | ({("performance", "steps"): step_text(steps)} if steps else {})
+
+
+def step_text(entries: list[Entry]) -> str:
+    places = {case.name: place for place, case in enumerate(CASES)}
+    order = sorted(entries, key=lambda e: (e["device"], places[e["name"]]))
+    parts = [*PARTS, "between"]
+    rows = []
+    for entry in order:
+        goal = CASES[places[entry["name"]]].goal if entry["device"].startswith("cuda") else None
+        met = "met" if goal and entry["rate"] >= goal else "missed"
+        rows.append(
+            [
+                f"{entry['name']} ({entry['machine']})",
+                f"`{entry['config']}` {' '.join(entry['overrides'])}".strip(),
+                f"{number(entry['rate'])} ({number(entry['slow'])} to {number(entry['fast'])})",
+                *(f"{entry['split'][name]:.0f}" if entry["split"] else "–" for name in parts),
+                f"{goal:,}: {met}" if goal else "–",
+            ]
+        )
+    head = ["", "settings", "steps/s (slowest and fastest tenth)", *(f"{name}, µs" for name in parts), "goal"]
+    return (
+        "## Where a step's time goes\n\nWritten by `python -m benchmarks.speed.steps`: whole runs without "
+        "evaluation; mean microseconds of each part of a step of all environments, in a second run (its timers are "
+        "in `between`, with what the loop itself does). On a GPU updates are launched and run while the host goes "
+        "on; what is left of them is waited for with the weights.\n\n"
+        f"{table(head, rows)}\n\n{report.origins(order)}"
+    )
+
+
+def main() -> None:
+    options = arguments()
+    results = Results("steps", options.json)
+    device = str(choose_device(options.device))
+    for count in options.environments or ():
+        entry = grown(count, options) | report.stamp(device)
+        results.add({f"{entry['machine']} environments {count}": entry})
+        print(f"{count} environments: {entry['rate']:,.0f}, without updates {entry['floor']:,.0f}", flush=True)
+    for case in CASES if not options.environments else ():
+        if not options.case or case.name in options.case:
+            entry = measure(case, options) | report.stamp(device)
+            results.add({f"{entry['machine']} {case.name}": entry})
+            parts = ", ".join(f"{name} {value:.0f}" for name, value in entry["split"].items())
+            print(
+                f"{case.name}: {entry['rate']:,.0f} ({entry['slow']:,.0f} to {entry['fast']:,.0f}); {parts}",
+                flush=True,
+            )
+    results.render(sections)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""End to end: environment steps per second of a whole training run.
+
+    python -m benchmarks.speed.training [--device D] [--peer-device D] [--steps 4000] [--pairs 3] [--json FILE]
+        SAC on HalfCheetah-v5 and Stable-Baselines3's `learn` with the same settings, in turn.
+    python -m benchmarks.speed.training --algo td3 --leanrl DIR [--leanrl-compile] [--steps 4000] [--pairs 3]
+        TD3 on HalfCheetah-v5 beside LeanRL's, from a checkout of it (see `benchmarks.peers.leanrl`), in turn.
+    python -m benchmarks.speed.training --algo redq --env Hopper-v5 --steps 100000 [--minutes 9]
+        One run: steps per second, the share of time spent in updates, the return reached.
+    python -m benchmarks.speed.training --against PATH [--algo A --env E] [--steps 4000] [--blocks 21] [--json FILE]
+        Another checkout of this package and this one (see `benchmarks.speed.against`), one long run each, blocks
+        of steps in turn; printed, and kept if `--json` is given.
+
+The steady rate is counted from a little after the first update (compiling and recording are over) to the last step;
+the whole rate is that of the call, set-up and last checkpoint included. A single run evaluates as its config says,
+and that time counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.peers import leanrl, sb3
+from benchmarks.peers.checkouts import commit_of
+from benchmarks.report import Entry, Results, Sections, table
+from benchmarks.runs import Watch, configure, dataset_settings, seconds_of_run, train
+from benchmarks.speed import against
+from benchmarks.speed.timing import Stopwatch
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import resolve
+from rl_training.runs.building import choose_device
+from rl_training.runs.session import Session
+from rl_training.runtime.online import OnlineConfig
+from rl_training.runtime.workflows import evaluate_checkpoint
+from rl_training.updates.updater import Updater
+
+# Steps after the first update before the steady rate is counted.
+_SETTLE = 200
+_RATES = (
+    f"The steady rate is counted from {_SETTLE} steps after the first update to the last step; that of the whole "
+    "run has set-up, compiling, the steps before the first update and the last checkpoint in it."
+)
+
+
+def arguments() -> argparse.Namespace:
+    parser = report.arguments(__doc__)
+    parser.add_argument("--algo", default="sac")
+    parser.add_argument("--env", default="HalfCheetah-v5")
+    parser.add_argument("--config", help="path or <algo>/<name>; by default the algorithm's for that environment")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--prior", type=Path, help="npz file with RLPD's prior data")
+    parser.add_argument("--steps", type=int, default=4_000)
+    parser.add_argument("--pairs", type=int, default=3, help="runs of each side; 0: one run of ours alone")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--peer-device", help="where Stable-Baselines3 runs, if not on --device")
+    parser.add_argument("--leanrl", type=Path, metavar="DIR", help="a checkout of LeanRL, beside --algo td3")
+    parser.add_argument("--leanrl-compile", action="store_true", help="with its --compile")
+    parser.add_argument("--leanrl-python", metavar="PATH", help="one with tensordict and torchrl; else this one")
+    parser.add_argument("--acceleration", default="auto")
+    parser.add_argument("--eval-interval", type=int)
+    parser.add_argument("--episodes", type=int, default=30, help="of the final evaluation of a single run")
+    parser.add_argument("--minutes", type=float, help="stop a single run after this time")
+    parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout of this package")
+    parser.add_argument("--blocks", type=int, default=against.BLOCKS, help="with --against")
+    options = parser.parse_args()
+    if options.leanrl and (options.algo != "td3" or options.against):
+        parser.error("--leanrl runs beside --algo td3")
+    return options
+
+
+class Pace(Watch):
+    """When the run had settled, and when it was at its last step."""
+
+    def __init__(self, settled: int, deadline: float | None = None) -> None:
+        super().__init__(deadline)
+        self.settled = settled
+        self.first: tuple[int, float] | None = None
+        self.last: tuple[int, float] = (0, 0.0)
+
+    def mark(self, step: int) -> None:
+        if step >= self.settled:
+            self.last = (step, time.perf_counter())
+            self.first = self.first or self.last
+
+    def on_step(self, session: Session) -> None:
+        super().on_step(session)
+        self.mark(session.clock.global_step)
+
+    @property
+    def rate(self) -> float:
+        if self.first is None or self.first == self.last:
+            raise SystemExit(f"too few steps: the steady rate is counted from step {self.settled}; raise --steps")
+        return (self.last[0] - self.first[0]) / (self.last[1] - self.first[1])
+
+
+def settled(config: TrainConfig) -> int:
+    return int(resolve(config)[OnlineConfig].learning_starts) + _SETTLE
+
+
+def ours(config: TrainConfig) -> tuple[float, float]:
+    """Steady and whole steps per second of one run."""
+    pace = Pace(settled(config))
+    seconds = seconds_of_run(config, pace)
+    return pace.rate, config.total_timesteps / seconds
+
+
+def theirs(config: TrainConfig) -> tuple[float, float]:
+    """The same of Stable-Baselines3, saved at the end as ours is."""
+    import gymnasium as gym
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    pace = Pace(settled(config))
+
+    class Marks(BaseCallback):
+        def _on_step(self) -> bool:
+            pace.mark(self.num_timesteps)
+            return True
+
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        agent = sb3.agent_of(config, gym.make(config.env_id or ""))
+        agent.learn(config.total_timesteps, callback=Marks())
+        agent.save(Path(folder) / "agent.zip")
+        agent.save_replay_buffer(Path(folder) / "buffer.pkl")
+        return pace.rate, config.total_timesteps / (time.perf_counter() - started)
+
+
+class LeanRL:
+    """Runs of LeanRL's script; what is kept of them beside the rates."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.entry: Entry = {}
+
+    def __call__(self, config: TrainConfig) -> tuple[float, float]:
+        """Steady and whole steps per second of one run."""
+        given = leanrl.arguments(config, settle=_SETTLE, compile=self.options.leanrl_compile)
+        said = leanrl.run(self.options.leanrl, given, self.options.leanrl_python)
+        self.entry = {
+            "peer": "LeanRL, compiled" if self.options.leanrl_compile else "LeanRL",
+            "peer_versions": {"checkout": commit_of(self.options.leanrl), **said["versions"]},
+            "how": leanrl.HOW,
+        }
+        return said["speed"], config.total_timesteps / said["seconds"]
+
+
+def compare(config: TrainConfig, options: argparse.Namespace) -> Entry:
+    """Ours, theirs, ours, theirs …"""
+    peer = config.replace(device=options.peer_device or options.device)
+    lean = LeanRL(options)
+    rates: dict[str, list[tuple[float, float]]] = {"ours": [], "peer": []}
+    for number in range(options.pairs):
+        for name, run, chosen in (("ours", ours, config), ("peer", lean if options.leanrl else theirs, peer)):
+            rates[name].append(run(chosen.replace(seed=options.seed + number)))
+            print(f"{name}: {rates[name][-1][0]:.1f} steps/s steady, {rates[name][-1][1]:.1f} whole", flush=True)
+    ratios = [a[0] / b[0] for a, b in zip(rates["ours"], rates["peer"])]
+    return {
+        "kind": "compare",
+        "steady": [rate for rate, _ in rates["ours"]],
+        "peer_steady": [rate for rate, _ in rates["peer"]],
+        "whole": [rate for _, rate in rates["ours"]],
+        "peer_whole": [rate for _, rate in rates["peer"]],
+        "peer_device": str(choose_device(peer.device)),
+        "ratio": statistics.median(ratios),
+        "ratio_spread": [min(ratios), max(ratios)],
+    } | lean.entry
+
+
+def measure_against(config: TrainConfig, options: argparse.Namespace) -> Entry:
+    """Beside another checkout: runs without an end, of which blocks of steps are timed."""
+    endless = config.replace(total_timesteps=10**9)
+    return against.steps(
+        options.against, endless, settled=settled(config), count=options.steps, blocks=options.blocks
+    )
+
+
+def single(config: TrainConfig, options: argparse.Namespace) -> Entry:
+    """One run, with the time inside updates measured to the end of the device's work.
+
+    Waiting for the device after the updates costs nothing extra: the next action waits for the new weights.
+    """
+    deadline = time.time() + 60 * options.minutes if options.minutes else None
+    pace, stopwatch = Pace(settled(config), deadline), Stopwatch()
+    with tempfile.TemporaryDirectory() as folder:
+        with stopwatch.around(Updater, "run", "updates", skip=settled(config) // config.num_envs):
+            result = train(config, folder, pace)
+            share = stopwatch.share("updates")
+        whole = time.perf_counter() - pace.started
+        final = evaluate_checkpoint(result.checkpoint_path, options.episodes)
+    entry = {
+        "kind": "single",
+        "steps": int(result.metrics["global_step"]),
+        "updates": int(result.metrics["update_count"]),
+        "steady": pace.rate,
+        "whole": result.metrics["global_step"] / whole,
+        "seconds": whole,
+        "update_share": share,
+        "return": final["eval_return_mean"],
+        "return_std": final["eval_return_std"],
+        "episodes": options.episodes,
+        "curve": pace.curve,
+    }
+    print(
+        f"{entry['steps']:,} steps in {whole:.0f} s: {pace.rate:.1f} steps/s, {share:.0%} in updates, return "
+        f"{entry['return']:.0f} over {options.episodes} episodes"
+    )
+    return entry
+
+
+def settings(entry: Entry) -> str:
+    return " ".join([f"`{entry['config']}`", *entry["overrides"]])
+
+
+def peer_of(entry: Entry) -> str:
+    """Whose run stood beside ours, and where."""
+    return f"{entry.get('peer', 'Stable-Baselines3')} on {entry['peer_device']}"
+
+
+def ratio_of(entry: Entry) -> str:
+    """The ratio, and its smallest and largest where there are several pairs of runs."""
+    low, high = entry["ratio_spread"]
+    return f"{entry['ratio']:.2f} " + ("(one pair)" if len(entry["steady"]) == 1 else f"({low:.2f} to {high:.2f})")
+
+
+def sections(entries: dict[str, Entry]) -> Sections:
+    pairs = [e for e in entries.values() if e["kind"] == "compare"]
+    runs = [e for e in entries.values() if e["kind"] == "single"]
+    parts = ["## Environment steps per second", f"Written by `python -m benchmarks.speed.training`. {_RATES}\n"]
+    median = statistics.median
+    if pairs:
+        rows = []
+        for e in pairs:
+            rows.append([f"{e['algo'].upper()} {e['env']}", e["machine"], settings(e),
+                         f"{median(e['steady']):.0f} ({median(e['whole']):.0f})", peer_of(e),
+                         f"{median(e['peer_steady']):.0f} ({median(e['peer_whole']):.0f})",
+                         ratio_of(e)])  # fmt: skip
+        header = ["", "machine", "settings", "steps/s steady (whole run)", "peer", "its steps/s",
+                  "ratio of the steady rates (spread)"]  # fmt: skip
+        parts += [table(header, rows), "", *report.checkouts_said(e for e in pairs if "how" in e)]
+    if runs:
+        rows = [
+            [f"{e['algo'].upper()} {e['env']}", e["machine"], settings(e), e["seed"],
+             f"{e['steps']:,}", f"{e['updates']:,}", f"{e['steady']:.1f}", f"{e['update_share']:.0%}",
+             final(e)]
+            for e in runs
+        ]  # fmt: skip
+        header = ["", "machine", "settings", "seed", "steps", "updates", "steps/s", "time in updates",
+                  "return"]  # fmt: skip
+        parts += [table(header, rows), ""]
+    if not pairs and not runs:
+        return {}
+    found = {("performance", "training"): "\n".join([*parts, report.origins([*pairs, *runs])])}
+    return found | ({("results", "single-runs"): returns_text(runs)} if runs else {})
+
+
+def final(entry: Entry) -> str:
+    return f"{entry['return']:.0f} ± {entry['return_std']:.0f} over {entry['episodes']} episodes"
+
+
+def returns_text(runs: list[Entry]) -> str:
+    """The returns of single runs on their way."""
+    points = sorted({step for e in runs for step, *_ in e["curve"]})
+    rows = []
+    for e in runs:
+        means = {step: f"{mean:.0f}" for step, mean, _ in e["curve"]}
+        on_the_way = [means.get(point, "–") for point in points]
+        rows.append([f"{e['algo'].upper()} {e['env']}", settings(e), e["seed"], *on_the_way, final(e)])
+    header = ["", "settings", "seed", *(f"{point / 1000:g}k" for point in points), "last"]
+    written = "Written by `python -m benchmarks.speed.training`; evaluation episodes are the same for every run."
+    return f"## Single runs\n\n{written}\n\n{table(header, rows)}\n\n{report.origins(runs)}"
+
+
+def main() -> None:
+    options = arguments()
+    results = Results("training", options.json)
+    source = options.config or f"{options.algo}/{options.env.rpartition('-')[0].lower()}"
+    beside = options.leanrl or (options.algo == "sac" and sb3.installed())
+    alone = not options.against and (options.pairs == 0 or not beside)
+    fields: dict[str, Any] = {"algo_kwargs": {}}
+    if not alone:
+        # Neither side evaluates; random steps at the start are equally fast on both and are kept few.
+        fields = {"eval_episodes": 0, "algo_kwargs": {"eval_interval": None, "early_stopping": None}}
+        if not any("learning_starts" in override for override in options.set):
+            options.set.append("algo_kwargs.learning_starts=1000")
+    elif options.eval_interval is not None:
+        fields["algo_kwargs"]["eval_interval"] = options.eval_interval
+    if options.prior is not None:
+        fields["algo_kwargs"] |= dataset_settings([options.prior])
+    config = configure(
+        source,
+        options.algo,
+        options.set,
+        env_id=options.env,
+        seed=options.seed,
+        total_timesteps=options.steps,
+        device=options.device,
+        acceleration=options.acceleration,
+        **fields,
+    )
+    device = str(choose_device(config.device))
+    stamp = report.stamp(device) | {
+        "algo": options.algo,
+        "env": options.env,
+        "config": source,
+        "overrides": options.set,
+        "seed": options.seed,
+        "acceleration": options.acceleration,
+    }
+    if options.against:
+        entry = stamp | measure_against(config, options)
+        print(f"{options.algo.upper()} {options.env}: {against.said(entry, 'steps/s')}")
+        if options.json:
+            key = f"against/{stamp['machine']}/{options.algo}/{options.env}/{entry['other_checkout']}"
+            results.add({key: entry})
+        return
+    entry = stamp | (single(config, options) if alone else compare(config, options))
+    key = f"{entry['kind']}/{stamp['machine']}/{options.algo}/{options.env}"
+    peer = "/".join([entry["peer_device"], *([entry["peer"]] if "peer" in entry else [])]) if not alone else ""
+    results.add({f"{key}/{options.seed if alone else peer}": entry})
+    results.show(sections)
+
+
+if __name__ == "__main__":
+    main()

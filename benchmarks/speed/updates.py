@@ -1,0 +1,244 @@
+"""Learner updates per second of every algorithm, and of every peer that is installed.
+
+    python -m benchmarks.speed.updates [--device cuda|cpu] [--algo sac td3 …] [--tf32] [--acceleration MODE]
+                                       [--peer-python PATH] [--corl DIR] [--unifloral DIR [--jax-python PATH]]
+                                       [--seconds 6] [--blocks 7] [--batch 256] [--json FILE]
+    … --against PATH [--blocks 21]    another checkout of this package (see `benchmarks.speed.against`)
+    … --check      eager against captured and compiled, and no host read inside updates
+    … --scaling    how the cost grows with batch, width, critics and updates per step
+    … --floor      the device's measured rates, and what they allow
+    … --profile    kernels of one update by name
+
+Observations 17, actions 6 (DQN: 6 choices), float32, data on the device; a whole update, sampling included. Blocks
+of updates of both sides alternate in one run, so that both see the same machine; the ratio is the median over pairs
+of blocks, the spread its smallest and largest. `--peer-python` is a Python that has d3rlpy; `--corl` and
+`--unifloral` are checkouts of those (see `benchmarks.peers.loops`), the latter run by `--jax-python`, a Python with
+jax, flax and optax. A peer that cannot run is left out and named at the end. What `--against` finds is printed, and
+kept if `--json` is given; the documentation is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from benchmarks import report
+from benchmarks.peers import loops
+from benchmarks.peers.d3rlpy import D3rlpyLearner
+from benchmarks.report import Entry, Results, Sections, number, table
+from benchmarks.speed import against, cases, depth, setup
+from benchmarks.speed.timing import Runs, alternate, ratios_of
+
+# A ratio that varies by more than this between blocks was disturbed by something else on the machine.
+_NOISY = 1.5
+
+
+def arguments() -> argparse.Namespace:
+    parser = setup.arguments(__doc__, seconds=6.0)
+    parser.add_argument("--algo", nargs="+", help="algorithms or names of cases; all if not given")
+    parser.add_argument("--peer-python", help="a Python with d3rlpy installed")
+    parser.add_argument("--corl", type=Path, metavar="DIR", help="a checkout of CORL")
+    parser.add_argument("--unifloral", type=Path, metavar="DIR", help="a checkout of Unifloral")
+    parser.add_argument("--jax-python", metavar="PATH", help="a Python with jax, flax and optax; else this one")
+    parser.add_argument("--no-peers", action="store_true", help="not even those that are installed or given")
+    parser.add_argument("--blocks", type=int, help=f"7; beside another checkout {against.BLOCKS}")
+    parser.add_argument("--hidden", type=int, nargs="+", help="instead of each case's own sizes")
+    parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout of this package")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--scaling", action="store_true")
+    parser.add_argument("--floor", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    options.blocks = options.blocks or (against.BLOCKS if options.against else 7)
+    given = loops.libraries(options.corl, options.unifloral, options.jax_python)
+    options.libraries = [] if options.no_peers else given
+    return options
+
+
+def measure(case: cases.Case, options: argparse.Namespace, device: torch.device) -> Entry:
+    """One row: ours, the peer if one is installed, and those whose checkouts are given."""
+    ours = cases.updater(case, device, acceleration=options.acceleration, batch=options.batch)
+    with ExitStack() as stack:
+        peer = (
+            None if options.no_peers else loops.connect_installed(case, device, options.batch, options.peer_python)
+        )
+        contenders: dict[str, Runs] = {"ours": ours}
+        if peer is not None:
+            stack.callback(peer.close)
+            contenders["peer"] = peer
+        given, left_out = loops.connect(options.libraries, case, device, batch=options.batch, tf32=options.tf32)
+        for found in given.values():
+            stack.callback(found.close)
+        rates = alternate(contenders | given, seconds=options.seconds, blocks=options.blocks, period=case.period)
+    entry: Entry = {
+        "kind": "rate",
+        "case": case.name,
+        "hidden": list(case.hidden),
+        "batch": options.batch,
+        "mode": ours.learner.execution.acceleration,
+        "tf32": options.tf32,
+        "rate": rates["ours"].median,
+        "blocks": rates["ours"].blocks,
+    }
+    if peer is not None:
+        entry |= {"peer": case.peer, "peer_rate": rates["peer"].median, "peer_blocks": rates["peer"].blocks}
+        entry |= ratios_of(rates["ours"], rates["peer"])
+        if isinstance(peer, D3rlpyLearner):
+            entry["peer_versions"] = peer.versions
+    if given:
+        entry["given_peers"] = [found.entry(rates["ours"], rates[name]) for name, found in given.items()]
+    return entry | ({"left_out": left_out} if left_out else {})
+
+
+def measure_against(case: cases.Case, options: argparse.Namespace, device: torch.device) -> Entry:
+    """One case beside another checkout of this package."""
+    return against.updates(
+        options.against,
+        case,
+        device,
+        acceleration=options.acceleration,
+        tf32=options.tf32,
+        batch=options.batch,
+        seconds=options.seconds,
+        blocks=options.blocks,
+    )
+
+
+def mode(entry: Entry) -> str:
+    """How it ran: a CPU's threads decide as much as its cores."""
+    words = [entry["mode"], "TF32" if entry["tf32"] else "float32"]
+    return ", ".join(words + ([f"{entry['threads']} threads"] if entry["device"] == "cpu" else []))
+
+
+def beside(entry: Entry) -> list[Entry]:
+    """Everything that ran beside ours, the installed peer first."""
+    return [*([entry] if "peer" in entry else []), *entry.get("given_peers", [])]
+
+
+def verdicts(entry: Entry, case: cases.Case) -> str:
+    """Of an entry with the sizes that were agreed; ratios are those beside the peer that is installed."""
+    found = []
+    if case.goal and "H200" in entry["machine"] and not entry["tf32"]:
+        found.append(f"{number(case.goal)}: {'met' if entry['rate'] >= case.goal else 'missed'}")
+    if case.goal_ratio and entry["device"] == "cpu" and "ratio" in entry:
+        low, high = entry["ratio_spread"]
+        outcome = "met" if entry["ratio"] >= case.goal_ratio else "missed"
+        found.append(f"{case.goal_ratio:g}×: {outcome if high <= _NOISY * low else 'too noisy to judge'}")
+    return " ".join(found) or "–"
+
+
+def rate_rows(entries: list[Entry]) -> list[list[str]]:
+    """One row for each peer of an entry; ours and the goal are said in the first."""
+    known = {case.name: case for case in cases.CASES}
+    order = {name: i for i, name in enumerate(known)}
+    rows = []
+    for entry in sorted(entries, key=lambda e: (order[e["case"]], e["tf32"], e["mode"], e["threads"])):
+        case = known[entry["case"]]
+        as_agreed = entry["hidden"] == list(case.hidden) and entry["batch"] == 256
+        ours = [
+            entry["case"] if as_agreed else f"{entry['case']} ({entry['hidden']}, batch {entry['batch']})",
+            mode(entry),
+            number(entry["rate"]),
+            f"{1e6 / entry['rate']:,.0f}",
+        ]
+        first, *more = [peer_cells(peer) for peer in beside(entry)] or [["–"] * 3]
+        when = " ".join([entry["date"], *([entry["checkout"]] if "checkout" in entry else [])])
+        rows.append([*ours, *first, verdicts(entry, case) if as_agreed else "–", when])
+        rows += [["", "", "", "", *cells, "", ""] for cells in more]
+    return rows
+
+
+def peer_cells(peer: Entry) -> list[str]:
+    low, high = peer["ratio_spread"]
+    ratio = f"{peer['ratio']:.2f} ({low:.2f} to {high:.2f})"
+    return [peer["peer"].replace(":", " "), number(peer["peer_rate"]), ratio]
+
+
+def sections(entries: dict[str, Entry]) -> Sections:
+    """Tables of everything measured so far, one per machine."""
+    rates = [e for e in entries.values() if e["kind"] == "rate"]
+    parts = ["## Updates per second", "Written by `python -m benchmarks.speed.updates`.", ""]
+    header = [
+        "algorithm",
+        "mode",
+        "updates/s",
+        "µs",
+        "peer",
+        "peer updates/s",
+        "ratio (spread)",
+        "goal",
+        "measured",
+    ]
+    for where in sorted({e["machine"] for e in rates}):
+        here = [e for e in rates if e["machine"] == where]
+        parts += [
+            f"**{where}.** {report.origins(here)} Batch {', '.join(sorted({str(e['batch']) for e in here}))}."
+        ]
+        given = [peer for entry in here for peer in entry.get("given_peers", [])]
+        parts += ["", table(header, rate_rows(here)), "", *report.checkouts_said(given)]
+    found: Sections = {("performance", "updates"): "\n".join(parts)} if rates else {}
+    return found | depth.sections(entries)
+
+
+def measure_all(
+    chosen: list[cases.Case], options: argparse.Namespace, device: torch.device, add: Callable[[str, Entry], Entry]
+) -> list[str]:
+    """A row of every case, kept by `add` under its name and printed; which peers could not be run."""
+    measured: list[Entry] = []
+    for case in chosen:
+        name = case.name + (f"/{options.batch}" if options.batch != 256 else "")
+        name += "/" + "x".join(map(str, case.hidden)) if options.hidden else ""
+        entry = add(name, measure(case, options, device))
+        measured.append(entry)
+        said = [f"{p['peer']} {number(p['peer_rate'])}, ratio {p['ratio']:.2f}" for p in beside(entry)]
+        print("; ".join([f"{case.name}: {number(entry['rate'])}", *said]), flush=True)
+    print()
+    for row in rate_rows(measured):
+        print(" | ".join(row))
+    return [line for entry in measured for line in entry.get("left_out", [])]
+
+
+def main() -> None:
+    options = arguments()
+    results = Results("updates", options.json)
+    chosen = cases.find(options.algo, tuple(options.hidden) if options.hidden else None)
+    device, stamp, place = setup.prepare(options)
+    print(f"torch {torch.__version__}, {place}")
+
+    def add(name: str, entry: Entry) -> Entry:
+        stamped = stamp | entry
+        results.add({f"{entry['kind']}/{place}/{name}": stamped})
+        return stamped
+
+    tasks = {
+        "check": (options.check, depth.check),
+        "scaling": (options.scaling, depth.scaling),
+        "floor": (options.floor, depth.floor),
+        "profile": (options.profile, depth.profile),
+    }
+    if options.against:
+        for case in chosen:
+            entry = measure_against(case, options, device)
+            print(f"{case.name}: {against.said(entry, 'updates/s')}", flush=True)
+            if options.json:
+                add(f"{case.name}/{entry['other_checkout']}", entry)
+        return
+    left_out: list[str] = []
+    if any(wanted for wanted, _ in tasks.values()):
+        for kind, (wanted, task) in tasks.items():
+            if wanted:
+                for name, entry in task(chosen, options, device):
+                    add(name, {"kind": kind} | entry)
+    else:
+        left_out = measure_all(chosen, options, device, add)
+    results.render(sections)
+    if left_out:
+        raise SystemExit("could not be run:\n" + "\n".join(left_out))
+
+
+if __name__ == "__main__":
+    main()
