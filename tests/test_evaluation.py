@@ -155,7 +155,7 @@ def everything(session: Session) -> dict[str, Any]:
         },
         "updates": digest(session.learner.generator.get_state()),
         "collector": {name: digest(t) for group in saved.tensors.values() for name, t in group.items()},
-        "records": repr(saved.records),
+        "records": repr(None if session.experience is None else session.experience.record()),
         "rows": None if saved.rows is None else digest(saved.rows.rows[: saved.rows.filled]),
         "torch": digest(torch.get_rng_state()),
         "numpy": repr(np.random.get_state()),  # noqa: NPY002 - the global generator is the point

@@ -225,7 +225,6 @@ class Collector:
         random = {} if buffer.generator is self.learner.generator else {"host": buffer.generator.get_state()}
         return Saved(
             tensors={"collector": tensors} | ({"replay_random": random} if random else {}),
-            records={"collector": self.record()},
             rows=RowsToSave(buffer.rows, len(buffer), buffer.added, buffer.capacity),
         )
 
@@ -236,16 +235,15 @@ class Collector:
             raise ConfigError(
                 f"{checkpoint.path} holds a policy without its replay buffer; resume the run folder instead"
             )
-        if info.capacity != buffer.capacity:
-            raise ConfigError(
-                f"algo_kwargs.buffer_capacity: {buffer.capacity} differs from the checkpoint's {info.capacity}",
-                key="algo_kwargs.buffer_capacity",
-            )
         checkpoint.read_rows(buffer.rows)  # in place: a second copy might not fit into memory
         buffer.load(buffer.rows[: info.filled], added=info.added)
+        problems = []
         with checkpoint_errors(checkpoint):
-            if "replay_random" in checkpoint.tensors and buffer.generator is not self.learner.generator:
-                buffer.generator.set_state(checkpoint.tensors["replay_random"]["host"])
+            saved, own = checkpoint.tensors.get("replay_random"), buffer.generator is not self.learner.generator
+            if saved is not None and own:
+                buffer.generator.set_state(saved["host"])
+            elif saved is not None or own:
+                problems = ["the replay buffer was in another memory; its random numbers start anew"]
             record, tensors = checkpoint.records["collector"], checkpoint.tensors["collector"]
             self.steps = int(record["steps"])
             self.rng.bit_generator.state = record["rng"]
@@ -256,7 +254,7 @@ class Collector:
             episodes = [
                 _restored_episode(saved, tensors.get(f"actions.{i}")) for i, saved in enumerate(record["episodes"])
             ]
-            return self.resume(tensors["obs"].numpy().copy(), episodes)
+            return problems + self.resume(tensors["obs"].numpy().copy(), episodes)
 
     def resume(self, obs: NDArray[np.float32], episodes: Sequence[Episode]) -> list[str]:
         """Continue `episodes`, whose last observations are `obs`; returns what could not be replayed exactly."""

@@ -38,7 +38,8 @@ class Changes:
         if self.environment:
             found.append(f"the environment has changed: {_shown(self._below(*_ENVIRONMENT))}")
         harmless = tuple(f"algo_kwargs.{name}" for name in _HARMLESS)
-        computed = {n: pair for n, pair in self._below("algo_kwargs").items() if not n.startswith(harmless)}
+        computing = self._below("algo_kwargs", "acceleration", "tf32")
+        computed = {name: pair for name, pair in computing.items() if not name.startswith(harmless)}
         return [*found, f"settings have changed: {_shown(computed)}"] if computed else found
 
     def _below(self, *tops: str) -> dict[str, tuple[Any, Any]]:

@@ -46,7 +46,8 @@ def status(session: Session) -> Iterator[None]:
         _rescue(session, what, error)
         # A run that failed before it could go on keeps the status it had.
         status = "failed" if session.begun else session.run.status_before or "failed"
-        session.note_in_run(status=status, cause=f"{type(error).__name__}: {error}", ended_at=session.clock.ticks)
+        step = {"ended_at": session.clock.ticks} if session.begun else {}
+        session.note_in_run(status=status, cause=f"{type(error).__name__}: {error}", **step)
         raise
     except BaseException:
         session.note_in_run(status="interrupted" if session.begun else session.run.status_before or "interrupted")

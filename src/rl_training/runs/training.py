@@ -13,7 +13,7 @@ where several runs wait for each other; `fleet` resumes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,12 +24,13 @@ from rl_training.errors import ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid
 from rl_training.experiment.loggers import Logger, RunFacts, make_loggers
-from rl_training.experiment.logging import CsvSink, MetricsLog, Sink, TensorBoardSink
+from rl_training.experiment.logging import CsvSink, MetricsLog, Sink, TensorBoardSink, set_log_aside
 from rl_training.experiment.retention import discard_after, sweep
 from rl_training.experiment.runs import RunDirectory
 from rl_training.runs import state
 from rl_training.runs.controls import ControlConfig
 from rl_training.runs.regime import Advanced, Event, Regime
+from rl_training.runs.resume_points import START
 from rl_training.runs.run_status import duration, status
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.signals import SignalGuard
@@ -156,7 +157,13 @@ def _open_session(regime: Regime, guard: SignalGuard, console: Callable[..., Pro
             unit="updates" if regime.first_phase == "offline" else "steps",
             opening=opening,
         )
-        log = _open_log(folder, spec, progress, options.loggers)
+        try:
+            log = _open_log(folder, spec, progress, options.loggers)
+        except BaseException:
+            progress.close()
+            with suppress(OSError):
+                folder.update(status=folder.status_before or "failed")
+            raise
         try:
             yield Session(regime, folder, log=log, progress=progress, guard=guard, evaluator=evaluator)
         finally:
@@ -254,7 +261,9 @@ def _run_directory(spec: RunSpec) -> RunDirectory:
     checkpoint, options = spec.checkpoint, spec.options
     if checkpoint is None:
         if options.home is not None:
-            return _reopen(options.home, options.fence, -1 if options.rewinds else None)
+            folder = _reopen(options.home, options.fence, START if options.rewinds else None)
+            set_log_aside(folder.metrics_csv)
+            return folder
         return RunDirectory.create(
             spec.config, spec.settings, options.suffix, text=options.text, path=options.folder, fence=options.fence
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from rl_training.experiment.checkpointing import Checkpoint, latest_valid, list_
 from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger
-from rl_training.experiment.logging import set_log_aside
 from rl_training.experiment.registry import get_algorithm_spec, resolve, setting_names
 from rl_training.experiment.runs import RECORD, RESOLVED, amend_record, lock_run, read_run_record, results_of
 from rl_training.experiment.strict_yaml import parse_yaml
@@ -76,12 +76,14 @@ def resume(
     turns = turns_of(dict.fromkeys(homes, True), [_home_of(Path(path))], warn) if len(homes) > 1 else []
     places, numbers = in_order(turns, homes)
     if len(places) < 2:
+        options = RunOptions(quiet=quiet, loggers=tuple(loggers))
+        run = resumed_run(path, callbacks=callbacks, options=options, warn=warn, **others)
         if alone:
             _leave(Path(path), warn)
-        return [resume_training(path, callbacks=callbacks, loggers=loggers, quiet=quiet, warn=warn, **others)]
-    for place in places:
-        with lock_run(place.home):  # all of them, or none
-            pass
+        return train([run])
+    with ExitStack() as probe:  # fail now if one is in use; each run takes its lock again when it opens
+        for place in places:
+            probe.enter_context(lock_run(place.home))
     shared: dict[str, Any] = {}
     runs = []
     for place in places:
@@ -182,7 +184,6 @@ def _restarted(
     changed = str(Changes(differences(before.to_dict(), config.to_dict())))
     if not rewinds:
         warn(f"{home}: ended before its first checkpoint; it starts again{changed and f' with {changed}'}")
-    set_log_aside(home / "metrics.csv")
     return config
 
 
@@ -201,6 +202,7 @@ def _continued(
     config = _with_data(before, changed_config(before, changes, overrides), data, dataset)
     _require_same_seed(before, config)
     _require_same_shape(before, config)
+    _require_same_capacity(checkpoint, config)
     discrete = get_algorithm_spec(config.algo).sections.takes_discrete
     if config.env_id is not None and (
         difference := spaces_of(config, discrete=discrete, given=given).difference(spaces_from(checkpoint))
@@ -289,6 +291,15 @@ def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
             )
 
 
+def _require_same_capacity(checkpoint: Checkpoint, now: TrainConfig) -> None:
+    rows, capacity = checkpoint.rows, resolve(now).to_dict().get("buffer_capacity")
+    if rows is not None and capacity is not None and rows.capacity != capacity:
+        raise ConfigError(
+            f"algo_kwargs.buffer_capacity: {capacity} differs from the checkpoint's {rows.capacity}",
+            key="algo_kwargs.buffer_capacity",
+        )
+
+
 def _has_no_checkpoint(home: Path) -> bool:
     """Whether `home` is a run folder without a checkpoint: it never had one, or they were deleted."""
     return (home / RECORD).is_file() and (home / RESOLVED).is_file() and not list_checkpoints(home / "checkpoints")
@@ -356,11 +367,13 @@ def _leave(path: Path, warn: Callable[[str], None]) -> None:
     home = _home_of(path)
     if not (home / "run.json").is_file() or not (record := _population_record(home)):
         return
-    with lock_run(home):
+    names = [name for name in record["members"] if name != home.name]
+    folders = [home.parent / Path(str(name)).name for name in names]
+    others = [one for one in folders if (one / "run.json").is_file() and _population_record(one)]
+    with ExitStack() as locks:
+        for one in (home, *others):
+            locks.enter_context(lock_run(one))
         amend_record(home, population=record | {"left": True}, trained_with=None, exact_resume=False)
-    others = [name for name in record["members"] if name != home.name]
-    for other in (home.parent / Path(str(name)).name for name in others):
-        if (other / "run.json").is_file() and _population_record(other):
-            with lock_run(other):
-                amend_record(other, population={"members": others})
+        for one in others:
+            amend_record(one, population={"members": names})
     warn(f"{home}: taken out of its population; it continues alone, equal to it up to rounding")
