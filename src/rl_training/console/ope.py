@@ -35,7 +35,7 @@ Bootstraps = Annotated[
     int,
     typer.Option(
         min=1,
-        help=f"Resamples of the episodes, {defaults.BOOTSTRAPS:,} unless given; 1: the data as they are.",
+        help=f"Resamples of the episodes, {defaults.BOOTSTRAPS:,} unless given; 1 uses the data once.",
         show_default=False,
     ),
 ]
