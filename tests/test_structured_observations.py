@@ -293,7 +293,9 @@ def test_images_are_refused_with_a_remedy_that_works(space: gym.Space[Any], tmp_
     "space", [gym.spaces.Sequence(ACTIONS), gym.spaces.Dict({"seen": gym.spaces.Sequence(ACTIONS)})]
 )
 def test_what_no_wrapper_of_gymnasium_s_flattens_is_not_sent_to_one(space: gym.Space[Any]) -> None:
-    with pytest.raises(ConfigError, match=r"their length varies, .* a wrapper of your own: wrappers: \[module:Class\]$"):
+    with pytest.raises(
+        ConfigError, match=r"their length varies, .* a wrapper of your own: wrappers: \[module:Class\]$"
+    ):
         read_spaces(Shaped(space))
 
 
