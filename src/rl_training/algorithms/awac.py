@@ -94,8 +94,7 @@ class AWAC(Learner):
         return Outputs(q, logprobs, policy_q, target)
 
     def q_values(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Tensor:
-        q: Tensor = self.model.critics(batch.obs, batch.actions)
-        return q
+        return self.model.critics(batch.obs, batch.actions)
 
     def policy(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """log pi(a|s) of the data's actions and min Q(s, a~), each `[B]`."""

@@ -146,8 +146,7 @@ class Learner:
 
     def targets(self) -> dict[nn.Module, nn.Module]:
         """Each target network and the network it follows; a model declares its own."""
-        declared: dict[nn.Module, nn.Module] = self.model.targets()
-        return declared
+        return self.model.targets()
 
     def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
         """Actions `[n, A]` for collecting experience with `policy`, at `progress` in [0, 1] of the run.

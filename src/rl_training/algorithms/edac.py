@@ -54,8 +54,7 @@ def critic_diversity_loss(gradients: Tensor) -> Tensor:
     units = gradients / (torch.linalg.vector_norm(gradients, dim=-1, keepdim=True) + 1e-10)
     together = units.sum(1).square().sum(-1)  # [B]
     alone = units.square().sum((1, 2))  # [B]
-    loss: Tensor = (together - alone).mean() / max(1, gradients.shape[1] - 1)
-    return loss
+    return (together - alone).mean() / max(1, gradients.shape[1] - 1)
 
 
 def disagreement(q: Tensor) -> Tensor:

@@ -116,20 +116,16 @@ class IQL(Learner):
         return Outputs(*self.compute((batch,), *functions))
 
     def q_values(self, batch: TransitionBatch) -> Tensor:
-        q: Tensor = self.model.critics(batch.obs, batch.actions)
-        return q
+        return self.model.critics(batch.obs, batch.actions)
 
     def values(self, batch: TransitionBatch) -> Tensor:
-        value: Tensor = self.model.value(batch.obs)
-        return value
+        return self.model.value(batch.obs)
 
     def log_probs(self, batch: TransitionBatch) -> Tensor:
-        logprobs: Tensor = self.model.actor.log_prob(batch.obs, batch.actions)
-        return logprobs
+        return self.model.actor.log_prob(batch.obs, batch.actions)
 
     def target_minimum(self, batch: TransitionBatch) -> Tensor:
-        q: Tensor = self.model.target_critics(batch.obs, batch.actions).amin(0)
-        return q
+        return self.model.target_critics(batch.obs, batch.actions).amin(0)
 
     @torch.no_grad()
     def target(self, batch: TransitionBatch) -> Tensor:

@@ -106,11 +106,11 @@ class ActorCriticModel(Model):
         """`[B, N]` (`[B, N, M]` for quantile critics); one unbatched pair gives B = 1."""
         if obs.dim() == 1:
             obs, actions = obs[None], actions[None]
-        q: Tensor = self.critics(self.normalizer(obs), actions)
+        q = self.critics(self.normalizer(obs), actions)
         return q.transpose(0, 1)
 
     def action_values(self, obs: Tensor, actions: Tensor) -> Tensor:
-        q: Tensor = self.critics(self.normalizer(obs), actions)
+        q = self.critics(self.normalizer(obs), actions)
         return q if q.dim() == 2 else q.mean(-1)  # of quantiles, whose mean is the expected return
 
 

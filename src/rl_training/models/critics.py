@@ -39,7 +39,7 @@ class Critics(nn.Module):
 
         `frozen` keeps gradients out of the weights.
         """
-        out: Tensor = self.net(torch.cat([obs, actions], dim=-1), frozen, members)
+        out = self.net(torch.cat([obs, actions], dim=-1), frozen, members)
         return out.squeeze(-1) if self.quantiles is None else out
 
     def over_actions(self, obs: Tensor, actions: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Critics(nn.Module):
         outputs = []
         for part in parts:
             rows = torch.cat([obs.expand(len(part), -1, -1), part], dim=-1)  # [k, B, O + A]
-            out: Tensor = self.net(rows.flatten(0, 1))
+            out = self.net(rows.flatten(0, 1))
             outputs.append(out.view(self.num_critics, *rows.shape[:2]))
         return torch.cat(outputs, dim=1)
 

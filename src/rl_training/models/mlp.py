@@ -198,8 +198,7 @@ class EnsembleMLP(nn.Module):
             if norm is not None:
                 x = norm(x, select)
             x = activate(x)
-        out: Tensor = self.head(x, select)
-        return out
+        return self.head(x, select)
 
     def with_action_gradients(self, x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
         """Outputs `[N, B, 1]` and their slopes (gradients) in the last `columns` inputs, `[N, B, columns]`.

@@ -38,13 +38,11 @@ class ActionValue(nn.Module):
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         if self.num_actions:
             return self.of_all(obs).gather(-1, actions[:, None]).squeeze(-1)
-        q: Tensor = self.net(torch.cat([obs, actions], dim=-1))
-        return q.squeeze(-1)
+        return self.net(torch.cat([obs, actions], dim=-1)).squeeze(-1)
 
     def of_all(self, obs: Tensor) -> Tensor:
         """Q(s, ·) of K discrete actions, `[B, K]`."""
-        q: Tensor = self.net(obs)
-        return q
+        return self.net(obs)
 
 
 class MLPFQEModel(nn.Module):

@@ -32,8 +32,7 @@ class ValueNetwork(nn.Module):
         self.net = build_network(obs_dim, hidden_sizes, 1, **NetworkOptions(init="orthogonal") | options)
 
     def forward(self, obs: Tensor) -> Tensor:
-        value: Tensor = self.net(obs)
-        return value.squeeze(-1)
+        return self.net(obs).squeeze(-1)
 
 
 class MLPIQLModel(ActorCriticModel):
@@ -83,8 +82,7 @@ class MLPIQLModel(ActorCriticModel):
 
     def state_values(self, obs: Tensor) -> Tensor:
         """Of the network that learns it, `[1, B]`."""
-        value: Tensor = self.value(self.normalizer(obs))
-        return value[None]
+        return self.value(self.normalizer(obs))[None]
 
 
 class MLPDiscreteIQLModel(MLPIQLModel):

@@ -52,8 +52,7 @@ class MLPQNetwork(Model):
 
     def q_values(self, obs: Tensor) -> Tensor:
         """Q(s, ·), `[B, K]`."""
-        q: Tensor = self.q_network(self.normalizer(batched(obs)))
-        return q
+        return self.q_network(self.normalizer(batched(obs)))
 
     def action_values(self, obs: Tensor, actions: Tensor) -> Tensor:
         """`[1, B]`; the policy's action is the best, so that V is the largest Q."""

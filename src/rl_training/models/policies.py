@@ -214,8 +214,7 @@ class GaussianActor(NormalActor):
         return torch.tanh(mean), log_std.clamp(*self.log_std_bounds)
 
     def mode(self, obs: Tensor) -> Tensor:
-        mean: Tensor = self(obs)[0]
-        return mean
+        return self(obs)[0]
 
     def drawn(self, mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
         return (mean + log_std.exp() * noise).clamp(-1.0, 1.0)
@@ -282,8 +281,7 @@ class DeterministicActor(nn.Module):
         return torch.tanh(self.net(obs))
 
     def mode(self, obs: Tensor) -> Tensor:
-        out: Tensor = self(obs)
-        return out
+        return self(obs)
 
     def steps(self, sampled: bool) -> list[Step]:
         return [*self.net.steps(), Step("tanh")]
@@ -302,12 +300,10 @@ class ChoiceActor(nn.Module):
         self.net = build_network(obs_dim, hidden_sizes, num_actions, **options)
 
     def forward(self, obs: Tensor) -> Tensor:
-        outputs: Tensor = self.net(obs)
-        return outputs
+        return self.net(obs)
 
     def mode(self, obs: Tensor) -> Tensor:
-        best: Tensor = self.net(obs).argmax(-1)
-        return best
+        return self.net(obs).argmax(-1)
 
     def steps(self, sampled: bool) -> list[Step]:
         return [*self.net.steps(), Step("categorical" if sampled else "argmax")]
@@ -321,7 +317,7 @@ class CategoricalActor(ChoiceActor):
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """The action, `[B]`, in whose share of the unit interval the normal quantile of `noise [B, 1]` lies."""
         upper_ends = self(obs).softmax(-1).cumsum(-1)  # [B, K]
-        chosen: Tensor = (upper_ends < torch.special.ndtr(noise)).sum(-1)
+        chosen = (upper_ends < torch.special.ndtr(noise)).sum(-1)
         return chosen.clamp(max=upper_ends.shape[-1] - 1)  # the last end may be rounded to less than 1
 
     def log_prob(self, obs: Tensor, actions: Tensor) -> Tensor:
@@ -353,18 +349,15 @@ class Policy(nn.Module):
 
     def scores(self, obs: Tensor) -> Tensor:
         """The outputs `[B, K]` of a policy that chooses: values, or logits where it is stochastic."""
-        outputs: Tensor = self.actor(self.normalizer(obs))
-        return outputs
+        return self.actor(self.normalizer(obs))
 
     def mode(self, obs: Tensor) -> Tensor:
         """The deterministic action `[B, A]` in [-1, 1] (discrete: `[B]` indices)."""
-        action: Tensor = self.actor.mode(self.normalizer(obs))  # type: ignore[operator]
-        return action
+        return self.actor.mode(self.normalizer(obs))  # type: ignore[operator]
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """The action that standard normal `noise [B, A]` selects from a stochastic policy (discrete: A is 1)."""
-        action: Tensor = self.actor.sample(self.normalizer(obs), noise)  # type: ignore[operator]
-        return action
+        return self.actor.sample(self.normalizer(obs), noise)  # type: ignore[operator]
 
     def steps(self, sampled: bool = False) -> list[Step] | None:
         """The operations of `mode` (of `sample` if `sampled`), or None where the actor does not tell them."""

@@ -32,5 +32,4 @@ class Step(NamedTuple):
 
 def as_array(tensor: Tensor) -> NDArray[Any]:
     """A copy on the host that later updates do not change."""
-    array: NDArray[Any] = tensor.detach().to("cpu", copy=True).contiguous().numpy()
-    return array
+    return tensor.detach().to("cpu", copy=True).contiguous().numpy()
