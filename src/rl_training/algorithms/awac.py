@@ -1,11 +1,11 @@
 """AWAC: Advantage Weighted Actor-Critic (Nair et al. 2020).
 
-Critics as SAC's without entropy: the minimum of both targets at an action of the current policy. The actor does
-not climb Q, it clones the data with weights that grow with the advantage A = min Q(s, a) - min Q(s, a~), one
-a~ ~ pi. `weighting: exp` takes min(exp(A / lambda), `max_advantage_weight`), as CORL; `softmax` takes
-softmax(A / lambda) over the batch times B, as the authors' code, and needs no cap.
-`policy_distribution: gaussian` is a Gaussian around a squashed mean, as the authors', whose samples are clipped to
-the bounds before a critic sees them; `tanh` is squashed itself, and data actions are clipped to ±(1 - 1e-6).
+The critics are SAC's without entropy: the target is the minimum of both target critics at an action of the current
+policy. The actor clones the data with weights that grow with the advantage A = min Q(s, a) - min Q(s, a~), where
+a~ ~ pi. `weighting: exp` uses min(exp(A / lambda), `max_advantage_weight`), as CORL does; `softmax` uses
+softmax(A / lambda) over the batch times B, as the authors' code does, and needs no cap.
+`policy_distribution: gaussian` is a Gaussian around a tanh mean, as in the authors' code; its samples are clipped
+to the bounds before the critics evaluate them. With `tanh`, data actions are clipped to ±(1 - 1e-6).
 Departures: `tanh` is the default; the log-std depends on the state, in [-5, 2] (the authors: one std for all
 states); no weight decay; PyTorch's initialisation.
 Axes: critics `[2, B]`, weights `[B]`.
@@ -28,7 +28,7 @@ from rl_training.settings import PositiveFloat
 
 
 class AWACConfig(TargetConfig):
-    """How advantages become the weights of the clone."""
+    """SAC's target settings and the cloning weights."""
 
     awac_lambda: PositiveFloat = 1.0
     """divisor of the advantage in the cloning weights"""
@@ -37,11 +37,11 @@ class AWACConfig(TargetConfig):
     weighting: Literal["exp", "softmax"] = "exp"
     """clipped exponential, or softmax over the batch"""
     policy_distribution: PolicyDistribution = "tanh"
-    """a squashed Gaussian, or a plain one around a squashed mean, whose samples are clipped"""
+    """`tanh`: a tanh-squashed Gaussian; `gaussian`: a Gaussian around a tanh mean, with clipped samples"""
 
 
 def advantage_weights(advantages: Tensor, config: AWACConfig) -> Tensor:
-    """What each transition of the batch counts in the actor's loss: `[B] -> [B]`."""
+    """The weight of each transition in the actor's loss: `[B] -> [B]`."""
     scaled = advantages / config.awac_lambda
     if config.weighting == "softmax":
         return scaled.softmax(-1) * scaled.shape[-1]
@@ -58,12 +58,12 @@ def awac_loss(batch: Mapping[str, Any]) -> Terms:
 
 
 class Outputs(NamedTuple):
-    """What the networks say of one batch; `q` and `logprobs` carry gradients."""
+    """Outputs of the networks for one batch; `q` and `logprobs` carry gradients."""
 
     q: Tensor  # Q(s, a) of the data's actions, [2, B]
     logprobs: Tensor  # log pi(a|s) of the data's actions, [B]
     policy_q: Tensor  # min Q(s, a~), [B]
-    target: Tensor  # what the critics regress on, [B]
+    target: Tensor  # regression target of the critics, [B]
 
 
 class AWAC(Learner):
@@ -88,7 +88,7 @@ class AWAC(Learner):
         return self.minimize((self.outputs(batch, next_noise, noise),), objectives, tau=self.config.tau)
 
     def outputs(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Outputs:
-        """Every network once, side by side: the losses are arithmetic on what they return."""
+        """Evaluate every network once, in parallel; the losses are arithmetic on these outputs."""
         functions = self.q_values, self.policy, self.target
         q, (logprobs, policy_q), target = self.compute((batch, next_noise, noise), *functions)
         return Outputs(q, logprobs, policy_q, target)

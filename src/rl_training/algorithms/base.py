@@ -1,12 +1,12 @@
-"""`Learner`: networks, optimisers, counters and `gradient_step`, the part every algorithm writes itself.
+"""`Learner`, the base class of all algorithms: networks, optimisers, counters, and an abstract `gradient_step`.
 
-House rule: all losses of one update are formed from the parameters before that update; then every optimiser
-steps, then the targets follow. (The authors' EDAC and CORL's IQL do the same; where an author steps the critic
-first, the actor here sees critics one step older.) So the losses of one update do not depend on each other, nor do
-the steps after them, and a GPU may compute them side by side.
+All losses of one update use the parameters before that update; then every optimiser steps, then the targets are
+updated. (The authors' EDAC and CORL's IQL do the same. If an author steps the critic first, the actor here uses
+critics that are one step older.) The losses of one update are therefore independent, and so are the steps; a GPU
+may compute them in parallel.
 
-Losses are pure: tensors in, a scalar and named terms out. Randomness is drawn before them by `gradient_step`, so
-the same function runs eagerly, compiled, captured, or in a test with known noise.
+Losses are pure: tensors in, a scalar and named terms out. `gradient_step` draws all random numbers before them, so
+that the same function runs eagerly, compiled, captured, or in a test with known noise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rl_training.settings import Fraction, PositiveFloat, Settings
 if TYPE_CHECKING:
     from rl_training.spaces import SpaceSpec
 
-# How far rounding may take an action out of [-1, 1].
+# Rounding may put an action this far outside [-1, 1].
 _ACTION_SLACK = 1e-5
 
 Terms = dict[str, Tensor]
@@ -41,24 +41,24 @@ Loss = Callable[..., tuple[Tensor, Terms]]
 
 
 class LearnerConfig(Settings):
-    """Hyperparameters every learner has."""
+    """Hyperparameters of every learner."""
 
     learning_rate: PositiveFloat = 3e-4
-    """of Adam"""
+    """learning rate of Adam"""
     gamma: Fraction = 0.99
-    """discount"""
+    """discount factor"""
 
 
 class TargetConfig(LearnerConfig):
-    """Those of a learner with target networks."""
+    """Hyperparameters of learners with target networks."""
 
     tau: Annotated[float, Field(gt=0, le=1)] = 0.005
-    """share of the way the target networks go at each of their moves (Polyak averaging)"""
+    """Polyak coefficient: target ← (1 − tau)·target + tau·source"""
 
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one update did. Metrics stay 0-d tensors on the device until somebody reports them."""
+    """Result of one update. Metrics are 0-d tensors on the device; reading one waits for the device."""
 
     metrics: Terms
     num_gradient_steps: int = 1
@@ -67,7 +67,7 @@ class UpdateResult:
 class Learner:
     """Base of all learners: `Learner(model=…, **hyperparameters)`.
 
-    A subclass sets `Config` and `Model`, makes its optimisers, and writes `gradient_step`.
+    A subclass sets `Config` and `Model`, creates its optimisers, and implements `gradient_step`.
     """
 
     name: ClassVar[str]
@@ -75,18 +75,18 @@ class Learner:
     Model: ClassVar[Callable[..., ModelBase]]
     Network: ClassVar[type[NetworkShape]] = NetworkConfig
     discrete: ClassVar[bool] = False
-    # Hyperparameters the model has already decided: unset they are the model's, another value is refused.
+    # Hyperparameters that the model fixes: by default the model's value; any other value is an error.
     fixed_by_model: ClassVar[tuple[str, ...]] = ()
-    # Names of the optimisers a learning-rate schedule turns; None means all.
+    # Names of the optimisers that a learning-rate schedule applies to; None means all.
     scheduled: ClassVar[tuple[str, ...] | None] = None
-    # Whether `explore` depends on how far the run has come.
+    # Whether `explore` depends on `progress`.
     explores_by_progress: ClassVar[bool] = False
-    # Columns that minibatches must hold in addition to those of every batch; only data sets have them.
+    # Extra columns that minibatches must have. Data sets can provide them, replay buffers cannot.
     extras: ClassVar[tuple[Column, ...]] = ()
 
     @property
     def summary(self) -> str:
-        """Which of several known algorithms these settings make, for the first lines of a run; empty if obvious."""
+        """The published variant that these settings correspond to, printed when a run starts; may be empty."""
         return ""
 
     def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
@@ -99,11 +99,11 @@ class Learner:
         self.device: torch.device = model.device
         self.optimizers: dict[str, Adam] = {}
         self.updates = 0
-        # The update from which periods are counted (see `ends_period`); not part of the state.
+        # Update from which periods are counted (see `ends_period`); not part of the state.
         self.period_offset = 0
-        # Raised whenever the networks have changed, so that whoever keeps a copy knows that it is old.
+        # Incremented on every parameter change; invalidates cached copies.
         self.version = 0
-        # True after an exception inside a step, which leaves some parameters stepped and others not.
+        # True after an exception inside a step: only some of the parameters have been updated.
         self.step_interrupted = False
         self.generator = torch.Generator(self.device)
         self.seed(int(torch.randint(2**31, ())))
@@ -112,32 +112,34 @@ class Learner:
         self._terms: Terms = {}
         self._follows: dict[tuple[Hashable, ...], dict[str | None, list[Polyak]]] = {}
 
-    # What a subclass provides.
+    # Overridden by subclasses.
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        """The hyperparameters that shape the model, as arguments of `Model`."""
+        """The hyperparameters that are arguments of `Model`."""
         return {}
 
     @classmethod
     def configure(cls, config: Any, updates_per_step: int) -> Any:
-        """Fill in what the user left open and the number of updates per environment step decides."""
+        """Fill in unset hyperparameters that depend on the number of updates per environment step."""
         return config
 
     @classmethod
     def structure(cls, config: Any) -> dict[str, Any]:
-        """The hyperparameters in which learners of one population may not differ: all but plain numbers with a
-        fraction, which an update may take from a tensor. The settings of Adam and of extra columns are the same
-        for a whole stack."""
+        """The hyperparameters that must be equal for all members of a population.
+
+        Members may differ in floats, which an update can read from a tensor, except for the settings of Adam and
+        of extra columns.
+        """
         shared = {*ADAM_SETTINGS, *(name for column in cls.extras for name in column.settings)}
         return {key: value for key, value in dict(config).items() if not isinstance(value, float) or key in shared}
 
     def gradient_step(self, batch: TransitionBatch, variant: Hashable) -> Terms:
-        """One update on normalised observations; obeys the capture contract (no host reads)."""
+        """One update on a batch with normalised observations; must not read from the device (CUDA graphs)."""
         raise NotImplementedError
 
     def variant(self, update: int) -> Hashable:
-        """Which variant of `gradient_step` an update (counted from 0) is; each has a CUDA graph of its own."""
+        """The variant of `gradient_step` for an update (counted from 0); each variant has its own CUDA graph."""
         return None
 
     def ends_period(self, update: int, period: int) -> bool:
@@ -145,26 +147,26 @@ class Learner:
         return (update + 1 - self.period_offset) % period == 0
 
     def targets(self) -> dict[nn.Module, nn.Module]:
-        """Each target network and the network it follows; a model declares its own."""
+        """Maps each target network to its source; by default those of the model."""
         return self.model.targets()
 
     def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
         """Actions `[n, A]` for collecting experience with `policy`, at `progress` in [0, 1] of the run.
 
-        A sample; a deterministic policy has none, and what noise to add is its learner's to say.
+        A sample, or the mode of a deterministic policy, to which its learner adds noise.
         """
         if not policy.stochastic:
             return policy.mode(obs)
         noise = rng.standard_normal((obs.shape[0], self.model.action_dim), dtype=np.float32)
         return policy.sample(obs, torch.from_numpy(noise))
 
-    # What every learner shares.
+    # Shared by all learners.
 
     @classmethod
     def build_model(
         cls, spaces: SpaceSpec, network: NetworkShape, config: Any, *, normalize_observations: bool = False
     ) -> ModelBase:
-        """The model this learner trains; every key of its `Network` section is an argument of the model."""
+        """The model for this learner; every key of its `Network` section is an argument of the model."""
         return cls.Model(
             spaces.obs_dim,
             spaces.num_actions or spaces.action_dim,
@@ -173,11 +175,11 @@ class Learner:
         )
 
     def modules(self) -> dict[str, nn.Module]:
-        """Everything with parameters or buffers; `state_dict` walks it, so nothing is forgotten."""
+        """All modules with parameters or buffers; `state_dict` includes each of them."""
         return {"model": self.model}
 
     def expect_terms(self, **values: float | Tensor) -> None:
-        """Name terms that not every update produces, with their values until one does."""
+        """Declare terms that not every update produces, with their initial values."""
         self._terms.update({name: torch.as_tensor(value, device=self.device) for name, value in values.items()})
 
     def normal(self, *shape: int) -> Tensor:
@@ -193,15 +195,15 @@ class Learner:
         self.generator.manual_seed(seed)
 
     def adam(self, *modules: nn.Module, learning_rate: float | None = None, **settings: Any) -> Adam:
-        """An optimiser that owns the parameters of `modules`; `settings` (betas, …) as in `Adam`."""
+        """An optimiser for the parameters of `modules`; `settings` (betas, …) as in `Adam`."""
         parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
         rate = self.config.learning_rate if learning_rate is None else learning_rate
         return Adam(parameters, rate, **settings)
 
     def update(self, batch: Mapping[str, Any] | TransitionBatch, *, global_step: int) -> UpdateResult:
-        """One update on a batch given by the caller: a `TransitionBatch`, or a mapping with its columns.
+        """One update on the caller's batch: a `TransitionBatch` or a mapping with its columns.
 
-        A training loop calls `step` with rows that were checked when they were loaded or collected.
+        Training loops call `step` instead, with rows that were checked when they were loaded or collected.
         """
         if global_step < 0:
             raise ConfigError(f"global_step must be >= 0, got {global_step}")
@@ -214,9 +216,9 @@ class Learner:
         return UpdateResult(dict(self._terms))
 
     def _require_fit(self, batch: TransitionBatch) -> None:
-        """Refuse columns on another device, of another width, or with actions outside their range.
+        """Raise if a column is on another device, has another width, or if an action is out of range.
 
-        The range is checked on the CPU only: on a GPU, each check would wait for all work queued there.
+        The range is checked on the CPU only: on a GPU each check would wait for the queue.
         """
         for name, column in batch._asdict().items():
             if column is not None and column.device != self.device:
@@ -239,34 +241,34 @@ class Learner:
                 raise ConfigError(f"batch: action {most if most > high else least:g} is outside {wanted}")
 
     def step(self, batch: TransitionBatch) -> None:
-        """One update and its bookkeeping."""
+        """One update; also counts it and stores its terms."""
         self.finish_steps(self.gradient_step(self.normalized(batch), self.variant(self.updates)), 1)
 
     def finish_steps(self, terms: Terms, count: int) -> None:
-        """Count the updates; terms of a part that did not run keep their last value."""
+        """Count the updates and store their terms; terms that are not given keep their last value."""
         self.updates += count
         self.version += 1
         self._terms.update(terms)
 
     @property
     def terms(self) -> Terms:
-        """The newest value of every term."""
+        """The latest value of every term."""
         return self._terms
 
     def normalized(self, batch: TransitionBatch) -> TransitionBatch:
-        """The batch as the networks see it."""
+        """The batch with normalised observations."""
         normalizer = self.model.normalizer
         if not normalizer.enabled:
             return batch
         return batch._replace(obs=normalizer(batch.obs), next_obs=normalizer(batch.next_obs))
 
     def normalize_by(self, mean: Tensor, std: Tensor) -> None:
-        """From now on see observations by these moments, `[O]` each."""
+        """Normalise observations by these moments from now on, `[O]` each."""
         self.model.normalizer.set_moments(mean, std)
         self.version += 1
 
     def compute(self, inputs: tuple[Any, ...], *functions: Callable[..., Any]) -> list[Any]:
-        """The results of `functions` of `inputs`, side by side: what several losses share."""
+        """Apply each of `functions` to `inputs`, in parallel; used for values that several losses share."""
         return self.execution.parallel(
             [partial(self.execution.prepared(function), *inputs) for function in functions]
         )
@@ -274,7 +276,7 @@ class Learner:
     def minimize(
         self, inputs: tuple[Any, ...], objectives: Mapping[str, Loss], *, tau: float | None = None
     ) -> Terms:
-        """Minimise each loss over the parameters its optimiser owns; then, given `tau`, move the targets by it.
+        """Minimise each loss over the parameters of its optimiser; then, if `tau` is given, update the targets.
 
         Gradients are taken for owned parameters only. `objectives` maps an optimiser's name to its loss, a
         function of `inputs`.
@@ -288,7 +290,7 @@ class Learner:
         return {key: term.detach() for _, terms in gradients for key, term in terms.items()}
 
     def take_steps(self, gradients: Mapping[str, Sequence[Tensor]], tau: float | None) -> None:
-        """Step the named optimisers with the gradients of their parameters; then, given `tau`, move the targets."""
+        """Step the named optimisers with these gradients; then, if `tau` is given, update the targets."""
         follows = self._follows_of(tuple(gradients), tau)
         steps = [
             partial(self.execution.apply, self.optimizers[name].group(found), follows[name])
@@ -301,9 +303,9 @@ class Learner:
         self.step_interrupted = False
 
     def _follows_of(self, stepped: tuple[str, ...], tau: float | None) -> dict[str | None, list[Polyak]]:
-        """The targets that move right after each optimiser of `stepped`; the others, under None, move last.
+        """The targets to update right after each optimiser of `stepped`; the others, under None, are updated last.
 
-        Found once: walking the networks at every update would be felt.
+        Cached, because finding them takes a measurable part of an update.
         """
         if (known := self._follows.get((stepped, tau))) is not None:
             return known
@@ -323,11 +325,11 @@ class Learner:
         return torch.autograd.grad(value, self.optimizers[name].parameters, self._one), terms
 
     def scheduled_optimizers(self) -> list[Adam]:
-        """The optimisers whose learning rate a schedule turns."""
+        """The optimisers that a learning-rate schedule applies to."""
         return [o for name, o in self.optimizers.items() if self.scheduled is None or name in self.scheduled]
 
     def set_learning_rates(self, rates: Sequence[float] | Tensor) -> None:
-        """Set the scheduled learning rates, in the order of `scheduled_optimizers`, in place."""
+        """Set the learning rates of `scheduled_optimizers`, in their order, in place."""
         for optimizer, rate in zip(self.scheduled_optimizers(), rates):
             optimizer.learning_rate.fill_(rate)
 

@@ -1,11 +1,10 @@
-"""BC: behaviour cloning (Pomerleau 1989), the floor every offline algorithm has to beat.
+"""BC: behaviour cloning (Pomerleau 1989), the baseline of offline algorithms.
 
-The actor alone is fitted to the data's actions: by mean squared error over batch and action dimensions (CORL and
-the TD3+BC paper), or with `stochastic` by log-likelihood: of a tanh-Gaussian, whose data actions are clipped to
-±(1 - 1e-6), or with `policy_distribution: gaussian` of a Gaussian around a squashed mean. Either log-std stays in
-[-5, 2] so that a deterministic data set cannot drive it to -infinity.
-10 %-BC is this learner on the data set's `top_fraction`.
-Departures: none. `gamma` is accepted, as everywhere, and unused.
+The actor is fitted to the data's actions by mean squared error over batch and action dimensions (as in CORL and the
+TD3+BC paper), or with `stochastic` by log-likelihood. The policy is then a tanh-Gaussian, with data actions clipped
+to ±(1 - 1e-6), or with `policy_distribution: gaussian` a Gaussian around a tanh mean. The log-std stays in [-5, 2],
+so that a deterministic data set cannot drive it to -infinity. 10 %-BC is this learner with `top_fraction: 0.1`.
+Departures: none. `gamma` is accepted and unused.
 Axes: actions `[B, A]`.
 """
 
@@ -24,21 +23,21 @@ from rl_training.models.policies import PolicyDistribution
 
 
 class BCConfig(LearnerConfig):
-    """Deterministic unless asked otherwise."""
+    """A deterministic policy by default."""
 
     stochastic: bool = False
     """clone by log-likelihood instead of squared error"""
     policy_distribution: PolicyDistribution = "tanh"
-    """of `stochastic`: a squashed Gaussian, or a plain one around a squashed mean, whose samples are clipped"""
+    """with `stochastic`: a tanh-squashed Gaussian, or a Gaussian around a tanh mean, with clipped samples"""
 
 
 def error_terms(policy_actions: Tensor, actions: Tensor) -> Terms:
-    """The deterministic form, both `[B, A]`."""
+    """Terms of a deterministic policy; both arguments are `[B, A]`."""
     return {"actor_loss": action_error(policy_actions, actions)}
 
 
 def likelihood_terms(logprobs: Tensor) -> Terms:
-    """The stochastic form: `logprobs [B]` of the data's actions."""
+    """Terms of a stochastic policy: `logprobs [B]` of the data's actions."""
     return {"actor_loss": -logprobs.mean(), "behavior_logprob_mean": logprobs.mean()}
 
 

@@ -1,12 +1,12 @@
 """CQL(H): Conservative Q-Learning (Kumar et al. 2020).
 
-SAC whose critics are pushed down where the policy might go and up at the data: each critic pays
-`cql_alpha` (E_s[log sum_k exp(Q(s, a_k) - log p(a_k))] - E[Q(s, a)]) over 3 `n_actions` actions per state, drawn
-uniformly, from pi(.|s') and from pi(.|s), all valued at s. The penalty is summed over the critics, not averaged,
-and the constant log(3 n_actions) is not subtracted. With `lagrange_threshold` a learned multiplier in [0, 1e6]
-holds the penalty near that value; it is stepped by the critics' optimiser. For the first `bc_steps` updates the
-actor maximises log pi(a|s) of the data instead of Q. The backup has no entropy term unless asked for, and takes a
-sampled action, as the authors' code.
+SAC with a penalty that lowers Q at actions of the policy and raises it at the data's actions. Each critic's loss
+has the term `cql_alpha` (E_s[log sum_k exp(Q(s, a_k) - log p(a_k))] - E[Q(s, a)]) over 3 `n_actions` actions per
+state, drawn uniformly, from pi(.|s') and from pi(.|s), all evaluated at s. The penalty is summed over the critics,
+not averaged, and the constant log(3 n_actions) is not subtracted. With `lagrange_threshold` a learned multiplier in
+[0, 1e6] holds the penalty near that value; the critics' optimiser updates it. For the first `bc_steps` updates the
+actor maximises log pi(a|s) of the data instead of Q. The backup has no entropy term unless `backup_entropy` is set,
+and uses a sampled action, as the authors' code does.
 Departures: alpha is fixed unless `alpha: auto`; `bc_steps` is 0 by default (the authors: 40 000 of 3 million);
 the mean is not clamped in log-probabilities (the authors: ±9); PyTorch's initialisation.
 Axes: critics `[2, B]`, K = 3 n_actions sampled actions `[K, B, A]` with values `[2, K, B]`.
@@ -34,24 +34,24 @@ MULTIPLIER_LIMIT = 1e6
 
 
 class CQLConfig(SoftConfig):
-    """The authors' settings, but for alpha and `bc_steps`."""
+    """The authors' settings, except alpha and `bc_steps`."""
 
     backup_entropy: bool = False
-    """entropy in the critics' target"""
+    """include the entropy term in the critics' target"""
     actor_learning_rate: PositiveFloat = 1e-4
-    """of the actor, where it differs"""
+    """learning rate of the actor; null means `learning_rate`"""
     cql_alpha: NonNegativeFloat = 5.0
     """weight of the conservative penalty"""
     n_actions: PositiveInt = 10
-    """sampled actions per state and kind in the penalty"""
+    """sampled actions per state from each of the three distributions of the penalty"""
     lagrange_threshold: float | None = None
-    """learn the penalty's weight to hold it near this value; null keeps `cql_alpha`"""
+    """learn the weight of the penalty so that the penalty stays near this value; null: the weight is `cql_alpha`"""
     bc_steps: NonNegativeInt = 0
     """updates in which the actor clones the data instead of maximising Q"""
 
 
 class Multiplier(nn.Module):
-    """The Lagrange multiplier: exp of a parameter, starting at 1."""
+    """The Lagrange multiplier: exp of a parameter, initially 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,8 +65,8 @@ def conservative_gap(q_sampled: Tensor, log_densities: Tensor | float, q_data: T
     """CQL(H)'s E_s[log sum_k exp(Q(s, a_k) - log p(a_k))] - E[Q(s, a)], per critic.
 
     `q_sampled [N, K, B]` at K sampled actions, `log_densities [K, B]` of what drew them, `q_data [N, B]` -> `[N]`.
-    The constant log K is not subtracted, as in the authors' code. Where the K actions are all there are, each once,
-    the densities are 1 and the sum is exact.
+    The constant log K is not subtracted, as in the authors' code. If the K actions are all discrete actions, the
+    densities are 1 and the sum is exact.
     """
     return ((q_sampled - log_densities).logsumexp(1) - q_data).mean(-1)
 
@@ -146,7 +146,7 @@ class CQL(SoftActorCritic):
         return shared if self.multiplier is None else shared | {"multiplier": self.multiplier}
 
     def variant(self, update: int) -> bool:
-        """Whether the actor still clones the data."""
+        """Whether the actor clones the data in this update."""
         return bool(update < self.config.bc_steps)
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
@@ -162,7 +162,7 @@ class CQL(SoftActorCritic):
     ) -> tuple[Tensor, Terms]:
         rows = len(batch.rewards)
         with torch.no_grad():
-            states = torch.cat([batch.obs, batch.next_obs])  # the policy sees each state once for all draws
+            states = torch.cat([batch.obs, batch.next_obs])  # one forward pass per state for all draws
             actions, logprobs = self.model.actor.sample_with_logprob(states, noises.flatten(1, 2))  # [1 + n, 2 B]
             next_actions, next_logprobs = actions[0, rows:], logprobs[0, rows:]
             value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]

@@ -1,13 +1,14 @@
 """CRR: Critic Regularized Regression (Wang et al. 2020).
 
-Like AWAC a weighted cloning of the data, with another filter: the advantage is Q(s, a) minus the mean (or the
-maximum, `advantage_type: max`) of Q over `n_action_samples` policy actions, Q being the mean of both online
-critics; the weight is 1[A > 0] (`weight_type: binary`) or min(exp(A / beta), `max_weight`) (`exp`). The critics'
-target is the minimum of the target critics at an action of the target policy.
+Weighted cloning of the data, like AWAC. The advantage is Q(s, a) minus the mean (or the maximum,
+`advantage_type: max`) of Q over `n_action_samples` policy actions, where Q is the mean of both online critics. The
+weight is 1[A > 0] (`weight_type: binary`) or min(exp(A / beta), `max_weight`) (`exp`). The critics' target is the
+minimum of the target critics at an action of the target policy.
 Departures: two scalar critics with soft targets (the authors: one distributional critic, hard copies every 100
-updates; d3rlpy's reproduction uses soft ones); log-std in [-5, 2]; acting is by the policy's mode, without the
-critic-weighted resampling of the paper. The policy is squashed, data actions clipped to ±(1 - 1e-6); with
-`policy_distribution: gaussian` only its mean is, as d3rlpy's, and samples are clipped before a critic sees them.
+updates; d3rlpy's reproduction uses soft ones); log-std in [-5, 2]; the policy acts by its mode, without the
+critic-weighted resampling of the paper. The policy is a tanh-Gaussian and data actions are clipped to ±(1 - 1e-6).
+With `policy_distribution: gaussian` only the mean is squashed, as in d3rlpy, and samples are clipped before the
+critics evaluate them.
 Axes: critics `[2, B]`, at m actions per state `[2, m, B]`, weights `[B]`.
 """
 
@@ -29,29 +30,29 @@ from rl_training.settings import PositiveFloat, PositiveInt
 
 
 class CRRConfig(TargetConfig):
-    """How advantages are measured and become the weights of the clone."""
+    """Settings of the advantage and of the cloning weights."""
 
     beta: PositiveFloat = 1.0
     """divisor of the advantage (`weight_type: exp`)"""
     n_action_samples: PositiveInt = 4
-    """policy actions the advantage is measured against"""
+    """number of policy actions that the advantage compares with"""
     max_weight: PositiveFloat = 20.0
     """cap of the cloning weights (`weight_type: exp`)"""
     advantage_type: Literal["mean", "max"] = "mean"
-    """against their mean or their maximum"""
+    """compare with the mean or the maximum of Q over these actions"""
     weight_type: Literal["binary", "exp"] = "exp"
-    """clone where the advantage is positive, or with exponential weights"""
+    """`binary`: clone only if the advantage is positive; `exp`: exponential weights"""
     policy_distribution: PolicyDistribution = "tanh"
-    """a squashed Gaussian, or a plain one around a squashed mean, whose samples are clipped"""
+    """`tanh`: a tanh-squashed Gaussian; `gaussian`: a Gaussian around a tanh mean, with clipped samples"""
 
 
 def advantage(q_data: Tensor, q_policy: Tensor, advantage_type: str) -> Tensor:
-    """`q_data [B]` above the mean or maximum of `q_policy [m, B]`."""
+    """`q_data [B]` minus the mean or maximum of `q_policy [m, B]`."""
     return q_data - (q_policy.amax(0) if advantage_type == "max" else q_policy.mean(0))
 
 
 def advantage_weights(advantages: Tensor, config: CRRConfig) -> Tensor:
-    """What each transition counts in the actor's loss: `[B] -> [B]`."""
+    """The weight of each transition in the actor's loss: `[B] -> [B]`."""
     if config.weight_type == "binary":
         return (advantages > 0).to(advantages.dtype)
     return clipped_exponential(advantages / config.beta, config.max_weight)
@@ -67,16 +68,16 @@ def crr_loss(batch: Mapping[str, Any]) -> Terms:
 
 
 class Outputs(NamedTuple):
-    """What the networks say of one batch; `q` and `logprobs` carry gradients."""
+    """Outputs of the networks for one batch; `q` and `logprobs` carry gradients."""
 
     q: Tensor  # Q(s, a) of the data's actions, [2, B]
     logprobs: Tensor  # log pi(a|s) of the data's actions, [B]
     policy_q: Tensor  # the mean of both critics at the policy's m actions, [m, B]
-    target: Tensor  # what the critics regress on, [B]
+    target: Tensor  # regression target of the critics, [B]
 
 
 class CRR(Learner):
-    """Critic-regularised regression on an `MLPSACModel`; the target policy is the learner's own."""
+    """Critic-regularised regression on an `MLPSACModel`; the learner owns the target policy."""
 
     name = "crr"
     Config = CRRConfig
@@ -105,7 +106,7 @@ class CRR(Learner):
         return self.minimize((self.outputs(batch, next_noise, noise),), objectives, tau=self.config.tau)
 
     def outputs(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> Outputs:
-        """Every network once, side by side: the losses are arithmetic on what they return."""
+        """Evaluate every network once, in parallel; the losses are arithmetic on these outputs."""
         functions = self.q_values, self.policy, self.target
         q, (logprobs, policy_q), target = self.compute((batch, next_noise, noise), *functions)
         return Outputs(q, logprobs, policy_q, target)

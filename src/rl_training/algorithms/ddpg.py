@@ -1,9 +1,8 @@
 """DDPG: Deep Deterministic Policy Gradient (Lillicrap et al. 2016), in the form the TD3 paper calls OurDDPG.
 
 One critic, action and observation concatenated at the input, Gaussian exploration, no batch normalisation.
-TD3's update with one critic, no delay and no target noise is exactly DDPG's, so DDPG is TD3 with those settings;
-each can be turned on.
-Departure: the actor sees the critics before their step of the same update (see `base`).
+DDPG is TD3 with one critic, no delay and no target noise; delay and noise can be turned on.
+Departure: the actor uses the critics before their step of the same update (see `base`).
 Axes: critics `[1, B]`.
 """
 
@@ -20,14 +19,14 @@ from rl_training.settings import NonNegativeFloat, PositiveInt
 
 
 class DDPGConfig(TD3Config):
-    """TD3's settings with its additions switched off."""
+    """TD3's settings without delay and target noise."""
 
     policy_delay: PositiveInt = 1
-    """critic updates per update of actor and targets"""
+    """critic updates per update of the actor and the targets"""
     target_policy_noise: NonNegativeFloat = 0.0
-    """deviation of the noise on target actions, in units of [-1, 1]"""
+    """standard deviation of the noise on target actions, which are in [-1, 1]"""
     target_noise_clip: NonNegativeFloat = 0.0
-    """bound of that noise"""
+    """bound of the noise on target actions"""
 
 
 def ddpg_loss(batch: Mapping[str, Any]) -> Terms:

@@ -1,9 +1,9 @@
 """BC on discrete actions: cross-entropy.
 
 The stochastic form of BC on a categorical policy: the actor maximises log pi(a|s) of the data's actions, whose
-negative mean is the cross-entropy. It acts by the largest logit; asked for samples, it draws from the softmax.
-Departures: none from the textbook. d3rlpy's DiscreteBC adds `beta` times the mean square of all actions'
-log-probabilities, with `beta` 0.5; there is no such term here, and with `beta` 0 the losses are equal.
+negative mean is the cross-entropy. Its mode is the largest logit; samples are drawn from the softmax.
+Departures: none from the textbook. d3rlpy's DiscreteBC adds 0.5 times the mean square of all actions'
+log-probabilities; there is no such term here.
 Axes: logits `[B, K]` for K actions.
 """
 

@@ -1,12 +1,11 @@
 """CQL(H) on discrete actions (Kumar et al. 2020).
 
-Double DQN whose Q-network is pushed down over all actions and up at the data's:
+Double DQN with a penalty that lowers Q over all actions and raises it at the data's actions:
 huber(Q(s, a), r + gamma Qbar(s', argmax Q(s', ·))) + `cql_alpha` (E_s[log sum_a exp Q(s, a)] - E[Q(s, a)]).
-With finitely many actions the sum is exact: nothing is sampled, no actor and no temperature are needed, and the
-policy is the largest value.
+The sum over finitely many actions is exact: it needs no samples, no actor and no temperature. The policy is greedy.
 Departures: the paper's Atari agent puts the penalty on QR-DQN, d3rlpy's DiscreteCQL, like this one, on Double DQN.
-The target follows by `tau` after each update (both copy it whole now and then). Losses and gradients are d3rlpy's.
-The weight is fixed, as in both; `lagrange_threshold` is for continuous actions.
+The target is averaged with `tau` after each update (both copy it periodically). Losses and gradients equal
+d3rlpy's. The weight is fixed, as in both; `lagrange_threshold` is for continuous actions.
 Axes: values `[B, K]` for K actions.
 """
 
@@ -29,14 +28,14 @@ from rl_training.settings import NonNegativeFloat
 
 
 class DiscreteCQLConfig(TargetConfig):
-    """Those of CQL that discrete actions leave a meaning."""
+    """The settings of CQL that apply to discrete actions."""
 
     cql_alpha: NonNegativeFloat = 1.0
     """weight of the conservative penalty"""
 
 
 def value_terms(q: Tensor, actions: Tensor, target: Tensor, cql_alpha: float) -> Terms:
-    """`q [B, K]` of every action, of which `actions [B]` were taken and aim at `target [B]`."""
+    """`q [B, K]` of every action; that of the data's `actions [B]` is fitted to `target [B]`."""
     taken = at_actions(q, actions)
     gap = conservative_gap(q.mT[None], 0.0, taken[None]).squeeze(0)
     error, penalty = huber_loss(taken, target), cql_alpha * gap

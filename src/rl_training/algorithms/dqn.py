@@ -1,7 +1,7 @@
 """DQN (Mnih et al. 2015), with Double DQN (van Hasselt et al. 2016) as an option.
 
-Huber loss on Q(s, a) against r + gamma max Qbar(s', ·); with `double_q` the online network chooses the action and
-the target network values it. Every `target_update_interval` updates the target moves by `tau` (1: a hard copy).
+Huber loss on Q(s, a) against r + gamma max Qbar(s', ·); with `double_q` the online network selects the action and
+the target network evaluates it. The target is updated every `target_update_interval` updates by `tau` (1: a copy).
 Departures: Adam instead of RMSprop; no reward clipping; the interval counts gradient updates, as in the paper.
 Axes: values `[B, K]` for K actions.
 """
@@ -26,31 +26,31 @@ from rl_training.settings import Fraction, PositiveFloat, PositiveInt
 
 
 class DQNConfig(LearnerConfig):
-    """The target is copied (`tau` 1), not averaged, unless told otherwise."""
+    """By default the target is copied (`tau` 1), not averaged."""
 
     learning_rate: PositiveFloat = 1e-4
-    """of Adam"""
+    """learning rate of Adam"""
     tau: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """share of the way the target networks go at each of their moves (Polyak averaging)"""
+    """Polyak coefficient: target ← (1 − tau)·target + tau·source"""
     double_q: bool = False
-    """the online network chooses the action that the target network values"""
+    """the online network selects the action, the target network evaluates it (Double DQN)"""
     exploration_initial_eps: Fraction = 1.0
-    """share of random actions at the start"""
+    """probability of a random action at the start"""
     exploration_final_eps: Fraction = 0.05
-    """share of random actions after the decay"""
+    """probability of a random action after the decay"""
     exploration_fraction: Fraction = 0.1
-    """part of the run over which it falls linearly"""
+    """fraction of the run over which that probability decays linearly"""
     target_update_interval: PositiveInt = 1_000
-    """updates between moves of the target network"""
+    """updates between updates of the target network"""
 
 
 def huber_loss(q: Tensor, target: Tensor) -> Tensor:
-    """Smooth L1 with its corner at 1."""
+    """Smooth L1 loss with threshold 1."""
     return F.smooth_l1_loss(q, target)
 
 
 def double_q_value(model: MLPQNetwork, next_obs: Tensor) -> Tensor:
-    """Qbar(s', argmax Q(s', ·)), `[B]`: the online network chooses what the target network values."""
+    """Qbar(s', argmax Q(s', ·)), `[B]`: the online network selects, the target network evaluates."""
     return at_actions(model.target(next_obs), model.q_network(next_obs).argmax(-1))
 
 
@@ -78,7 +78,7 @@ class DQN(Learner):
         self.optimizers = {"q": self.adam(model.q_network)}
 
     def epsilon(self, progress: float) -> float:
-        """The chance of a random action at `progress` in [0, 1] of the run."""
+        """The probability of a random action at `progress` in [0, 1] of the run."""
         fraction = self.config.exploration_fraction
         done = 1.0 if fraction == 0 else min(progress / fraction, 1.0)
         start, end = self.config.exploration_initial_eps, self.config.exploration_final_eps
@@ -91,7 +91,7 @@ class DQN(Learner):
         return torch.where(chance, random, policy.mode(obs))
 
     def variant(self, update: int) -> bool:
-        """Whether the target moves after the update."""
+        """Whether the target is updated."""
         return self.ends_period(update, self.config.target_update_interval)
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:

@@ -1,13 +1,13 @@
 """EDAC: Ensemble-Diversified Actor Critic (An et al. 2021); with `eta: 0` it is SAC-N from the same paper.
 
-SAC with N critics whose minimum, over all N, is both the target and the actor's objective. What makes a smaller N
-enough is diversity: the critics' action gradients dQ/da, at the data's actions and normalised to length one, are
-pushed apart, L = E[sum_{i != j} <g_i, g_j>] / (N - 1), weighted by `eta`. The TD loss is summed over critics.
+SAC with N critics; their minimum is both the target and the actor's objective. A diversity term allows a smaller N:
+the critics' action gradients dQ/da at the data's actions, normalised to length one, are made less similar by
+L = E[sum_{i != j} <g_i, g_j>] / (N - 1), weighted by `eta`. The TD loss is summed over critics.
 The gradients are forward operations of the model (`Critics.with_action_gradients`), computed in the same pass as Q,
 so there is no double backward.
-Departures: alpha is fixed unless `alpha: auto` (the authors learn it); torch's initialisation; targets start as
-copies. As in the authors' code all losses are formed before any step.
-Axes: critics `[N, B]`, slopes `[N, B, A]` (`[B, N, A]` at `critic_diversity_loss`).
+Departures: alpha is fixed unless `alpha: auto` (the authors learn it); PyTorch's initialisation; targets start as
+copies. As in the authors' code, all losses are computed before any step.
+Axes: critics `[N, B]`, action gradients `[N, B, A]` (`[B, N, A]` at `critic_diversity_loss`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class EDACConfig(SoftConfig):
     num_critics: PositiveInt = 10
     """size of the ensemble"""
     eta: NonNegativeFloat = 1.0
-    """weight of the critics' diversity; 0 is SAC-N"""
+    """weight of the diversity term; 0 is SAC-N"""
 
     @model_validator(mode="after")
     def _diversity_needs_two(self) -> Self:
@@ -46,8 +46,8 @@ class EDACConfig(SoftConfig):
 
 
 def critic_diversity_loss(gradients: Tensor) -> Tensor:
-    """How much the critics' slopes `[B, N, A]` point the same way: N for equal ones, 0 for orthogonal ones
-    and for a single critic, which has no pair.
+    """Similarity of the critics' action gradients `[B, N, A]`: N if they are equal, 0 if they are orthogonal or if
+    there is a single critic.
 
     The pairwise sum over i != j is |sum_i g_i|^2 - sum_i |g_i|^2, which needs no N x N matrix.
     """
@@ -107,7 +107,7 @@ class EDAC(SoftActorCritic):
 
     @classmethod
     def structure(cls, config: Any) -> dict[str, Any]:
-        return super().structure(config) | {"eta": config.eta > 0}  # without it an update has other parts
+        return super().structure(config) | {"eta": config.eta > 0}  # decides which terms an update has
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:

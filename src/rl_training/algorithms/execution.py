@@ -1,4 +1,4 @@
-"""`Execution`: how the parts of an update run. The mathematics in the other files does not know."""
+"""`Execution`: how an update runs (eager, compiled or captured), independent of the algorithm."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from rl_training.algorithms.optim import Group, Polyak, apply_fused, apply_lists
 
 Result = TypeVar("Result")
 Kind = Literal["normal", "uniform"]
-# How `minimize` passes on what it was given: inputs, losses by optimiser, and how far the targets move.
+# Arguments of `on_losses`: the inputs, the losses by optimiser, and tau of the targets.
 HandOver = Callable[[tuple[Any, ...], Mapping[str, Callable[..., Any]], Any], dict[str, Tensor]]
 
 
 def draw(kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Standard normal numbers, or uniform ones in [0, 1)."""
+    """Standard normal numbers, or uniform numbers in [0, 1)."""
     sample = torch.randn if kind == "normal" else torch.rand
     return sample(shape, device=generator.device, generator=generator)
 
 
 @dataclass
 class Execution:
-    """Eager, compiled, or to be captured as CUDA graphs.
+    """How a learner executes its updates.
 
-    `transform` may compile a function; `apply` steps an optimiser and moves the targets that follow it. With
-    `branches`, parts that do not depend on each other run on CUDA streams of their own, which a CUDA graph turns
-    into parallel branches. `draw` is where an update's random numbers come from. With `on_losses`, an update ends
-    where its losses are known: they are handed over, and who asked takes the step.
+    `transform` may compile a function. `apply` steps an optimiser and updates the targets of its parameters.
+    `branches` are CUDA streams for independent computations; a CUDA graph captures them as parallel branches.
+    `draw` generates the random numbers. If `on_losses` is set, `minimize` passes the losses to it instead of
+    stepping.
     """
 
     acceleration: Literal["eager", "compile", "graph"] = "eager"
@@ -44,11 +44,11 @@ class Execution:
 
     @classmethod
     def on(cls, device: torch.device) -> Self:
-        """Eager, with the optimiser step that suits the device."""
+        """Eager execution, with the faster optimiser step for the device."""
         return cls(apply=apply_lists if device.type == "cuda" else apply_fused)
 
     def parallel(self, jobs: Sequence[Callable[[], Result]]) -> list[Result]:
-        """Results of jobs that do not depend on each other: the first runs here, the others on branches."""
+        """Run independent functions: the first on the current stream, the others on branches."""
         if not self.branches:
             return [job() for job in jobs]
         contexts: list[AbstractContextManager[Any]] = [nullcontext() for _ in jobs]
@@ -65,7 +65,7 @@ class Execution:
         return results
 
     def prepared(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The transformed function, made once (bound methods compare equal, so they are good keys)."""
+        """The transformed function, cached (bound methods compare equal, so they can be keys)."""
         if self.transform is None:
             return function
         if function not in self._transformed:

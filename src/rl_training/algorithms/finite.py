@@ -1,4 +1,4 @@
-"""The NaN guard: before anything is reported or saved, every parameter and term is known to be finite."""
+"""The NaN check: every parameter and term must be finite before anything is reported or saved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rl_training.errors import DivergedError
 
 
 def first_non_finite(learner: Learner) -> str | None:
-    """The name of the first bad tensor of the learner, or None; one host read when all is well."""
+    """The name of the learner's first tensor that is not finite, or None; one read from the device if all are."""
     state = learner.state_dict()
     named: dict[str, Tensor] = {
         **{f"terms.{name}": term for name, term in learner.terms.items()},
@@ -18,7 +18,7 @@ def first_non_finite(learner: Learner) -> str | None:
         **state["optimizers"],
     }
     floating = {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
-    # The largest magnitude is finite exactly if every entry is, and takes one pass over all tensors.
+    # The largest magnitude is finite exactly if every entry is; it takes one pass over all tensors.
     norms = torch.stack(
         [norm.to(torch.float64) for norm in torch._foreach_norm(list(floating.values()), torch.inf)]
     )

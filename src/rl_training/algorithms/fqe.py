@@ -1,14 +1,14 @@
 """FQE: Fitted Q Evaluation (Le, Voloshin & Yue 2019), as Fu et al. 2021 ("DOPE") run it on large data.
 
-It trains no policy: it asks what a *given* one is worth, from data that others have collected. Q regresses on
-r + gamma Qbar(s', a') where a' is the given policy's action in s', handed in as the batch's `next_actions`: its
-mode, or a sample, as the policy acts where it is used. No target lies outside what rewards allow (`value_bounds`).
-The estimate is the mean of Q(s0, a0) over first states.
-Departures: `tau` is 0.05, ten times that of actor-critics: an error of all values at once shrinks by tau
-(1 - gamma) per update, so at 0.005 FQE needs a hundred thousand of them, and no policy moves here that a quick
-target could mislead. One critic, no minimum over two, which would rate low what is uncertain. Q is normalised by
-offset and scale instead of the rewards by mean and deviation, which is the same where nothing terminates and exact
-where something does; the bounds know of terminations, too.
+FQE trains no policy: it estimates the value of a *given* policy from logged data. Q regresses on
+r + gamma Qbar(s', a'), where a' is the given policy's action in s' (its mode or a sample), passed as the batch's
+`next_actions`. Targets are clipped to the values that the rewards allow (`value_bounds`). The estimate is the mean
+of Q(s0, a0) over first states.
+Departures: `tau` is 0.05, ten times that of actor-critics. A common error of all values shrinks by tau (1 - gamma)
+per update, so with 0.005 FQE would need a hundred thousand updates; and no policy is trained that a fast target
+could mislead. One critic instead of the minimum of two, which would underestimate uncertain values. Q is normalised
+by offset and scale instead of the rewards by mean and std; the two agree if no episode terminates, and only the
+former is exact if one does. The bounds account for terminations, too.
 Axes: values `[B]`.
 """
 
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
 
 
 class FQEConfig(TargetConfig):
-    """A value needs a discount below 1 to be bounded."""
+    """`gamma` is below 1, so that values are bounded."""
 
     gamma: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    """discount"""
+    """discount factor"""
     tau: Annotated[float, Field(gt=0, le=1)] = 0.05
-    """share of the way the target network goes after each update; values settle in 1 / (tau (1 - gamma)) updates"""
+    """Polyak coefficient of the target network; values converge in about 1 / (tau (1 - gamma)) updates"""
     weight_decay: NonNegativeFloat = 0.01
-    """of AdamW"""
+    """decoupled weight decay, as in AdamW"""
 
 
 def value_bounds(lowest: float, highest: float, gamma: float, *, terminates: bool) -> tuple[float, float]:
     """The least and the greatest value that rewards between `lowest` and `highest` allow.
 
-    Forever at one of them; where episodes can terminate, one reward may be all there is.
+    They are reached by the same reward forever, or by a single reward if episodes can terminate.
     """
     low, high = lowest / (1.0 - gamma), highest / (1.0 - gamma)
     return (min(low, lowest), max(high, highest)) if terminates else (low, high)
 
 
 def fqe_terms(q: Tensor, target: Tensor, low: Tensor, high: Tensor, offset: Tensor, scale: Tensor) -> Terms:
-    """`q [B]` as the network says it against `target [B]` in the units of the rewards, clipped to its bounds."""
+    """`q [B]` as the network returns it; `target [B]` in the units of the rewards, clipped to its bounds."""
     clipped = target.clamp(low, high)
     return {
         "critic_loss": (q - (clipped - offset) / scale).square().mean(),
@@ -83,7 +83,7 @@ class FQE(Learner):
     def build_model(
         cls, spaces: SpaceSpec, network: NetworkShape, config: Any, *, normalize_observations: bool = False
     ) -> Any:
-        """The model for these spaces, of either kind of actions."""
+        """The model for these spaces, with continuous or discrete actions."""
         return MLPFQEModel(
             spaces.obs_dim,
             spaces.action_dim,

@@ -1,12 +1,12 @@
 """IQL: Implicit Q-Learning (Kostrikov et al. 2021).
 
-No action outside the data is ever valued: V is the upper `expectile` of min Qbar(s, a) over the data's actions,
-the critics regress on r + gamma V(s'), and the actor clones the data with weights
+IQL evaluates no action outside the data: V is the upper `expectile` of min Qbar(s, a) over the data's actions, the
+critics regress on r + gamma V(s'), and the actor clones the data with weights
 min(exp(beta (min Qbar - V)), `max_weight`).
-The actor is an unsquashed Gaussian around a tanh mean, with one std for all states; `policy_distribution: tanh`
-makes it our tanh-Gaussian. A learning-rate schedule turns the actor's rate only, as the authors' cosine does.
-Departures: all terms are taken from the parameters before the step, as CORL and rlkit do (the authors use V after
-its step); data actions at ±1 are not clipped, which an unsquashed density does not need (the authors clip them to
+The actor is a Gaussian around a tanh mean, with one std for all states, or with `policy_distribution: tanh` a
+tanh-Gaussian. A learning-rate schedule applies to the actor only, as the authors' cosine does.
+Departures: all terms use the parameters before the step, as in CORL and rlkit (the authors use V after its step);
+data actions at ±1 are not clipped, because an unsquashed density is finite there (the authors clip them to
 ±(1 - 1e-5)); no dropout.
 Axes: critics `[2, B]`, values and weights `[B]`.
 """
@@ -29,25 +29,25 @@ from rl_training.settings import NonNegativeFloat, PositiveFloat
 
 
 class ImplicitConfig(TargetConfig):
-    """The authors' locomotion settings, for any actions."""
+    """The authors' locomotion settings, for continuous and discrete actions."""
 
     expectile: Annotated[float, Field(gt=0, lt=1)] = 0.7
-    """which expectile of Q the value aims at"""
+    """expectile of Q that the value network is fitted to"""
     beta: NonNegativeFloat = 3.0
-    """factor on the advantage in the cloning weights (AWAC's lambda divides)"""
+    """factor on the advantage in the cloning weights (AWAC divides by `awac_lambda`)"""
     max_weight: PositiveFloat = 100.0
     """cap of the cloning weights"""
 
 
 class IQLConfig(ImplicitConfig):
-    """With the policy of continuous actions."""
+    """Settings for continuous actions."""
 
     policy_distribution: PolicyDistribution = "gaussian"
-    """a plain Gaussian around a squashed mean, whose samples are clipped, or a squashed one"""
+    """`gaussian`: a Gaussian around a tanh mean, with clipped samples; `tanh`: a tanh-squashed Gaussian"""
 
 
 def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
-    """E[|tau - 1(u < 0)| u^2]: pulls V towards the upper expectile of Q."""
+    """E[|tau - 1(u < 0)| u^2], minimal if V is the upper expectile of Q."""
     weight = torch.where(difference > 0, expectile, 1.0 - expectile)
     return (weight * difference.square()).mean()
 
@@ -76,7 +76,7 @@ def iql_loss(batch: Mapping[str, Any]) -> Terms:
 
 
 class Outputs(NamedTuple):
-    """What the networks say of one batch; `best` and `target` are constants."""
+    """Outputs of the networks for one batch; `best` and `target` carry no gradient."""
 
     q: Tensor  # Q(s, a), [2, B]
     values: Tensor  # V(s), [B]
@@ -111,7 +111,7 @@ class IQL(Learner):
         return self.minimize((self.outputs(batch),), objectives, tau=self.config.tau)
 
     def outputs(self, batch: TransitionBatch) -> Outputs:
-        """Every network once, side by side: the losses are arithmetic on what they return."""
+        """Evaluate every network once, in parallel; the losses are arithmetic on these outputs."""
         functions = self.q_values, self.values, self.log_probs, self.target_minimum, self.target
         return Outputs(*self.compute((batch,), *functions))
 

@@ -1,4 +1,4 @@
-"""Formulas that several algorithms share; what one alone uses stands in its own file.
+"""Formulas that several algorithms share.
 
 Tensors in, tensors out; nothing here samples, steps or logs. Ensemble values are `[N, B]`: N critics, B batch.
 """
@@ -34,7 +34,7 @@ def soft_policy_loss(q: Tensor, logprobs: Tensor, alpha: Tensor | float) -> Tens
 
 
 def soft_actor_terms(value: Tensor, logprobs: Tensor, alpha: Tensor | float) -> dict[str, Tensor]:
-    """The terms of an actor with entropy: `value [B]` and `logprobs [B]` of its own actions."""
+    """Terms of an actor with entropy: `value [B]` and `logprobs [B]` of its own actions."""
     return {
         "actor_loss": soft_policy_loss(value, logprobs, alpha),
         "entropy_term": (alpha * logprobs).mean(),

@@ -1,10 +1,10 @@
-"""Adam whose whole state is tensors, and the one place where parameters and targets move.
+"""Adam with all of its state in tensors, and Polyak averaging of targets.
 
-Moments, step count and learning rate live on the parameters' device and change in place, so a CUDA graph can
-capture the step and a schedule can still turn the learning rate. On a CPU torch's fused kernel is fastest; on a
-GPU that kernel keeps most of the device idle for networks of this size, so there the same arithmetic is written
-with list operations that `torch.compile` merges into one kernel together with the target update; groups do not
-depend on each other and step side by side.
+Moments, step count and learning rate are on the parameters' device and change in place, so that a CUDA graph can
+capture the step while a schedule changes the learning rate. On a CPU torch's fused kernel is fastest. On a GPU that
+kernel leaves most of the device idle for networks of this size; there the same arithmetic is written with list
+operations, which `torch.compile` merges into one kernel together with the target update. Parameter groups are
+independent and step in parallel.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch import Tensor
 
 
 class Group(NamedTuple):
-    """What one step of Adam reads and changes."""
+    """The tensors that one step of Adam reads and writes."""
 
     parameters: list[Tensor]
     gradients: Sequence[Tensor]
     exp_avg: list[Tensor]
     exp_avg_sq: list[Tensor]
-    step: Tensor  # 0-d, as is the learning rate; `[S]`, both, where the tensors are of S learners: `[S, …]`
+    step: Tensor  # 0-d like the learning rate; both are `[S]` if the tensors `[S, …]` are of S learners
     learning_rate: Tensor
     betas: tuple[float, float]
     eps: float
     weight_decay: float
 
 
-# Keywords of `Adam`, one value for all parameters of a group.
+# Keywords of `Adam`, with one value for all parameters of a group.
 ADAM_SETTINGS = ("betas", "eps", "weight_decay")
 
 
@@ -60,12 +60,12 @@ class Adam:
         self.exp_avg_sq = [torch.zeros_like(p) for p in self.parameters]
 
     def group(self, gradients: Sequence[Tensor]) -> Group:
-        """What `apply_fused` or `apply_lists` needs to take one step."""
+        """The argument of `apply_fused` and `apply_lists` for these gradients."""
         state = self.exp_avg, self.exp_avg_sq, self.step, self.learning_rate
         return Group(self.parameters, gradients, *state, *self.settings)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Step count and moments; rates, betas and decay are no state: they follow from configuration."""
+        """Step count and moments. Learning rate, betas and decay follow from the configuration."""
         state = {"step": self.step}
         for i, (first, second) in enumerate(zip(self.exp_avg, self.exp_avg_sq)):
             state[f"exp_avg.{i}"] = first
@@ -73,7 +73,7 @@ class Adam:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Copy in place: a captured graph keeps pointing at this state."""
+        """Copy in place, because a captured graph refers to these tensors."""
         own = self.state_dict()
         if own.keys() != state.keys():
             raise ValueError(f"optimiser state has {len(state)} entries, expected {len(own)}")
@@ -81,7 +81,7 @@ class Adam:
             tensor.copy_(state[name])
 
 
-# Target tensors, the tensors they follow, and the share of the way they go (`[S]`: of S learners that differ).
+# Target tensors, their sources, and tau (`[S]` if S learners differ in it).
 Polyak = tuple[list[Tensor], list[Tensor], float | Tensor]
 
 
@@ -92,18 +92,18 @@ def polyak_update(follows: Sequence[Polyak]) -> None:
 
 
 def _beside(value: Any, tensors: Sequence[Tensor]) -> Any:
-    """A number for all tensors; or, of one number per learner `[S]`, a view for each that meets its first axis."""
+    """A number as it is; one number per learner, `[S]`, as a view for each tensor `[S, …]` to broadcast with."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     return [value.view(-1, *[1] * (tensor.dim() - 1)) for tensor in tensors]
 
 
 def apply_fused(group: Group, follows: Sequence[Polyak]) -> None:
-    """Step a group with torch's fused kernel, then move the targets that follow it."""
+    """Step a group with torch's fused kernel, then update its targets."""
     group.step.add_(1.0)
     torch._fused_adamw_(
         group.parameters,
-        [g.contiguous() for g in group.gradients],  # the kernel reads memory in order, whatever the strides say
+        [g.contiguous() for g in group.gradients],  # the kernel ignores strides
         group.exp_avg,
         group.exp_avg_sq,
         [],
@@ -122,13 +122,13 @@ def apply_fused(group: Group, follows: Sequence[Polyak]) -> None:
 def _bias_correction(beta: float, step: Tensor) -> Tensor:
     """1 - beta^t in float64, because 1 - 0.999 has few digits in float32.
 
-    By expm1, not by a power: computed by every thread of a GPU, that would double the time of a step.
+    Uses expm1: a power, computed by every thread of a GPU, would double the time of a step.
     """
     return -torch.expm1(step.double() * (math.log(beta) if beta > 0 else -math.inf))
 
 
 def apply_lists(group: Group, follows: Sequence[Polyak]) -> None:
-    """The same in list operations, eager or compiled into one kernel."""
+    """`apply_fused` in list operations, eager or compiled into one kernel."""
     parameters, gradients, exp_avg, exp_avg_sq, step, learning_rate, (beta1, beta2), eps, weight_decay = group
     gradients = list(gradients)
     step.add_(1.0)

@@ -1,14 +1,14 @@
 """ReBRAC: Revisiting the Minimalist Approach to Offline RL (Tarasov et al. 2023).
 
-TD3+BC, its nearest relative, with the cloning penalty in the critics' target too, each with a weight of its own.
+TD3+BC with a cloning penalty also in the critics' target; both penalties have their own weight.
 Target: r + gamma (min Qbar(s', a') - `critic_bc_coef` |a' - a'_data|^2), where a' is TD3's smoothed target action
 and a'_data the data's own next action. Actor: E[`actor_bc_coef` |pi(s) - a|^2 - lambda min Q(s, pi(s))], where
 lambda is 1 / E|min Q(s, pi(s))|, a constant to the gradient. Norms are sums over the action's entries (TD3+BC
-averages) and the actor climbs the smaller critic (TD3: the first). As in TD3, actor and targets move every
-`policy_delay` updates. The critics have LayerNorm, the actor has none; observations are not normalised.
-Departures: LayerNorm stands before the ReLU (the authors: behind it); torch's initialisation; the actor sees the
-critics before their step of the same update (see `base`); the actor moves at the last of every `policy_delay`
-updates (the first) and its target follows it after that step (before).
+averages) and the actor maximises the smaller critic (TD3: the first). As in TD3, actor and targets are updated
+every `policy_delay` updates. The critics have LayerNorm, the actor has none; observations are not normalised.
+Departures: LayerNorm is before the ReLU (the authors: after it); PyTorch's initialisation; the actor uses the
+critics before their step of the same update (see `base`); the actor is updated in the last of every `policy_delay`
+updates (the authors: the first), and its target after that step (before it).
 Axes: critics `[2, B]`, penalties `[B]`.
 """
 
@@ -30,20 +30,20 @@ from rl_training.settings import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class ReBRACConfig(TargetConfig):
-    """The authors' settings; they choose both weights for each data set, here are those of hopper-medium."""
+    """The authors' settings; both weights, which they choose for each data set, are those of hopper-medium."""
 
     learning_rate: PositiveFloat = 1e-3
-    """of Adam"""
+    """learning rate of Adam"""
     actor_bc_coef: NonNegativeFloat = 0.01
-    """weight of the squared action error against Q, divided by its mean size, in the actor's loss"""
+    """weight of the squared action error in the actor's loss, relative to Q divided by its mean magnitude"""
     critic_bc_coef: NonNegativeFloat = 0.01
     """weight of the squared error of the target action in the critics' target, in units of reward"""
     policy_delay: PositiveInt = 2
-    """critic updates per update of actor and targets"""
+    """critic updates per update of the actor and the targets"""
     target_policy_noise: NonNegativeFloat = 0.2
-    """deviation of the noise on target actions, in units of [-1, 1]"""
+    """standard deviation of the noise on target actions, which are in [-1, 1]"""
     target_noise_clip: NonNegativeFloat = 0.5
-    """bound of that noise"""
+    """bound of the noise on target actions"""
 
 
 class ReBRACNetwork(ThreeLayerConfig):
@@ -59,7 +59,7 @@ def squared_distance(policy_actions: Tensor, actions: Tensor) -> Tensor:
 
 
 def penalised_value(q: Tensor, policy_actions: Tensor, actions: Tensor, critic_bc_coef: float) -> Tensor:
-    """What the target backs up: `q [2, B]` of the target critics at `policy_actions`; `actions` are the data's."""
+    """The penalised next value: `q [2, B]` of the target critics at `policy_actions`; `actions` are the data's."""
     return q.amin(0) - critic_bc_coef * squared_distance(policy_actions, actions)
 
 
@@ -99,7 +99,7 @@ class ReBRAC(Learner):
         self.expect_terms(actor_loss=0.0, bc_loss=0.0, q_scale=0.0)
 
     def variant(self, update: int) -> bool:
-        """Whether the update moves the actor and the targets."""
+        """Whether the actor and the targets are updated."""
         return self.ends_period(update, self.config.policy_delay)
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:

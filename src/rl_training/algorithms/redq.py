@@ -1,12 +1,12 @@
 """REDQ: Randomized Ensembled Double Q-learning (Chen et al. 2021).
 
-SAC with N critics and many updates per environment step (the UTD, update-to-data, ratio:
-`gradient_updates_per_step`). Each update draws one random subset of M target
-critics, shared by the whole batch, and backs up its minimum; all N critics regress on the same target (squared
-errors summed over critics). The actor moves once per `policy_delay` updates, on the mean of all N critics.
+SAC with N critics and many updates per environment step (the update-to-data ratio, `gradient_updates_per_step`).
+Each update draws one random subset of M target critics, shared by the whole batch, and backs up their minimum; all
+N critics regress on the same target (squared errors summed over critics). The actor is updated once per
+`policy_delay` updates, on the mean of all N critics.
 Departures: alpha is fixed unless `alpha: auto` (the authors learn it, after 20 updates with 0.2); the target
-entropy is -A unless given (the authors: MBPO's table, which the presets hold). As in the authors' code the actor
-sees the critics before their step of the same update.
+entropy is -A unless given (the authors: MBPO's table, as in the presets). As in the authors' code, the
+actor uses the critics before their step of the same update.
 Axes: critics `[N, B]`.
 """
 
@@ -28,12 +28,12 @@ from rl_training.settings import PositiveInt
 
 
 class REDQConfig(DelayedActorConfig):
-    """The paper's ten critics and pairs of them."""
+    """The paper's ten critics, with subsets of two."""
 
     num_critics: PositiveInt = 10
     """size of the ensemble"""
     subset_size: PositiveInt = 2
-    """target critics whose minimum is backed up, drawn anew at each update"""
+    """number of random target critics whose minimum is backed up"""
 
 
 def _sample_target_critic_indices(
@@ -43,8 +43,9 @@ def _sample_target_critic_indices(
     generator: torch.Generator | None = None,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """`subset_size` distinct critics, uniform, without a host read: `[M]`; those with the largest of the random
-    `scores [N]`, which are drawn where none are given."""
+    """`subset_size` distinct critics, uniformly drawn without a read from the device: `[M]`.
+
+    They have the largest of the random `scores [N]`, which are drawn if not given."""
     if scores is None:
         scores = torch.rand(num_critics, generator=generator)
     return scores.topk(subset_size, sorted=False).indices

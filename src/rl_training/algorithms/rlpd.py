@@ -1,13 +1,13 @@
 """RLPD: Reinforcement Learning with Prior Data (Ball et al. 2023).
 
-SAC on batches that mix prior data with fresh experience (the mixing is the source's business, not this file's).
-With two critics (`MLPSACModel`) the update is SAC's own, to the bit. With more (`MLPREDQModel`) the target is the
-minimum over a random subset of `subset_size` target critics, shared by the batch, and the actor climbs the mean of
-all, as REDQ. `layer_norm` puts LayerNorm, with gain and shift per critic, after every hidden layer of the critics
-only. The critics' loss is the mean over the ensemble, the authors' choice, which for two critics is exactly SAC's
-half of the sum. The target entropy is -A/2. The actor moves once per `policy_delay` updates.
-Departures: two critics, no LayerNorm and a fixed alpha unless asked for (the authors: ten, LayerNorm, learned);
-the temperature loss is taken in log alpha; the actor sees the critics before their step (see `base`).
+SAC on batches that mix prior data with new experience (see `data.sources.MixedSource`).
+With two critics (`MLPSACModel`) the update equals SAC's bit for bit. With more (`MLPREDQModel`) the target is the
+minimum over a random subset of `subset_size` target critics, shared by the batch, and the actor maximises the mean
+of all, as in REDQ. `layer_norm` puts LayerNorm, with gain and shift per critic, after every hidden layer of the
+critics only. The critics' loss is the mean over the ensemble, as in the authors' code; for two critics that is
+SAC's half of the sum. The target entropy is -A/2. The actor is updated once per `policy_delay` updates.
+Departures: by default two critics, no LayerNorm and a fixed alpha (the authors: ten, LayerNorm, learned); the
+temperature loss is in log alpha; the actor uses the critics before their step (see `base`).
 Axes: critics `[N, B]`.
 """
 
@@ -32,12 +32,12 @@ from rl_training.settings import PositiveInt, WholeNumber
 
 
 class RLPDConfig(DelayedActorConfig):
-    """Two critics and a target from both, unless asked for more."""
+    """By default two critics and a target from both."""
 
     num_critics: Annotated[int, Field(ge=2), WholeNumber] = 2
     """size of the ensemble"""
     subset_size: PositiveInt = 2
-    """target critics whose minimum is backed up, drawn anew at each update"""
+    """number of random target critics whose minimum is backed up"""
     layer_norm: bool = False
     """LayerNorm after each hidden layer of the critics"""
 
@@ -51,14 +51,14 @@ class RLPDConfig(DelayedActorConfig):
 def rlpd_model(
     obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], num_critics: int = 2, **options: Any
 ) -> MLPSACModel | MLPREDQModel:
-    """SAC's model for two critics, REDQ's (Xavier initialisation, as the authors) for more."""
+    """SAC's model for two critics, REDQ's (with the authors' Xavier initialisation) for more."""
     if num_critics == 2:
         return MLPSACModel(obs_dim, action_dim, hidden_sizes, **options)
     return MLPREDQModel(obs_dim, action_dim, hidden_sizes, num_critics, **{"init": "xavier"} | options)
 
 
 def policy_value(q: Tensor) -> Tensor:
-    """What the actor climbs: the minimum of two critics (SAC), the mean of more (REDQ): `[N, B] -> [B]`."""
+    """The actor's objective: the minimum of two critics (SAC), the mean of more (REDQ): `[N, B] -> [B]`."""
     return q.amin(0) if len(q) == 2 else q.mean(0)
 
 
@@ -111,7 +111,7 @@ class RLPD(DelayedActor):
         return self.minimize((batch, next_noise, noise, self.target_subset()), objectives, tau=self.config.tau)
 
     def target_subset(self) -> Tensor | None:
-        """The target critics of this update, `[M]`; None, and no draw, where the subset is all of them."""
+        """The target critics of this update, `[M]`; None, without a draw, if the subset is all of them."""
         if self.config.subset_size == self.config.num_critics:
             return None
         return _sample_target_critic_indices(

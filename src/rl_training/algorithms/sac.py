@@ -1,8 +1,8 @@
 """SAC: Soft Actor-Critic (Haarnoja et al. 2018, v2 with a learned temperature).
 
-Two critics; the target takes their minimum at an action of the current policy; the actor maximises
-min Q - alpha log pi. Critic loss is half the squared error, summed over both, as in the paper.
-Departures: alpha is fixed unless `alpha: auto`; the temperature loss is taken in log alpha (as Stable-Baselines3);
+The target is the minimum of two critics at an action of the current policy; the actor maximises
+min Q - alpha log pi. The critic loss is half the squared error, summed over both, as in the paper.
+Departures: alpha is fixed unless `alpha: auto`; the temperature loss is in log alpha (as in Stable-Baselines3);
 all losses use the parameters before the step (see `base`; the authors step the critics first).
 Axes: critics `[2, B]`.
 """

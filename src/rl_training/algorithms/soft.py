@@ -1,6 +1,6 @@
-"""The plumbing of the SAC family: the entropy weight alpha, the two optimisers, and the rhythm of a delayed actor.
+"""Shared code of the SAC family: the entropy weight alpha, the two optimisers, and the delayed actor.
 
-Targets, losses and `gradient_step` are not here: each algorithm writes its own.
+Each algorithm defines its own targets, losses and `gradient_step`.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ Alpha = Annotated[float | str, PlainValidator(_number_or_auto)]
 
 
 class SoftConfig(TargetConfig):
-    """What every SAC-family learner can be told."""
+    """Hyperparameters of the SAC family."""
 
     alpha: Alpha = 0.2
-    """weight of the entropy: a number, or `auto` to learn it"""
+    """entropy coefficient: a number, or `auto` to learn it"""
     initial_alpha: PositiveFloat = 1.0
-    """where `alpha: auto` starts"""
+    """initial value with `alpha: auto`"""
     target_entropy: float | None = None
-    """entropy that `alpha: auto` aims at; null means the algorithm's rule"""
+    """target entropy of `alpha: auto`; null means the default of the algorithm"""
     backup_entropy: bool = True
-    """entropy in the critics' target"""
+    """include the entropy term in the critics' target"""
 
 
 class DelayedActorConfig(SoftConfig):
-    """For many critic updates per environment step (a high UTD ratio) and one actor update."""
+    """For many critic updates per environment step (a high update-to-data ratio) and one actor update."""
 
     policy_delay: PositiveInt | None = None
     """critic updates per actor update; null means `gradient_updates_per_step`"""
 
 
 def temperature_loss(log_alpha: Tensor, logprobs: Tensor, target_entropy: float) -> Tensor:
-    """-log alpha (log pi + H): raises alpha while the policy's entropy is below H."""
+    """-log alpha (log pi + H): increases alpha while the policy's entropy is below H."""
     return -log_alpha * (logprobs.detach() + target_entropy).mean()
 
 
 class Temperature(nn.Module):
-    """alpha as a tensor: a buffer when fixed, exp of a parameter when learned."""
+    """alpha as a tensor: a buffer if fixed, exp of a parameter if learned."""
 
     fixed: Tensor
 
@@ -67,20 +67,20 @@ class Temperature(nn.Module):
             self.register_buffer("fixed", torch.tensor(float(config.alpha)), persistent=False)
 
     def alpha(self) -> Tensor:
-        """The current weight, detached: losses of critic and actor take it as a constant."""
+        """The current alpha, detached, as the critic and actor losses use it."""
         return self.log_alpha.detach().exp() if self.learned else self.fixed
 
     def loss(self, logprobs: Tensor) -> Tensor:
-        """What moves alpha; 0 when it is fixed."""
+        """The loss of alpha; 0 if alpha is fixed."""
         if not self.learned:
             return logprobs.new_zeros(())
         return temperature_loss(self.log_alpha, logprobs, self.target_entropy)
 
 
 class SoftActorCritic(Learner):
-    """A learner with critics, a stochastic actor and a temperature, which the actor's optimiser steps."""
+    """A learner with critics, a stochastic actor and a temperature, which the actor's optimiser updates."""
 
-    # The target entropy per action dimension where the user gives none.
+    # The default target entropy per action dimension.
     entropy_per_dimension: ClassVar[float] = -1.0
 
     def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
@@ -96,7 +96,7 @@ class SoftActorCritic(Learner):
 
     @classmethod
     def structure(cls, config: Any) -> dict[str, Any]:
-        # The temperature keeps it as a constant.
+        # The temperature stores it as a constant.
         return super().structure(config) | {"target_entropy": config.target_entropy}
 
     def modules(self) -> dict[str, nn.Module]:
@@ -104,7 +104,7 @@ class SoftActorCritic(Learner):
 
 
 class DelayedActor(SoftActorCritic):
-    """A `SoftActorCritic` whose actor moves at the last of every `policy_delay` updates; unset, at each."""
+    """A `SoftActorCritic` that updates its actor in the last of every `policy_delay` updates (default: in each)."""
 
     def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
@@ -116,5 +116,5 @@ class DelayedActor(SoftActorCritic):
         return config.model_copy(update={"policy_delay": delay})
 
     def variant(self, update: int) -> bool:
-        """Whether the update moves the actor."""
+        """Whether the actor is updated."""
         return self.ends_period(update, self.config.policy_delay or 1)

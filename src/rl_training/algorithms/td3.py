@@ -1,8 +1,8 @@
 """TD3: Twin Delayed DDPG (Fujimoto et al. 2018).
 
-Smoothed target actions, the minimum of two target critics, and an actor that moves with all targets only every
-`policy_delay` updates, on the first critic. Noise is in units of the action range [-1, 1].
-Departure: the actor sees the critics before their step of the same update (see `base`).
+Smoothed target actions, the minimum of two target critics, and an actor that maximises the first critic. The actor
+and all targets are updated every `policy_delay` updates. Noise is in units of the action range [-1, 1].
+Departure: the actor uses the critics before their step of the same update (see `base`).
 Axes: critics `[2, B]`.
 """
 
@@ -27,13 +27,13 @@ class TD3Config(TargetConfig):
     """The paper's settings."""
 
     policy_delay: PositiveInt = 2
-    """critic updates per update of actor and targets"""
+    """critic updates per update of the actor and the targets"""
     target_policy_noise: NonNegativeFloat = 0.2
-    """deviation of the noise on target actions, in units of [-1, 1]"""
+    """standard deviation of the noise on target actions, which are in [-1, 1]"""
     target_noise_clip: NonNegativeFloat = 0.5
-    """bound of that noise"""
+    """bound of the noise on target actions"""
     exploration_noise: NonNegativeFloat = 0.1
-    """deviation of the noise while collecting, in units of [-1, 1]"""
+    """standard deviation of the exploration noise on actions, which are in [-1, 1]"""
 
 
 def smoothed_action(action: Tensor, noise: Tensor, clip: float) -> Tensor:
@@ -75,7 +75,7 @@ class TD3(Learner):
         return noisy_mode(policy, obs, rng, self.config.exploration_noise)
 
     def variant(self, update: int) -> bool:
-        """Whether the update moves the actor and the targets."""
+        """Whether the actor and the targets are updated."""
         return self.ends_period(update, self.config.policy_delay)
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:

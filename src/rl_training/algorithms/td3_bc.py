@@ -1,10 +1,10 @@
 """TD3+BC: A Minimalist Approach to Offline RL (Fujimoto & Gu 2021).
 
 TD3 with one more term in the actor's loss, -lambda E[Q_1(s, pi(s))] + E[(pi(s) - a)^2], where lambda is
-`bc_alpha` / E|Q_1(s, pi(s))|, a constant to the gradient. The squared error averages over action dimensions. The
-critics' update is TD3's own, which is why the class is a TD3 with another actor loss.
+`bc_alpha` / E|Q_1(s, pi(s))| without gradient. The squared error is averaged over action dimensions. The critics'
+update is TD3's.
 The authors normalise observations: set `normalize_observations`.
-Departure: the actor sees the critics before their step of the same update (see `base`).
+Departure: the actor uses the critics before their step of the same update (see `base`).
 Axes: critics `[2, B]`.
 """
 
@@ -27,7 +27,7 @@ class TD3BCConfig(TD3Config):
     """TD3's settings and the paper's weight."""
 
     bc_alpha: PositiveFloat = 2.5
-    """weight of Q, divided by its mean size, against the squared action error"""
+    """weight of Q divided by its mean magnitude, relative to the squared action error"""
 
 
 def actor_terms(q: Tensor, policy_actions: Tensor, actions: Tensor, bc_alpha: float) -> Terms:

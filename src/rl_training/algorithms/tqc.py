@@ -3,8 +3,8 @@
 N critics of M quantiles. The target pools all N·M atoms of the next state, drops the largest
 `top_quantiles_to_drop_per_net` per critic, and every critic regresses on all that remain (quantile Huber, mean over
 all axes, as the authors' code). The actor maximises the mean of all quantiles, without truncation.
-Departures: alpha is fixed unless `alpha: auto`; the actor sees the critics before their step (see `base`); some
-random steps come first (`learning_starts`; the authors: none).
+Departures: alpha is fixed unless `alpha: auto`; the actor uses the critics before their step (see `base`); a run
+begins with random steps (`learning_starts`; the authors: none).
 Axes: quantiles `[N, B, M]`, kept atoms `[B, K]`.
 """
 
@@ -27,14 +27,14 @@ from rl_training.settings import NonNegativeInt, PositiveInt
 
 
 class TQCConfig(SoftConfig):
-    """The paper's five critics of 25 quantiles; the number to drop is chosen per task."""
+    """The paper's five critics of 25 quantiles; the authors choose the number to drop for each task."""
 
     num_critics: PositiveInt = 5
     """size of the ensemble"""
     n_quantiles: PositiveInt = 25
     """quantiles per critic"""
     top_quantiles_to_drop_per_net: NonNegativeInt = 2
-    """largest target quantiles dropped, per critic"""
+    """number of largest target quantiles that are dropped, per critic"""
 
 
 def truncated_atoms(quantiles: Tensor, drop_per_net: int) -> Tensor:
@@ -48,9 +48,9 @@ def quantile_huber_loss(quantiles: Tensor, atoms: Tensor) -> Tensor:
     """Quantile regression of every critic's `[N, B, M]` on all target `atoms [B, K]`, Huber with kappa 1.
 
     The mean is taken over all axes, as in the authors' code (the paper sums over quantiles). `atoms` must ascend
-    (`truncated_atoms` does): then the sum over K of a piecewise quadratic function needs only prefix sums of the
-    atoms and of their squares, taken in float64 around the mean, and the N·B·M·K differences are never formed.
-    Value and slope are computed side by side; the returned scalar has both.
+    (those of `truncated_atoms` do): then the sum over K of a piecewise quadratic function needs only prefix sums of
+    the atoms and of their squares, taken in float64 around the mean, and the N·B·M·K differences are never formed.
+    Value and derivative are computed together; the returned scalar has both.
     """
     with torch.no_grad():
         value, slope = _quantile_huber_sums(quantiles, atoms)
@@ -59,7 +59,7 @@ def quantile_huber_loss(quantiles: Tensor, atoms: Tensor) -> Tensor:
 
 
 def _quantile_huber_sums(quantiles: Tensor, atoms: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over atoms of the weighted Huber loss of each quantile, and its slope in the quantile: `[N, B, M]`."""
+    """Sum over atoms of the weighted Huber loss of each quantile, and its derivative: `[N, B, M]`."""
     n, batch, m = quantiles.shape
     k = atoms.shape[-1]
     centre = atoms.mean(-1, keepdim=True)

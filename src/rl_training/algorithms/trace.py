@@ -1,4 +1,4 @@
-"""What an update will do, found by going through it once without doing it."""
+"""Dry run of `gradient_step`: records its random draws, its optimisers and tau."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_training.algorithms.execution import Execution, Kind
 
 
 class Draw(NamedTuple):
-    """One random tensor that an update asks for."""
+    """A random tensor that an update draws."""
 
     kind: Kind
     shape: tuple[int, ...]
@@ -23,15 +23,15 @@ class Draw(NamedTuple):
 
 @dataclass
 class Variant:
-    """What one variant of `gradient_step` does."""
+    """Draws, optimisers and tau of one variant of `gradient_step`."""
 
     draws: list[Draw] = field(default_factory=list)
     stepped: tuple[str, ...] = ()  # optimisers
-    tau: float | None = None  # how far the targets move; the first member's, where they differ
+    tau: float | None = None  # of the targets; the first member's if members differ
 
 
 def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) -> Variant:
-    """What `variant` draws and steps; `rows [B, width]` may mean nothing, and the learner stays as it is."""
+    """Dry run of `variant` on `rows [B, width]` with any values; the learner does not change."""
     found = Variant()
 
     def draw(kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
