@@ -1,4 +1,4 @@
-"""Networks. Everything is flat-vector MLPs; an ensemble is an axis."""
+"""Networks for flat vectors; an ensemble is an axis of its tensors."""
 
 from rl_training.models.mlp import MLP, EnsembleLinear, EnsembleMLP, NetworkConfig
 from rl_training.models.mlp_bc import MLPBCModel, MLPDiscreteBCModel

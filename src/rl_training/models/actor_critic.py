@@ -1,4 +1,4 @@
-"""What the actor-critic models share: an actor, N critics, their targets, and the normaliser before them.
+"""Base classes of the actor-critic models: an actor, N critics, their targets, and the observation normaliser.
 
 Learners use the parts (`model.actor`, `model.critics`, …) on normalised observations; the public methods take
 raw ones.
@@ -29,14 +29,14 @@ from rl_training.models.policies import (
 
 
 def batched(tensor: Tensor) -> Tensor:
-    """One unbatched vector as a batch of one."""
+    """Add a batch axis to a single vector."""
     return tensor if tensor.dim() > 1 else tensor[None]
 
 
 class Model(nn.Module):
-    """Base of all models: `policy` is what acts, `normalizer` what every network sees through.
+    """Base of all models. All networks receive observations that `normalizer` has normalised.
 
-    Where `has_values`, it can say what it expects of an action or a state, on raw observations.
+    If `has_values` is true, `action_values` and `state_values` are defined, for raw observations.
     """
 
     has_values: ClassVar[bool] = False
@@ -49,7 +49,7 @@ class Model(nn.Module):
 
     @property
     def policy(self) -> Policy:
-        """A view that shares this model's actor and normaliser."""
+        """The policy; it shares this model's actor and normaliser."""
         return Policy(self.normalizer, self.actor)
 
     @property
@@ -58,7 +58,7 @@ class Model(nn.Module):
         return self.actor.num_actions if isinstance(self.actor, ChoiceActor) else 0
 
     def targets(self) -> dict[nn.Module, nn.Module]:
-        """Each target network and the network it follows."""
+        """Maps each target network to its source."""
         return {}
 
     def action_values(self, obs: Tensor, actions: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Model(nn.Module):
         raise NotImplementedError
 
     def state_values(self, obs: Tensor) -> Tensor:
-        """V(s) by every network that tells it, `[N, B]`: by default Q of the policy's deterministic action."""
+        """V(s) of every value network, `[N, B]`; by default Q at the policy's deterministic action."""
         return self.action_values(obs, self.policy.mode(obs))
 
     @property
@@ -111,12 +111,11 @@ class ActorCriticModel(Model):
 
     def action_values(self, obs: Tensor, actions: Tensor) -> Tensor:
         q = self.critics(self.normalizer(obs), actions)
-        return q if q.dim() == 2 else q.mean(-1)  # of quantiles, whose mean is the expected return
+        return q if q.dim() == 2 else q.mean(-1)  # the mean of the quantiles is the expected return
 
 
 class StochasticActorCritic(ActorCriticModel):
-    """A Gaussian actor with N critics: the networks of the whole SAC family, whose actors are tanh-Gaussian, and of
-    AWAC and CRR, whose actor may be either."""
+    """A Gaussian actor with N critics: tanh-Gaussian for the SAC family, either distribution for AWAC and CRR."""
 
     actor: TanhGaussianActor | GaussianActor
 

@@ -1,4 +1,4 @@
-"""A policy on numpy arrays: one row passes in a fifth of the time that torch's calls take."""
+"""A policy on numpy arrays, five times as fast as torch for a single row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_training.models.policies import DeterministicActor, GaussianActor, Norma
 
 Array = NDArray[Any]
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
-# In place: a layer's output is nobody else's. An activation that numpy lacks is left to torch.
+# In-place is safe: the layer's output has no other reader. Other activations use torch.
 _ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, _ZERO, out=x),
     "tanh": lambda x: np.tanh(x, out=x),
@@ -23,7 +23,7 @@ _ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
 
 
 class ArrayMLP(MLP):
-    """The forward pass of an `MLP` on the CPU, without gradients; it has the layers of `mlp` for its own."""
+    """The forward pass of an `MLP` on the CPU, without gradients; it shares the layers of `mlp`."""
 
     def __init__(self, mlp: MLP) -> None:
         nn.Module.__init__(self)
@@ -50,7 +50,7 @@ class ArrayMLP(MLP):
 
 
 class ArrayPolicy(Policy):
-    """`policy`, whose actor has an `ArrayMLP` already, with numpy's tanh and noise too."""
+    """`policy` with tanh and noise in numpy; its actor's network must be an `ArrayMLP`."""
 
     def __init__(self, policy: Policy, net: ArrayMLP) -> None:
         super().__init__(policy.normalizer, policy.actor)
@@ -84,7 +84,7 @@ class ArrayPolicy(Policy):
 
 
 def _array_map(normalizer: Normalizer) -> Callable[[Array], Array]:
-    """What `normalizer` does, on arrays that follow its tensors."""
+    """`normalizer` on arrays that share the memory of its tensors."""
     if not normalizer.enabled:
         return lambda obs: obs
     shift, scale = normalizer.shift.numpy(), normalizer.scale.numpy()
@@ -95,7 +95,7 @@ def _array_map(normalizer: Normalizer) -> Callable[[Array], Array]:
 
 
 def bind_parameters(policy: Policy, flat: Tensor) -> Policy:
-    """`policy`, its parameters and buffers now slices of `flat` `[N]`, one after the other."""
+    """Make the parameters and buffers of `policy` consecutive slices of `flat [N]`."""
     offset = 0
     for tensor in (*policy.parameters(), *policy.buffers()):
         tensor.data = flat[offset : offset + tensor.numel()].view(tensor.shape)
@@ -104,7 +104,7 @@ def bind_parameters(policy: Policy, flat: Tensor) -> Policy:
 
 
 def on_arrays(policy: Policy) -> Policy:
-    """`policy`, on arrays as far as numpy can; it keeps following its tensors."""
+    """`policy` on numpy arrays as far as possible; the arrays share the memory of its tensors."""
     net = policy.actor.net
     if not isinstance(net, MLP) or net.activation not in _ACTIVATIONS or len(net.norms):
         return policy
@@ -113,7 +113,7 @@ def on_arrays(policy: Policy) -> Policy:
 
 
 def _is_known(actor: nn.Module) -> bool:
-    """Whether `ArrayPolicy` has its operations; a std for all states stands beside the network's outputs."""
+    """Whether `ArrayPolicy` implements this actor; one std for all states is not implemented."""
     return type(actor) in (TanhGaussianActor, DeterministicActor) or (
         type(actor) is GaussianActor and actor.log_std is None
     )

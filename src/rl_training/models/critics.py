@@ -16,7 +16,7 @@ _ACTIONS_IN_CACHE = 4
 
 
 class Critics(nn.Module):
-    """N networks Q_i(s, a); given `quantiles`, each returns that many of them."""
+    """N networks Q_i(s, a); if `quantiles` is given, each returns that many quantiles."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class Critics(nn.Module):
         self.net = build_ensemble(num_critics, obs_dim + action_dim, hidden_sizes, quantiles or 1, **options)
 
     def forward(self, obs: Tensor, actions: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
-        """`[N, B]` values (`[N, B, M]` quantiles), of the first `members`, or of those it lists, if given.
+        """`[N, B]` values (`[N, B, M]` quantiles) of all `members`, the first few, or those with these indices.
 
-        `frozen` keeps gradients out of the weights.
+        `frozen` detaches the weights.
         """
         out = self.net(torch.cat([obs, actions], dim=-1), frozen, members)
         return out.squeeze(-1) if self.quantiles is None else out
@@ -45,7 +45,7 @@ class Critics(nn.Module):
     def over_actions(self, obs: Tensor, actions: Tensor) -> Tensor:
         """K actions per state, `[K, B, A]`: `[N, K, B]`.
 
-        A GPU takes all of them in one product per layer. On a CPU a few at a time are faster, because their
+        A GPU computes all of them in one product per layer. On a CPU a few at a time are faster, because their
         activations stay in the cache.
         """
         parts = [actions] if actions.is_cuda else torch.split(actions, _ACTIONS_IN_CACHE)
@@ -63,7 +63,7 @@ class Critics(nn.Module):
 
 
 class ChoiceCritics(nn.Module):
-    """N networks Q_i(s, ·) with one output per discrete action, asked as `Critics` are: of the action taken."""
+    """N networks Q_i(s, ·) with one output per discrete action; called like `Critics`, with the action taken."""
 
     action_dim = 1  # columns of a discrete action
 

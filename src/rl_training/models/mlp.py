@@ -1,7 +1,6 @@
-"""Multi-layer perceptrons, one by one (`MLP`) and as an ensemble along an axis (`EnsembleMLP`).
+"""Multi-layer perceptrons: a single network (`MLP`) and an ensemble (`EnsembleMLP`).
 
-An ensemble is an axis, not a list: weights are `[N, in, out]`, activations `[N, B, features]`, and N = 2 and
-N = 50 run the same code.
+An ensemble is an axis, not a list: weights are `[N, in, out]`, activations `[N, B, features]`.
 """
 
 from __future__ import annotations
@@ -23,49 +22,49 @@ Select = Callable[[Tensor], Tensor]
 Init = Literal["torch", "xavier", "orthogonal"]
 Activation = Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"]
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu_,  # in place: the layer's output is nobody else's
+    "relu": torch.relu_,  # in-place is safe: the layer's output has no other reader
     "leaky_relu": F.leaky_relu,
     "elu": F.elu,
     "gelu": F.gelu,
     "silu": F.silu,
     "tanh": torch.tanh,
 }
-# All members (None), the first few, or those an index tensor names.
+# All members (None), the first few, or those in an index tensor.
 Members = int | Tensor | None
-# Measured on an H200 with heads of 6 and 12 outputs over 256 inputs; 25 outputs are left to the library.
+# Measured on an H200 with 6 and 12 outputs and 256 inputs; for 25 outputs the library is faster.
 _FEW_OUTPUTS, _LITTLE_WORK = 16, 4_000_000
 Network = TypeVar("Network", bound=nn.Module)
 
 
 class NetworkShape(Settings):
-    """What every model can be told of its networks."""
+    """Network settings of every model."""
 
     hidden_sizes: Sizes = (256, 256)
-    """hidden layers of every network"""
+    """sizes of the hidden layers of every network"""
     critic_hidden_sizes: Sizes | None = None
-    """hidden layers of the critics where they differ; null means `hidden_sizes`"""
+    """sizes of the critics' hidden layers; null means `hidden_sizes`"""
     activation: Activation = "relu"
-    """nonlinearity after each hidden layer of every network"""
+    """activation function after each hidden layer of every network"""
     layer_norm_epsilon: PositiveFloat = 1e-6
-    """added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had PyTorch's 1e-5)"""
+    """epsilon of LayerNorm; the default of flax and RLPD (version 0.1 used PyTorch's 1e-5)"""
 
 
 class NetworkConfig(NetworkShape):
-    """The same with LayerNorm, for learners whose `Config` has no such setting of its own."""
+    """Network settings with LayerNorm, for learners whose `Config` has no `layer_norm`."""
 
     layer_norm: bool = False
-    """LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its network)"""
+    """LayerNorm after each hidden layer of the critics (IQL: also of the value network; DQN: of its network)"""
 
 
 class ThreeLayerConfig(NetworkConfig):
-    """The depth that the authors of CQL and EDAC use."""
+    """Three hidden layers, as the authors of CQL and EDAC use."""
 
     hidden_sizes: Sizes = (256, 256, 256)
-    """hidden layers of every network"""
+    """sizes of the hidden layers of every network"""
 
 
 class MLPOptions(TypedDict, total=False):
-    """Keywords of an `EnsembleMLP`, handed through by whatever contains one."""
+    """Keywords of an `EnsembleMLP`; modules that contain one pass them on."""
 
     layer_norm: bool
     layer_norm_epsilon: float
@@ -74,7 +73,7 @@ class MLPOptions(TypedDict, total=False):
 
 
 def _init_matrix(weight: Tensor, bias: Tensor, fan_in: int, init: Init) -> None:
-    """Fill one `[out, in]`-like matrix and its bias; orthogonal uses gain sqrt(2), ReLU's, for any activation."""
+    """Initialise a matrix `[out, in]` and its bias; `orthogonal` uses gain sqrt(2) for every activation."""
     if init == "torch":
         bound = 1.0 / math.sqrt(fan_in)
         nn.init.uniform_(weight, -bound, bound)
@@ -88,16 +87,16 @@ def _init_matrix(weight: Tensor, bias: Tensor, fan_in: int, init: Init) -> None:
 
 
 def _better_as_sum(x: Tensor, weight: Tensor) -> bool:
-    """Whether a compiled sum beats the library's product: on a GPU, for few outputs and not too much work.
+    """Whether a compiled sum is faster than the library's product: on a GPU, for few outputs and little work.
 
-    The library splits or starves such a product, while the sum fuses with the activation before it.
+    The library is slow for such a product, while the sum fuses with the activation before it.
     """
     members, inner, outer = weight.shape
     return x.is_cuda and outer <= _FEW_OUTPUTS and members * x.shape[-2] * inner * outer <= _LITTLE_WORK
 
 
 class EnsembleLinear(nn.Module):
-    """N independent affine maps as one batched product: `[N, B, in] -> [N, B, out]`."""
+    """N independent linear layers as one batched product: `[N, B, in] -> [N, B, out]`."""
 
     def __init__(self, num_members: int, in_features: int, out_features: int, *, init: Init = "torch") -> None:
         super().__init__()
@@ -115,12 +114,12 @@ class EnsembleLinear(nn.Module):
         return torch.bmm(x, weight).add_(bias)
 
     def step(self) -> Step:
-        """The first member's map."""
+        """The operation of the first member."""
         return Step("affine", {"weight": as_array(self.weight[0]), "bias": as_array(self.bias[0, 0])})
 
 
 class EnsembleLayerNorm(nn.Module):
-    """Layer normalisation with a gain and a shift of each member's own."""
+    """Layer normalisation with a gain and a shift per member."""
 
     def __init__(self, num_members: int, features: int, epsilon: float) -> None:
         super().__init__()
@@ -134,13 +133,13 @@ class EnsembleLayerNorm(nn.Module):
         )
 
     def step(self) -> Step:
-        """The first member's."""
+        """The operation of the first member."""
         gain, shift = as_array(self.weight[0, 0]), as_array(self.bias[0, 0])
         return Step("layer_norm", {"weight": gain, "bias": shift, "epsilon": as_array(torch.tensor(self.epsilon))})
 
 
 def _selection(frozen: bool, members: Members) -> Select:
-    """How a layer's parameters enter a forward pass: all or some members, with or without gradient."""
+    """A function that selects members of a parameter, detached if `frozen`."""
 
     def select(parameter: Tensor) -> Tensor:
         if isinstance(members, Tensor):
@@ -155,9 +154,8 @@ def _selection(frozen: bool, members: Members) -> Select:
 class EnsembleMLP(nn.Module):
     """N networks `in -> hidden (LayerNorm?) activation … -> out` of one shape, computed together.
 
-    `frozen` computes with detached weights: the caller's gradient flows to the input only, and no backward,
-    compiled or not, forms a weight gradient nobody asked for. `members` computes only the first so many networks,
-    or those whose indices a tensor holds.
+    `frozen` detaches the weights: gradients flow to the input only, and no backward pass computes gradients of the
+    weights. `members` selects the first few networks, or those with these indices.
     """
 
     def __init__(
@@ -189,7 +187,7 @@ class EnsembleMLP(nn.Module):
         return zip(self.hidden, norms)
 
     def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
-        """`x [B, in]`, seen by every member: `[N, B, out]`."""
+        """`x [B, in]`, the input of every member: `[N, B, out]`."""
         select, activate = _selection(frozen, members), _ACTIVATIONS[self.activation]
         count = len(members) if isinstance(members, Tensor) else members or self.num_members
         x = x.expand(count, -1, -1)
@@ -201,13 +199,13 @@ class EnsembleMLP(nn.Module):
         return self.head(x, select)
 
     def with_action_gradients(self, x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-        """Outputs `[N, B, 1]` and their slopes (gradients) in the last `columns` inputs, `[N, B, columns]`.
+        """Outputs `[N, B, 1]` and their gradients with respect to the last `columns` inputs, `[N, B, columns]`.
 
-        The slope of a ReLU network is a chain of products with the masks of its forward pass, so it is written
-        as forward operations and one ordinary backward differentiates it: there is no double backward.
+        The gradient of a ReLU network is a chain of products with the masks of its forward pass. It is computed in
+        forward operations, so that differentiating it needs no double backward.
         """
         if len(self.norms) or self.activation != "relu" or self.head.weight.shape[-1] != 1:
-            raise ValueError("slopes are defined for plain ReLU critics with one output (no LayerNorm)")
+            raise ValueError("action gradients are defined for ReLU critics with one output and without LayerNorm")
         select = _selection(frozen=False, members=None)
         x = x.expand(self.num_members, -1, -1)
         masks: list[Tensor] = []
@@ -223,7 +221,7 @@ class EnsembleMLP(nn.Module):
 
 
 class MLP(EnsembleMLP):
-    """One network: an ensemble of one whose axis is taken off, `[B, in] -> [B, out]`."""
+    """One network: an ensemble of one without its axis, `[B, in] -> [B, out]`."""
 
     def __init__(
         self, in_features: int, hidden_sizes: Sequence[int], out_features: int, **options: Unpack[MLPOptions]
@@ -234,7 +232,7 @@ class MLP(EnsembleMLP):
         return super().forward(x, frozen, members).squeeze(0)
 
     def steps(self, outputs: int | None = None) -> list[Step]:
-        """Its operations, those of the first `outputs` alone if given."""
+        """The operations of this network, restricted to the first `outputs` if given."""
         found: list[Step] = []
         for linear, norm in self._layers():
             found += [layer.step() for layer in (linear, norm) if layer is not None]  # type: ignore[operator]
@@ -244,5 +242,5 @@ class MLP(EnsembleMLP):
 
 
 def frozen_copy(module: Network) -> Network:
-    """A target network: a deep copy that no gradient reaches."""
+    """A target network: a deep copy without gradients."""
     return copy.deepcopy(module).requires_grad_(False)

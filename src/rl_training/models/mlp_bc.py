@@ -1,4 +1,4 @@
-"""The models of behaviour cloning: an actor and nothing else."""
+"""The models of behaviour cloning: an actor alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _require_no_critics(critic_hidden_sizes: Sequence[int] | None, options: Netw
 
 
 class MLPBCModel(Model):
-    """A deterministic actor, or with `stochastic` a Gaussian one."""
+    """A deterministic actor, or a Gaussian actor if `stochastic`."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""The model of FQE: a state-action value and its target copy, in units that suit a network.
+"""The model of FQE: a Q network and its target copy, with normalised values.
 
-What the networks say, z, means a value of `offset + scale z`; `low` and `high` bound what a value can be. So
-normalising rewards is a choice of units, exact also where episodes end.
+An output z of the networks is a value of `offset + scale z`; `low` and `high` bound the values. Unlike normalised
+rewards, this is exact also if episodes terminate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rl_training.models.policies import Normalizer
 
 
 class ActionValue(nn.Module):
-    """Q(s, a), `[B]`: of action vectors `[B, A]`, or of indices `[B]` into K outputs, one per discrete action."""
+    """Q(s, a), `[B]`, for action vectors `[B, A]` or for discrete actions `[B]`, with one output per action."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class ActionValue(nn.Module):
         return self.net(torch.cat([obs, actions], dim=-1)).squeeze(-1)
 
     def of_all(self, obs: Tensor) -> Tensor:
-        """Q(s, ·) of K discrete actions, `[B, K]`."""
+        """Q(s, ·) of all discrete actions, `[B, K]`."""
         return self.net(obs)
 
 
 class MLPFQEModel(nn.Module):
-    """Q of one policy; `num_actions` where they are discrete, other `options` as in `EnsembleMLP`."""
+    """Q of one policy; `num_actions` if actions are discrete, other `options` as in `EnsembleMLP`."""
 
     offset: Tensor
     scale: Tensor
@@ -76,12 +76,12 @@ class MLPFQEModel(nn.Module):
         self.register_buffer("high", torch.full((), torch.inf))
 
     def set_units(self, offset: float, scale: float, low: float, high: float) -> None:
-        """Values are around `offset`, some `scale` apart, and inside [`low`, `high`]."""
+        """Set mean and scale of the values, and their bounds."""
         for name, value in (("offset", offset), ("scale", scale), ("low", low), ("high", high)):
             getattr(self, name).fill_(value)
 
     def targets(self) -> dict[nn.Module, nn.Module]:
-        """The target network and the network it follows."""
+        """Maps the target network to its source."""
         return {self.target_critic: self.critic}
 
     @property
@@ -89,7 +89,7 @@ class MLPFQEModel(nn.Module):
         return self.scale.device
 
     def q_values(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """Q(s, a) in the units of the rewards, `[B]`, inside the bounds."""
+        """Q(s, a) in the units of the rewards, `[B]`, clipped to the bounds."""
         obs = batched(obs)
         actions = actions if self.num_actions else batched(actions)
         return self._in_units(self.critic(self.normalizer(obs), actions))

@@ -1,7 +1,7 @@
 """The models of IQL: an actor, a state-value network, and two critics.
 
-For continuous actions the actor is a Gaussian whose mean alone is squashed, with one std for all states, or a
-tanh-Gaussian; for discrete ones actor and critics have one output per action.
+For continuous actions the actor is a Gaussian around a tanh mean, with one std for all states, or a tanh-Gaussian.
+For discrete actions, actor and critics have one output per action.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ValueNetwork(nn.Module):
 
 
 class MLPIQLModel(ActorCriticModel):
-    """Actor, value and two critics with their targets; `critic_hidden_sizes` shapes critics and value."""
+    """Actor, value network and two critics with targets; `critic_hidden_sizes` applies to critics and value."""
 
     QFunctions: ClassVar[type[Critics | ChoiceCritics]] = Critics
     actor: GaussianActor | TanhGaussianActor | CategoricalActor
@@ -81,12 +81,12 @@ class MLPIQLModel(ActorCriticModel):
         return q[:, 0], q[:, 1]
 
     def state_values(self, obs: Tensor) -> Tensor:
-        """Of the network that learns it, `[1, B]`."""
+        """V(s) of the value network, `[1, B]`."""
         return self.value(self.normalizer(obs))[None]
 
 
 class MLPDiscreteIQLModel(MLPIQLModel):
-    """The same for discrete actions, whose number takes the place of `action_dim`; they have one distribution."""
+    """`MLPIQLModel` for discrete actions; `action_dim` is their number, and `policy_distribution` has no effect."""
 
     QFunctions = ChoiceCritics
 

@@ -15,11 +15,11 @@ from rl_training.models.policies import ChoiceActor
 
 
 class GreedyQ(ChoiceActor):
-    """Q(s, ·) of K actions, `[B, K]`; acts by the largest."""
+    """Q(s, ·) of K actions, `[B, K]`; the mode is the action with the largest value."""
 
 
 class MLPQNetwork(Model):
-    """The Q-network, which is also what acts, and its target; `options` as in `EnsembleMLP`."""
+    """The Q network, which is also the actor, and its target; `options` as in `EnsembleMLP`."""
 
     actor: GreedyQ
     has_values = True
@@ -44,7 +44,7 @@ class MLPQNetwork(Model):
 
     @property
     def q_network(self) -> GreedyQ:
-        """The network that learns; checkpoints keep it as `actor`, the name of what acts in every model."""
+        """The online network; checkpoints store it as `actor`, as in every model."""
         return self.actor
 
     def targets(self) -> dict[nn.Module, nn.Module]:
@@ -55,5 +55,5 @@ class MLPQNetwork(Model):
         return self.q_network(self.normalizer(batched(obs)))
 
     def action_values(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """`[1, B]`; the policy's action is the best, so that V is the largest Q."""
+        """Q(s, a), `[1, B]`. Since the policy is greedy, V is the largest Q."""
         return self.q_values(obs).gather(-1, actions[:, None]).T

@@ -1,4 +1,4 @@
-"""Deterministic actor, target actor and critics: two for TD3 and its relatives, one for DDPG."""
+"""The models of TD3 and related algorithms (two critics) and of DDPG (one critic)."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ class MLPTD3Model(ActorCriticModel):
 
 
 class MLPDDPGModel(MLPTD3Model):
-    """The same with a single critic."""
+    """`MLPTD3Model` with a single critic."""
 
     num_members = 1

@@ -1,4 +1,4 @@
-"""The one place that constructs networks, by the name of their kind."""
+"""Factory of networks by the name of their kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NetworkOptions(MLPOptions, total=False):
 
 
 def actor_options(options: NetworkOptions) -> NetworkOptions:
-    """Those of `options` that an actor has: LayerNorm is for critics alone."""
+    """`options` without LayerNorm, which only critics have."""
     own = options.copy()
     own.pop("layer_norm", None)
     own.pop("layer_norm_epsilon", None)

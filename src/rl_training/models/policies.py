@@ -1,7 +1,7 @@
-"""Actors: what a policy computes from an observation, and the `Policy` that acts, predicts and is exported.
+"""Actors, and the `Policy` of an actor and a normaliser, which acts, predicts and is exported.
 
-Actions are in [-1, 1], or numbers of discrete actions, counted from 0. No function here draws: noise is an
-argument, so the same call is a sample in training, a test with known noise, or a step captured in a CUDA graph.
+Actions are in [-1, 1], or indices of discrete actions from 0. No function here draws random numbers: noise is an
+argument, so that the same code runs in training, in a test with known noise, and in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rl_training.errors import ConfigError
 from rl_training.models.networks import NetworkOptions, build_network
 from rl_training.models.steps import Step, as_array
 
-# What is squashed to [-1, 1]: the action with its density, or the mean alone. Every density here is one of actions
-# in [-1, 1], never in the environment's units.
+# `tanh` squashes the action, `gaussian` only the mean. All densities are of actions in [-1, 1], never in the
+# environment's units.
 PolicyDistribution = Literal["tanh", "gaussian"]
 LOG_2PI = math.log(2.0 * math.pi)
-# Bounds of log std: SAC's, and the tighter ones of learners that must give data actions a density.
+# Bounds of log std: SAC's, and tighter ones for learners that evaluate the density of data actions.
 LOG_STD_BOUNDS, OFFLINE_LOG_STD_BOUNDS = (-20.0, 2.0), (-5.0, 2.0)
-# Data actions beyond this are moved here before atanh: the log-density is infinite at the bound itself.
+# Data actions are clipped to this before atanh, because the log-density is infinite at ±1.
 ACTION_LIMIT = 1.0 - 1e-6
 
 
@@ -35,9 +35,9 @@ class ActionSample(NamedTuple):
 
 
 class Normalizer(nn.Module):
-    """The affine map in front of every network, which no gradient moves; absent (`enabled=False`) it costs nothing.
+    """Normalises observations by fixed moments; with `enabled=False` it returns them unchanged.
 
-    Its tensors are changed in place only, so that a captured update sees the new map.
+    Its tensors change in place, so that captured updates use the new moments.
     """
 
     shift: Tensor
@@ -53,11 +53,11 @@ class Normalizer(nn.Module):
         self.register_buffer("limit", None)
 
     def clip(self, limit: float = 10.0) -> None:
-        """Keep what networks see within ±`limit`: moments of a short past may not know what comes."""
+        """Clip normalised observations to ±`limit`; early moments may not fit later observations."""
         self.limit = torch.full((), limit, device=self.shift.device)
 
     def set_moments(self, mean: Tensor, std: Tensor, eps: float = 1e-3) -> None:
-        """Set the map to `(obs - mean) / (std + eps)`; waits for no device."""
+        """Normalise to `(obs - mean) / (std + eps)` from now on; does not wait for the device."""
         self.shift.copy_(mean, non_blocking=True)
         self.scale.copy_(1.0 / (std + eps), non_blocking=True)
 
@@ -77,9 +77,9 @@ class Normalizer(nn.Module):
 
 
 class NormalActor(nn.Module):
-    """What both families of Gaussian actors share; calling one gives the mean and log std of its Gaussian.
+    """Base of the Gaussian actors; a call returns the mean and log std of the Gaussian.
 
-    `drawn` and `log_density` take these two, so that a learner which needs both asks the network once.
+    `drawn` and `log_density` take mean and log std, so that a learner can use both with one forward pass.
     """
 
     stochastic = True
@@ -106,7 +106,7 @@ class NormalActor(nn.Module):
 class TanhGaussianActor(NormalActor):
     """a = tanh(u), u ~ N(mean(s), std(s)^2), with the exact log-determinant of tanh.
 
-    The density is infinite at ±1: actions beyond ±(1 - 1e-6) count as lying there, which is u = ±7.25.
+    The density is infinite at ±1, so actions are clipped to ±(1 - 1e-6), which is u = ±7.25.
     """
 
     distribution = "tanh"
@@ -144,7 +144,7 @@ class TanhGaussianActor(NormalActor):
         return squashed_sample(mean, log_std, noise)
 
     def steps(self, sampled: bool) -> list[Step]:
-        """The mode needs the columns of the mean alone."""
+        """The mode uses only the columns of the mean."""
         if not sampled:
             return [*self.net.steps(outputs=self.net.head.weight.shape[-1] // 2), Step("tanh")]
         low, high = (as_array(torch.tensor(bound)) for bound in self.log_std_bounds)
@@ -157,7 +157,7 @@ def squashed_action(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
 
 
 def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> ActionSample:
-    """The same action and its log-probability."""
+    """`squashed_action` and its log-probability."""
     pre_tanh = mean + log_std.exp() * noise
     log_normal = -0.5 * (noise * noise + LOG_2PI) - log_std
     return ActionSample(torch.tanh(pre_tanh), (log_normal - log_tanh_slope(pre_tanh)).sum(-1))
@@ -175,17 +175,17 @@ def squashed_log_prob(mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
 def log_tanh_slope(pre_tanh: Tensor) -> Tensor:
     """log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|))): exact for every u.
 
-    Not by `F.softplus`: its CPU kernel rounds the last elements of a tensor differently from the others.
+    `F.softplus` is not used: its CPU kernel rounds the last elements of a tensor differently.
     """
     size = pre_tanh.abs()
     return 2.0 * (math.log(2.0) - size - torch.log1p(torch.exp(-2.0 * size)))
 
 
 class GaussianActor(NormalActor):
-    """a ~ N(tanh(net(s)), std^2): the mean is squashed, the density is a plain Gaussian's, what acts is clipped.
+    """a ~ N(tanh(net(s)), std^2), clipped to [-1, 1]; the density is that of the Gaussian.
 
-    So the log-density is finite at ±1, and data actions need no clipping. One std per action dimension is learned
-    for all states; with `state_std` the network tells one in each, beside the mean, as that of a tanh-Gaussian.
+    The log-density is finite at ±1, so data actions need no clipping. One std per action dimension is learned for
+    all states; with `state_std` the network also outputs a log std for each state.
     """
 
     distribution = "gaussian"
@@ -224,7 +224,7 @@ class GaussianActor(NormalActor):
         return (-0.5 * (z * z + LOG_2PI) - log_std).sum(-1)
 
     def sample_with_logprob(self, obs: Tensor, noise: Tensor) -> ActionSample:
-        """The density is that of the action as it is clipped."""
+        """The density is evaluated at the clipped action."""
         mean, log_std = self(obs)
         actions = self.drawn(mean, log_std, noise)
         return ActionSample(actions, self.log_density(mean, log_std, actions))
@@ -251,7 +251,7 @@ def normal_actor(
     log_std_bounds: tuple[float, float],
     **options: Unpack[NetworkOptions],
 ) -> TanhGaussianActor | GaussianActor:
-    """The actor of that distribution; both have the same network, which tells mean and log std in every state."""
+    """The actor of that distribution; in both cases the network outputs mean and log std for each state."""
     require_distribution(distribution)
     if distribution == "tanh":
         return TanhGaussianActor(obs_dim, action_dim, hidden_sizes, log_std_bounds=log_std_bounds, **options)
@@ -261,13 +261,13 @@ def normal_actor(
 
 
 def require_distribution(given: str) -> None:
-    """Refuse what is no `PolicyDistribution`; a section has done so before."""
+    """Raise for unknown distributions (configs are validated earlier)."""
     if given not in (known := get_args(PolicyDistribution)):
         raise ConfigError(f"policy_distribution must be {' or '.join(map(repr, known))}, got {given!r}")
 
 
 class DeterministicActor(nn.Module):
-    """a = tanh(net(s)); exploration noise is the learner's business."""
+    """a = tanh(net(s)); the learner adds exploration noise."""
 
     stochastic = False
 
@@ -288,7 +288,7 @@ class DeterministicActor(nn.Module):
 
 
 class ChoiceActor(nn.Module):
-    """One output per discrete action, `[B, K]`; acts by the largest. What they mean is a subclass's to say."""
+    """One output per discrete action, `[B, K]`; the mode is the action with the largest output."""
 
     stochastic = False
 
@@ -315,10 +315,10 @@ class CategoricalActor(ChoiceActor):
     stochastic = True
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
-        """The action, `[B]`, in whose share of the unit interval the normal quantile of `noise [B, 1]` lies."""
+        """Inverse transform sampling: actions `[B]` from `noise [B, 1]`, whose normal CDF is uniform."""
         upper_ends = self(obs).softmax(-1).cumsum(-1)  # [B, K]
         chosen = (upper_ends < torch.special.ndtr(noise)).sum(-1)
-        return chosen.clamp(max=upper_ends.shape[-1] - 1)  # the last end may be rounded to less than 1
+        return chosen.clamp(max=upper_ends.shape[-1] - 1)  # rounding may make the last sum less than 1
 
     def log_prob(self, obs: Tensor, actions: Tensor) -> Tensor:
         """log pi(a|s) of given actions, `[B]`; its negative mean is the cross-entropy."""
@@ -326,12 +326,12 @@ class CategoricalActor(ChoiceActor):
 
 
 def at_actions(outputs: Tensor, actions: Tensor) -> Tensor:
-    """Of one output per action the one of the given action: `[..., B, K]` and `[B]` to `[..., B]`."""
+    """The outputs at the given actions: `[..., B, K]` and `[B]` to `[..., B]`."""
     return outputs.gather(-1, actions.expand(outputs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
 
 
 class Policy(nn.Module):
-    """The part of a model that acts: normaliser and actor, taking raw observations."""
+    """Normaliser and actor of a model; takes raw observations."""
 
     def __init__(self, normalizer: Normalizer, actor: nn.Module) -> None:
         super().__init__()
@@ -344,11 +344,11 @@ class Policy(nn.Module):
 
     @property
     def chooses(self) -> bool:
-        """Whether it has one output per discrete action (`scores`), of which `mode` is the largest's number."""
+        """Whether actions are discrete, with one output each (`scores`); `mode` is the index of the largest."""
         return isinstance(self.actor, ChoiceActor)
 
     def scores(self, obs: Tensor) -> Tensor:
-        """The outputs `[B, K]` of a policy that chooses: values, or logits where it is stochastic."""
+        """The outputs `[B, K]` for discrete actions: logits if the policy is stochastic, else values."""
         return self.actor(self.normalizer(obs))
 
     def mode(self, obs: Tensor) -> Tensor:
@@ -360,6 +360,6 @@ class Policy(nn.Module):
         return self.actor.sample(self.normalizer(obs), noise)  # type: ignore[operator]
 
     def steps(self, sampled: bool = False) -> list[Step] | None:
-        """The operations of `mode` (of `sample` if `sampled`), or None where the actor does not tell them."""
-        told = getattr(self.actor, "steps", None)
-        return None if told is None else [*self.normalizer.steps(), *told(sampled)]
+        """The operations of `mode` (of `sample` if `sampled`), or None if the actor has no `steps`."""
+        steps = getattr(self.actor, "steps", None)
+        return None if steps is None else [*self.normalizer.steps(), *steps(sampled)]

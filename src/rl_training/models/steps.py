@@ -1,6 +1,7 @@
-"""A policy as a list of operations with their numbers: what is exported, in whatever format.
+"""A policy as a list of operations with their weights, for export.
 
-An actor tells its own with `steps(sampled)`. Each operation takes what the one before it returned, `[B, features]`:
+The method `steps(sampled)` of an actor returns them. Each operation takes the output of the one before it,
+`[B, features]`:
 
     normalize   (x - shift) * scale              affine      x @ weight + bias
     clip        to [low, high]                   layer_norm  over the features, then * weight + bias
@@ -8,9 +9,9 @@ An actor tells its own with `steps(sampled)`. Each operation takes what the one 
     tanh_mean   of [mean | log std]: tanh of the mean
     gaussian    of [mean | log std], the latter clipped to [low, high]: mean + std * noise
     add_noise   x + scale * noise
-    categorical of logits: the action in whose share of the unit interval the normal quantile of `noise [B, 1]` lies
+    categorical of logits: inverse transform sampling with the normal CDF of `noise [B, 1]`
 
-Another operation needs a line in each writer of `export/`.
+A new operation needs a line in each writer of `export/`.
 """
 
 from __future__ import annotations
@@ -31,5 +32,5 @@ class Step(NamedTuple):
 
 
 def as_array(tensor: Tensor) -> NDArray[Any]:
-    """A copy on the host that later updates do not change."""
+    """A copy in host memory, which later updates do not change."""
     return tensor.detach().to("cpu", copy=True).contiguous().numpy()
