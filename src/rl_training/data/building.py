@@ -1,7 +1,6 @@
-"""From opened data sets to the rows of a run, in one place: packed there, mixed there and changed there.
+"""Builds the rows of a run from opened data sets, all in one array: packing, mixing and transforms.
 
-So making a data set takes the memory of its rows and of a chunk, and it makes no difference whether the place is
-memory or a file.
+The array is in memory or in a file. Building needs memory for the rows and for one chunk.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from rl_training.spaces import SpaceSpec
 
 
 class Build:
-    """Opened data sets, and how a data set is made of them.
+    """Builds one data set from opened data sets.
 
-    `weights` are those of a mixture, empty where there is none; `transform` may change the rows it is given.
+    `weights` are those of a mixture, else empty; `transform` may change rows in place.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Build:
         self.nbytes = self.shape[0] * self.shape[1] * 4
 
     def into(self, rows: NDArray[np.float32]) -> TransitionDataset:
-        """The data set, made in the first of `rows`, which has room for all."""
+        """Build the data set in `rows`, which has room for all; it uses the first of them."""
         made: list[TransitionDataset] = []
         used = 0
         for part, spaces in zip(self.parts, self.spaces):
@@ -61,14 +60,14 @@ class Build:
     def _place(
         self, part: Columns | TransitionDataset, spaces: SpaceSpec, rows: NDArray[np.float32]
     ) -> TransitionDataset:
-        """One data set in the first of `rows`, with room for the extra columns."""
+        """Copy one data set to the first of `rows`, with room for the extra columns."""
         if isinstance(part, Columns):
             return TransitionDataset.from_columns(part, spaces=spaces, rows=rows, extras=self.layout.extras)
         self.layout.pack_batch(part.layout.unpack(as_tensor(part.rows)), out=rows[: len(part)])
         return replace(part, rows=rows[: len(part)], extras=self.layout.extras, checksum=None)
 
     def contents(self, rows: NDArray[np.float32]) -> Contents:
-        """The same, to be kept in a file."""
+        """`into`, as the contents of a packed file."""
         data = self.into(rows)
         about = {
             "notes": list(data.notes),
@@ -96,7 +95,7 @@ def unpacked(
     own: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in about["spaces"].items()
     }
-    raw = about.get("raw")  # files of 0.2 have none
+    raw = about.get("raw")  # missing in files of version 0.2
     return TransitionDataset(
         rows,
         spaces or SpaceSpec(**own),

@@ -1,8 +1,7 @@
-"""Named columns of transitions as they stand in a file or in a user's arrays, read in chunks.
+"""Named columns of transitions in a file or in a user's arrays, read in chunks.
 
-Columns are raw: the environment's units, the file's own number types, nothing checked but what the reader of
-the format had to check. `packing.py` turns them into rows. A *chunk* is a run of consecutive rows, small enough to
-be worked on in memory.
+Columns are raw: they have the environment's units and the file's number types, and only the file format has been
+checked. `packing.py` packs them into rows. A *chunk* is a number of consecutive rows that fit into memory.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from rl_training.memory import available_memory, human_bytes
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("timeouts", "next_observations")
-# Read where somebody asks for it: how likely each discrete action was when it was taken.
+# Optional: the probability of each discrete action when it was taken.
 ACTION_PROBS = "action_probs"
-CHUNK_BYTES = 8 * 2**20  # small enough that memory is used again from chunk to chunk
+CHUNK_BYTES = 8 * 2**20  # small enough that chunks reuse the same memory
 
 
 class Column(Protocol):
-    """One column that can be read chunk by chunk; chunks in rising order cost one pass."""
+    """A column that is read in chunks; reading all chunks in order takes one pass."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -41,7 +40,7 @@ class Column(Protocol):
 
 
 class ArrayColumn:
-    """A column that is in memory, or mapped into it."""
+    """A column in memory or in a mapped file."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
@@ -60,10 +59,10 @@ class ArrayColumn:
 
 @dataclass
 class Columns:
-    """The columns of one data set and what its source says of the action space.
+    """The columns of one data set and the action space that its source declares.
 
-    `separated` says that the format itself keeps episodes apart (Minari), so that a next observation which
-    equals the following row's observation is no sign of a shift across episodes.
+    `separated`: the format itself separates episodes (Minari), so a next observation that equals the following
+    row's observation does not show a shift across episodes.
     """
 
     name: str

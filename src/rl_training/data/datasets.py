@@ -1,8 +1,8 @@
 """`TransitionDataset`: a fixed set of packed transitions with its episodes, ready to be sampled.
 
-Observations are raw, continuous actions are in [-1, 1], `dones` is 1 only at true terminations. Time limits
-and cuts end an episode without ending the value of its last state. Data that exceed memory are kept in a
-memory-mapped file: that of a run beside its data (see `placement.py`), others in a temporary one (`packing.py`).
+Observations are raw, continuous actions are in [-1, 1], `dones` is 1 only at terminations. Time limits and cuts end
+an episode, but the value of its last state is bootstrapped. Data that exceed memory are in a memory-mapped file:
+next to the data for a run (see `placement.py`), else a temporary file (`packing.py`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from rl_training.errors import ConfigError, DatasetError
 from rl_training.memory import room_on_gpu
 from rl_training.spaces import SpaceSpec
 
-RETURN_RANGE = 1000.0  # IQL: rewards are scaled so that returns span this much
+RETURN_RANGE = 1000.0  # IQL scales rewards so that the range of returns is this
 RANKING_DISCOUNT = 0.99
-_CHUNK_ROWS = 1 << 18  # worked on in memory at a time
+_CHUNK_ROWS = 1 << 18  # per chunk
 
 
 class RawRows(NamedTuple):
-    """Number and fingerprint of the rows of a source, before a run prepares them."""
+    """Number and fingerprint of the rows of a source, before any transform."""
 
     rows: int
     fingerprint: str
@@ -49,10 +49,9 @@ class RawRows(NamedTuple):
 class TransitionDataset:
     """Packed rows `[n, layout.width]`, in memory or memory-mapped, and the last row of each episode.
 
-    `episode_ends` is empty when the rows are shuffled transitions. `parts` is set on a mixture: rows are then
-    drawn with the parts' weights, not uniformly. `reward_map` is the (scale, shift) the rewards have been through,
-    so that new experience can be given the same. `extras` are extra columns of the rows. Transforms return new
-    data sets.
+    `episode_ends` is empty if the rows are shuffled. If `parts` is set, the data set is a mixture, and rows are
+    drawn with the weights of the parts. `reward_map` is the (scale, shift) applied to the rewards, to be applied to
+    new experience too. `extras` are the extra columns of the rows. Transforms return new data sets.
     """
 
     rows: NDArray[np.float32]
@@ -64,8 +63,8 @@ class TransitionDataset:
     reward_map: tuple[float, float] = (1.0, 0.0)
     extras: tuple[Column, ...] = ()
     memory_limit: int | None = field(default=None, repr=False)
-    checksum: str | None = field(default=None, repr=False)  # `fingerprint()`, where it is known
-    raw: RawRows | None = field(default=None, repr=False)  # of the rows these were made of, see `as_raw`
+    checksum: str | None = field(default=None, repr=False)  # `fingerprint()`, if known
+    raw: RawRows | None = field(default=None, repr=False)  # of the source rows, see `as_raw`
 
     @classmethod
     def from_arrays(
@@ -85,13 +84,13 @@ class TransitionDataset:
         name: str = "arrays",
         memory_limit: int | None = None,
     ) -> Self:
-        """A data set of your own arrays `[n, …]`, actions in the environment's units.
+        """A data set from arrays `[n, …]`, with actions in the environment's units.
 
-        `terminals` marks true ends, `timeouts` time limits and cuts; where both are set, `terminals` wins.
-        Without `next_observations` they are the following rows' observations inside each episode. The action
-        space comes from `action_low` and `action_high` (one number or one per component), from `num_actions`
-        and `start`, or from `spaces`; bounds never come from the data. Whole numbers `[n]` of which nothing is told
-        are discrete actions from 0 to the largest.
+        `terminals` marks terminations, `timeouts` time limits and cuts; if both are set, `terminals` takes
+        precedence. If `next_observations` is missing, the following row's observation of the episode is used. The
+        action space is given by `action_low` and `action_high` (one number or one per component), by `num_actions`
+        and `start`, or by `spaces`; bounds are never inferred from the data. Integer actions `[n]` without any of
+        these are discrete actions from 0 to the largest.
         """
         given = {
             "observations": observations,
@@ -125,10 +124,10 @@ class TransitionDataset:
         spaces: SpaceSpec | None = None,
         memory_limit: int | None = None,
     ) -> Self:
-        """The data set in a file (`.npz`, `.hdf5`, `.h5`) or of a Minari id, checked.
+        """Load and check a file (`.npz`, `.hdf5`, `.h5`) or a Minari data set.
 
-        `kind` (`npz`, `hdf5`, `minari`) is for a file with another ending; `download` lets a Minari data set be
-        fetched. A file that does not tell its action space needs one, as for `from_arrays`.
+        `kind` (`npz`, `hdf5`, `minari`) is needed for files with another suffix; `download` allows to download a
+        Minari data set. If the file does not declare its action space, pass it as in `from_arrays`.
         """
         with read_columns(place, kind, download=download) as columns:
             if action_low is not None or action_high is not None or num_actions:
@@ -147,7 +146,7 @@ class TransitionDataset:
         rows: NDArray[np.float32] | None = None,
         extras: tuple[Column, ...] = (),
     ) -> Self:
-        """Check and pack the columns of a file; `spaces` are the environment's, if there is one.
+        """Check and pack columns; `spaces` are the environment's, if there is one.
 
         They are packed into `rows`, by default new memory or a temporary file. `extras` only leaves room for
         these columns (see `filled`).
@@ -180,17 +179,17 @@ class TransitionDataset:
         return self._view(self.rows[index])
 
     def _view(self, rows: NDArray[np.float32]) -> TransitionBatch:
-        """Columns that share the memory of `rows` (discrete actions excepted)."""
+        """Columns that share the memory of `rows` (except discrete actions)."""
         return self.layout.unpack(as_tensor(rows))
 
     def rows_on(self, device: torch.device, room: int | None = None) -> Tensor:
-        """All rows on a device, if they fit into its room (null: most of what is free); else where they are."""
+        """All rows on a device if they fit into `room` bytes (None: most free memory), else where they are."""
         rows = as_tensor(self.rows)
         fits = device.type == "cpu" or rows.nbytes <= (room_on_gpu(device) if room is None else room)
         return rows.to(device) if fits else rows
 
     def source(self, generator: torch.Generator, rows: Tensor | None = None) -> TensorSource:
-        """Batches drawn by `generator`, uniformly or by the weights of a mixture; `rows` are those of `rows_on`."""
+        """A source of batches, uniform or by the weights of a mixture; `rows` are those of `rows_on`."""
         rows = self.rows_on(generator.device) if rows is None else rows
         ahead = read_ahead(self.rows) if rows.device.type == "cpu" else None
         if self.parts:
@@ -198,15 +197,15 @@ class TransitionDataset:
         return TensorSource(rows, self.layout, generator, ahead)
 
     def fingerprint(self) -> str:
-        """A checksum of every number in the rows: data that changed between two runs are noticed."""
+        """A checksum of all rows."""
         if self.checksum is not None:
             return self.checksum
         return _checksum(self.rows[chunk] for chunk in chunks(0, len(self), _CHUNK_ROWS))
 
     def as_raw(self) -> Self:
-        """This data set with `raw` set to its own rows. Every data set made of it keeps `raw`.
+        """This data set with `raw` set to its own rows; transforms keep `raw`.
 
-        Extra columns do not count: all learners that load a file get the same `raw`.
+        Extra columns are ignored, so that `raw` is the same for all learners.
         """
         if not self.extras:
             known = self.fingerprint()
@@ -216,7 +215,7 @@ class TransitionDataset:
         return replace(self, raw=RawRows(len(self), found))
 
     def columns(self) -> Columns:
-        """The transitions in the environment's units, to be written to a file."""
+        """The transitions in the environment's units, for writing a file."""
         spaces, view = self.spaces, self._view(self.rows)
         timeouts = np.zeros(len(self), np.bool_)
         timeouts[self.episode_ends] = True
@@ -239,7 +238,7 @@ class TransitionDataset:
         )
 
     def observation_moments(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Mean and standard deviation of each observation component, `[O]` each, of rows as they are drawn."""
+        """Mean and standard deviation of each observation component, `[O]` each, by the sampling weights."""
         return moments_of(self)
 
     def episode_returns(self, discount: float = 1.0) -> NDArray[np.float64]:
@@ -258,7 +257,7 @@ class TransitionDataset:
         return self._changed(rows, reward_map=(scale * before[0], scale * before[1] + shift))
 
     def with_return_range(self, span: float = RETURN_RANGE, *, in_place: bool = False) -> Self:
-        """Rewards scaled so that the best and the worst return are `span` apart (IQL on locomotion)."""
+        """Scale rewards so that the range of the returns is `span` (IQL on locomotion)."""
         returns = self.episode_returns()
         width = float(returns.max() - returns.min())
         if width <= 0:
@@ -269,7 +268,7 @@ class TransitionDataset:
         return self.with_rewards(scale=span / width, in_place=in_place)
 
     def top_fraction(self, fraction: float, *, in_place: bool = False) -> Self:
-        """The best `fraction` of the episodes (at least one) by their return discounted with 0.99."""
+        """The best `fraction` of the episodes (at least one) by return, discounted with 0.99."""
         if not 0 < fraction <= 1:
             raise ConfigError(f"top_fraction must be in (0, 1], got {fraction}", key="top_fraction")
         if fraction == 1:
@@ -289,7 +288,7 @@ class TransitionDataset:
         )
 
     def with_next_actions(self) -> Self:
-        """Rows that also hold the data's action in their next observation, which is the following row's.
+        """Add the data's action in the next observation, which is that of the following row.
 
         The last row of a terminated episode gets its own action, which `dones` masks. The last row of a cut
         episode is left out.
@@ -297,10 +296,7 @@ class TransitionDataset:
         return self.with_extras((NEXT_ACTIONS,))
 
     def with_extras(self, extras: tuple[Column, ...]) -> Self:
-        """Rows that also hold the columns `extras`, computed from the present rewards.
-
-        Rows that lack one of them are left out.
-        """
+        """Add the columns `extras`, computed from the present rewards; rows that lack one of them are left out."""
         if set(extras) <= set(self.extras):
             return self
         if self.extras:
@@ -334,18 +330,18 @@ class TransitionDataset:
         )
 
     def _room(self, count: int, in_place: bool) -> NDArray[np.float32]:
-        """Where `count` rows that come of these are written; `in_place` this data set is of no use afterwards."""
+        """Memory for `count` transformed rows; `in_place` invalidates this data set."""
         return self.rows if in_place else allocate_rows(self.name, count, self.layout.width, self.memory_limit)
 
     def _changed(self, rows: NDArray[np.float32], **changes: Any) -> Self:
-        """A data set of other rows, whose checksum nobody knows yet."""
+        """This data set with other rows."""
         return replace(self, rows=rows, checksum=None, **changes)
 
     def _remaining_parts(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Part, ...]:
-        """The parts of a mixture after rows were left out; `lengths` remain of the episodes that began at `starts`.
+        """The parts of a mixture after rows were left out; episodes that began at `starts` now have `lengths`.
 
-        A part's weight shrinks with its rows, so that what was kept of a row-uniform mixture is drawn uniformly;
-        an empty part leaves the mixture.
+        The weight of a part is reduced in proportion to its rows, so that a row-uniform mixture stays uniform.
+        Empty parts are removed.
         """
         if not self.parts:
             return ()
@@ -366,7 +362,7 @@ class TransitionDataset:
         return starts, self.episode_ends - starts + 1
 
     def viewed_chunks(self, start: int = 0, stop: int | None = None) -> Iterator[TransitionBatch]:
-        """Columns of consecutive rows, few enough to be worked on in memory."""
+        """The columns in chunks of consecutive rows."""
         for chunk in chunks(start, len(self) if stop is None else stop, _CHUNK_ROWS):
             yield self._view(self.rows[chunk])
 

@@ -1,4 +1,4 @@
-"""Whole episodes of a data set: where they are, which are held out, and which a bootstrap draws."""
+"""Episodes of a data set: their rows, held-out episodes, and bootstrap resamples."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Episodes(NamedTuple):
 
     @property
     def ends(self) -> Numbers:
-        """The last row of each."""
+        """The last row of each episode."""
         return self.starts + self.lengths - 1
 
     @classmethod
     def of(cls, dataset: TransitionDataset, purpose: str) -> Episodes:
-        """The episodes of `dataset`, at least two; `purpose` is what needs them."""
+        """The episodes of `dataset`, at least two; errors name `purpose`."""
         ends = dataset.episode_ends
         if len(ends) < 2:
             found = "there is only one" if len(ends) else "its rows do not follow each other"
@@ -44,16 +44,16 @@ class Episodes(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The two parts of a data set."""
+    """Training and held-out episodes of a data set."""
 
     training: TransitionDataset
     held_out: TransitionDataset
 
 
 def hold_out(dataset: TransitionDataset, fraction: float) -> Split:
-    """`dataset` without a `fraction` of its episodes (at least one), drawn at random, and these.
+    """Split off a random `fraction` of the episodes (at least one).
 
-    Which ones depends on nothing but how many there are: every run, and whoever judges it, holds out the same.
+    The choice depends only on the number of episodes, so that training and evaluation hold out the same ones.
     """
     if not 0 < fraction < 1:
         raise ConfigError(f"validation_fraction must be in (0, 1), got {fraction}", key="validation_fraction")
@@ -67,7 +67,7 @@ def hold_out(dataset: TransitionDataset, fraction: float) -> Split:
 
 
 def with_episodes(dataset: TransitionDataset, chosen: Numbers, note: str) -> TransitionDataset:
-    """The episodes whose numbers are `chosen`, in rising order."""
+    """The episodes with the ascending indices `chosen`."""
     starts, lengths = (column[chosen] for column in Episodes.of(dataset, "choosing episodes"))
     ends = np.cumsum(lengths)
     rows = allocate_rows(dataset.name, int(ends[-1]), dataset.layout.width, dataset.memory_limit)
@@ -80,41 +80,40 @@ def with_episodes(dataset: TransitionDataset, chosen: Numbers, note: str) -> Tra
 
 @dataclass(frozen=True)
 class Resample:
-    """As many episodes as there are, drawn with replacement: how often each, and where the rows lie.
+    """A bootstrap resample: as many episodes as the data set has, drawn with replacement.
 
-    Positions count the rows of all drawn episodes, one after the other; nothing is copied, and a bootstrap takes
-    memory for its episodes, not for their rows.
+    Positions count the rows of all drawn episodes in order. No rows are copied.
     """
 
-    counts: Tensor  # [E], float64
+    counts: Tensor  # [E], how often each episode was drawn, float64
     edges: Tensor  # [E], the position after the last row of each drawn episode
-    shifts: Tensor  # [E], from a position in it to its row
+    shifts: Tensor  # [E], difference between a row and its position
 
     @classmethod
     def of(cls, episodes: Episodes, drawn: Numbers, device: torch.device) -> Resample:
-        """The resample that consists of the episodes `drawn`."""
+        """The resample of the episodes `drawn`."""
         edges = np.cumsum(episodes.lengths[drawn])
         shifts = episodes.starts[drawn] - (edges - episodes.lengths[drawn])
         counts = np.bincount(drawn, minlength=len(episodes.starts)).astype(np.float64)
         return cls(*(torch.from_numpy(one).to(device) for one in (counts, edges, shifts)))
 
     def to(self, device: torch.device) -> Resample:
-        """The same on another device."""
+        """This resample on another device."""
         return Resample(self.counts.to(device), self.edges.to(device), self.shifts.to(device))
 
     @property
     def size(self) -> int:
-        """Rows of all drawn episodes; reads from the device."""
+        """Number of rows of all drawn episodes; reads from the device."""
         return int(self.edges[-1])
 
     def rows_at(self, positions: Tensor) -> Tensor:
-        """The rows of the data set at `positions`, of any shape; reads nothing back."""
+        """Indices of the rows at `positions`, of any shape; does not read from the device."""
         drawn = torch.searchsorted(self.edges, positions.contiguous(), right=True)
         return positions + self.shifts[drawn]
 
 
 def resamples(episodes: Episodes, count: int, rng: np.random.Generator, device: torch.device) -> list[Resample]:
-    """`count` bootstraps over episodes; a single one is the data as they are."""
+    """`count` bootstrap resamples of the episodes; for one, the original episodes."""
     total = len(episodes.starts)
     if count == 1:
         return [Resample.of(episodes, np.arange(total), device)]

@@ -1,4 +1,4 @@
-"""Functions that compute the extra columns of rows from whole episodes: one for each column."""
+"""Functions that compute the extra columns of rows, one for each column."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Filled(NamedTuple):
-    """The values of an extra column, `values(index)` for rows `index [n]`.
+    """An extra column: `values(index)` for rows `index [n]`.
 
-    `lacking` rows at the ends of episodes have none and are left out; `reason` is why.
+    `lacking` rows, at the ends of episodes, have no value and are left out for `reason`.
     """
 
     values: Callable[[NDArray[np.int64]], NDArray[Any]]
@@ -27,7 +27,7 @@ class Filled(NamedTuple):
 
 
 def next_actions(data: TransitionDataset) -> Filled:
-    """The data's action in the next observation, which is the following row's.
+    """The action of the following row.
 
     The last row of a terminated episode gets its own action, which `dones` masks. The last row of a cut episode
     lacks one.

@@ -1,4 +1,4 @@
-"""`DatasetConfig`, the keys of `algo_kwargs` that say which data to learn from, and `load_dataset`."""
+"""`DatasetConfig`, the keys of `algo_kwargs` for the data set, and `load_dataset`."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ Collect = Callable[[int, int], TransitionDataset]
 
 
 class DatasetChoice(Settings):
-    """Where one data set comes from."""
+    """The source of one data set."""
 
     dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None = None
-    """where the data comes from; `random` collects it from the environment; null: given to `learn(dataset=…)`"""
+    """source of the data; `random` collects it from the environment; null: passed to `learn(dataset=…)`"""
     dataset_path: PathText | None = None
-    """file of kind `npz` or `hdf5`"""
+    """path of the `npz` or `hdf5` file"""
     dataset_id: str | None = None
-    """Minari id"""
+    """id of the Minari data set"""
     dataset_download: bool = False
-    """let a Minari data set that is not on this machine be fetched"""
+    """download the Minari data set if it is not on this machine"""
     dataset_size: PositiveInt = 10_000
-    """transitions to collect (`random`)"""
+    """number of transitions to collect (`random`)"""
     dataset_seed: NonNegativeInt = 0
-    """seed of the collecting (`random`)"""
+    """seed for collecting (`random`)"""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -70,7 +70,7 @@ class DatasetChoice(Settings):
         return self
 
     def files(self) -> list[Path]:
-        """The files that the data come from; none where they are collected."""
+        """The source files; empty if the data are collected."""
         if self.dataset_kind == "minari":
             assert self.dataset_id is not None
             folder = minari_folder(self.dataset_id)
@@ -78,7 +78,7 @@ class DatasetChoice(Settings):
         return [] if self.dataset_path is None else [Path(self.dataset_path).expanduser()]
 
     def open(self, collect: Collect | None) -> Columns | TransitionDataset:
-        """The columns of the file, to be closed after use, or transitions that were collected."""
+        """The columns of the file, which the caller must close, or collected transitions."""
         if self.dataset_kind is None:
             raise ConfigError(
                 "dataset_kind is missing: set it with dataset_path or dataset_id, give learn(dataset=…), or ask "
@@ -99,44 +99,46 @@ class DatasetChoice(Settings):
 
 
 class WeightedChoice(DatasetChoice):
-    """One part of a mixture and its share of each batch."""
+    """One part of a mixture."""
 
     weight: PositiveFloat = 1.0
-    """share of each batch, relative to the other data sets"""
+    """sampling weight, relative to the other data sets"""
 
 
 class DatasetConfig(DatasetChoice):
-    """The data to learn from and what is done to it.
+    """The data set of a run and its transforms.
 
-    The best episodes are chosen first (`top_fraction`), then rewards are scaled by the range of the returns
-    that remain, by `reward_scale`, and shifted. `normalize_observations` is done by the model, with the
-    moments of the data; `action_low` and `action_high`, or `num_actions`, stand in for an environment.
+    The best episodes are selected first (`top_fraction`). Then rewards are scaled by the range of the remaining
+    returns and by `reward_scale`, and shifted. The model normalises observations by the moments of the data.
+    `action_low` and `action_high`, or `num_actions`, define the action space if there is no environment.
     """
 
     datasets: Annotated[tuple[WeightedChoice, ...], BeforeValidator(list_as_tuple)] = ()
-    """several of such, mixed; each with the keys above and a `weight`"""
+    """several data sets to mix; each has the keys above and a `weight`"""
     normalize_observations: Rows[bool] = False
-    """by the mean and deviation of the data as drawn; stored with the policy, and fixed while RLPD collects"""
+    """normalise by the mean and std of the data, which are stored with the policy (RLPD: fixed during training)"""
     reward_scale: Rows[PositiveFloat] = 1.0
-    """factor on rewards; RLPD applies it to new experience too"""
+    """factor of the rewards; RLPD applies it to new experience too"""
     reward_shift: Rows[float] = 0.0
     """added to rewards after scaling; RLPD adds it to new experience too"""
     reward_range_scaling: Rows[bool] = False
     """scale rewards so that episode returns span 1000, as IQL does"""
     top_fraction: Rows[Annotated[float, Field(gt=0, le=1)]] = 1.0
-    """keep the best share of the episodes by return discounted with 0.99"""
+    """keep this fraction of the episodes, the best by return discounted with 0.99"""
     action_low: Floats | None = None
-    """action bounds where neither environment nor file tells them"""
+    """lower action bounds, if neither the environment nor the file has them"""
     action_high: Floats | None = None
-    """with `action_low`"""
+    """upper action bounds, with `action_low`"""
     num_actions: PositiveInt | None = None
-    """number of discrete actions where neither tells it; null means the largest in the data plus one"""
+    """number of discrete actions, if neither has it; null means the largest index in the data plus one"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        # Records of runs that were made while `random` was the default have it beside `datasets`.
+        # Records of runs from the time when `random` was the default have both `random` and `datasets`.
         if self.datasets and self.dataset_kind not in (None, "random"):
-            raise ValueError("datasets cannot stand beside dataset_kind, dataset_path or dataset_id; list them all")
+            raise ValueError(
+                "datasets excludes dataset_kind, dataset_path and dataset_id; list all data sets there"
+            )
         if self.num_actions is not None and self.action_low is not None:
             raise ValueError("num_actions is for discrete actions, action_low for continuous ones; leave one out")
         if (self.action_low is None) != (self.action_high is None):
@@ -153,7 +155,7 @@ class DatasetConfig(DatasetChoice):
         return self
 
     def with_bounds(self, columns: Columns) -> Columns:
-        """`columns` with the action space of the configuration, which must not contradict the file's."""
+        """`columns` with the configured action space, which must not contradict that of the file."""
         if self.num_actions is not None:
             return with_action_space(columns, None, None, self.num_actions, columns.start)
         if self.action_low is None:
@@ -161,7 +163,7 @@ class DatasetConfig(DatasetChoice):
         return with_action_space(columns, self.action_low, self.action_high)
 
     def transform(self, dataset: TransitionDataset, *, in_place: bool = False) -> TransitionDataset:
-        """The chosen episodes with their rewards scaled and shifted; `in_place` uses the rows of `dataset` up."""
+        """Select episodes, then scale and shift rewards; `in_place` overwrites the rows of `dataset`."""
         dataset = dataset.top_fraction(self.top_fraction, in_place=in_place)
         if self.reward_range_scaling:
             dataset = dataset.with_return_range(in_place=in_place)
@@ -170,16 +172,16 @@ class DatasetConfig(DatasetChoice):
         return dataset
 
     def choices(self) -> Sequence[DatasetChoice]:
-        """Where the data sets come from: one, or those of a mixture."""
+        """The sources: one, or those of a mixture."""
         return self.datasets or (self,)
 
     def folder(self) -> Path | None:
-        """The folder from which relative paths are looked up; None if there are none."""
+        """The folder that relative paths refer to; None if all paths are absolute."""
         paths = [Path(choice.dataset_path) for choice in self.choices() if choice.dataset_path is not None]
         return None if all(path.is_absolute() for path in paths) else Path.cwd()
 
     def identity(self) -> dict[str, Any]:
-        """All settings that decide which rows are made of the files."""
+        """All settings, apart from the source files, that the rows depend on."""
         whole = self.model_dump(exclude={"normalize_observations", *DatasetChoice.model_fields, "datasets"})
         return whole | {"weights": [choice.weight for choice in self.datasets]}
 
@@ -192,12 +194,12 @@ def load_dataset(
     extras: tuple[Column, ...] = (),
     budgets: MemoryBudget | None = None,
 ) -> TransitionDataset:
-    """The data set a configuration describes, checked, mixed and transformed, with the columns `extras`.
+    """Load, check, mix and transform the configured data set, and add the columns `extras`.
 
-    `spaces` are the environment's and are checked against the data; without an environment they come from
-    `action_low` and `action_high` or `num_actions`, Minari's space or the file. `collect(size, seed)` makes the
-    `random` kind. With `budgets`, rows that host memory has no room for are packed into a file beside the data,
-    once.
+    `spaces` are the environment's and are checked against the data. Without an environment, the action space is
+    given by `action_low` and `action_high`, by `num_actions`, by Minari or by the file. `collect(size, seed)` makes
+    the data of kind `random`. With `budgets`, rows that exceed host memory are packed once into a file next to the
+    data.
     """
     packed_file = None if budgets is None else _packed_file(config, spaces, extras, budgets)
     if budgets is not None and packed_file is not None and (found := packed_file.find()) is not None:
@@ -243,5 +245,5 @@ def _packed_file(
 
 
 def _name(config: DatasetConfig) -> str:
-    """What a data set that is read from files is called."""
+    """The name of a data set from files."""
     return " + ".join(str(choice.files()[0]) for choice in config.choices())

@@ -1,10 +1,9 @@
-"""Packed rows in a file that is made once beside the data, mapped into memory and sampled from.
+"""Packed rows in a memory-mapped file, which is made once and stored next to the data.
 
-A file is a page of JSON, the rows, the last row of each episode, and JSON about them. It says of which data and
-settings its rows are (`identity`), how long it is, and when it was modified: whatever has been cut, replaced or
-written to since is not taken for whole, and is made again. It gets its name only when it is complete. Who makes it
-holds a lock on the unfinished file, so that a second process waits for the first instead of making its own, and
-takes over what a killed one has left.
+A file contains a page of JSON, the rows, the last row of each episode, and JSON about them. The first page has the
+`identity` of the data and settings, the sizes, and the time of modification; a truncated or modified file is
+rejected and rebuilt. The file is renamed to its final name when it is complete. The process that writes it locks
+the unfinished file; a second process waits for the lock, and reuses the file of a killed process.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from rl_training.experiment.files import decode_json, encode_json, failpoint, sy
 from rl_training.platforms import POSIX, flags, lock, unlock
 
 _FORMAT = "rl-training rows 1"
-_HEADER = 4096  # rows begin on a page of their own
+_HEADER = 4096  # rows begin at a page boundary
 _SAFELY = flags("O_NOFOLLOW", "O_CLOEXEC")
 
 
 class Contents(NamedTuple):
-    """What a packed file holds: rows `[n, width]`, the last row of each episode, and plain data about them."""
+    """Contents of a packed file: rows `[n, width]`, the last row of each episode, and plain data about them."""
 
     rows: NDArray[np.float32]
     episode_ends: NDArray[np.int64]
@@ -44,11 +43,11 @@ class Contents(NamedTuple):
 
 
 class UnusableFolder(Exception):
-    """A packed file cannot be made here; the text says why."""
+    """A packed file cannot be written to this folder."""
 
 
 def open_packed(path: Path, identity: str) -> Contents | None:
-    """The contents of a packed file, if there is a whole one of just this identity."""
+    """The contents of a packed file, or None if it is missing, incomplete, or has another identity."""
     try:
         with path.open("rb") as file:
             header = decode_json(file.read(_HEADER).rstrip(b"\0"))
@@ -77,9 +76,9 @@ def make_packed(
     fill: Callable[[NDArray[np.float32]], Contents],
     wait: Callable[[str], None] = lambda text: None,
 ) -> Contents:
-    """Make a packed file with room for `shape` rows, of which `fill` leaves the first ones in use.
+    """Make a packed file with room for `shape` rows; `fill` writes them and may use only the first ones.
 
-    Where another process is making the same, `wait` is told, and its file is taken.
+    If another process is making the same file, this one calls `wait` with a message and then uses that file.
     """
     if not POSIX:
         raise UnusableFolder(f"{path.parent}: packed files of rows need a POSIX system (Linux, macOS)")
@@ -93,7 +92,7 @@ def make_packed(
         try:
             with _problems_of(path.parent):
                 rows = _room(handle, shape)
-            contents = fill(rows)  # what is wrong with the data is not the folder's fault
+            contents = fill(rows)  # an error in the data is not a problem of the folder
             with _problems_of(path.parent):
                 _complete(handle, identity, contents)
                 failpoint(f"before rename {path.name}")
@@ -110,18 +109,18 @@ def make_packed(
 
 @contextmanager
 def _claimed(temporary: Path, wait: Callable[[str], None]) -> Iterator[int]:
-    """An open, locked, unfinished file; one that a killed process left is taken over."""
+    """Open and lock the unfinished file; reuses that of a killed process."""
     with _problems_of(temporary.parent):
         handle = _lock(temporary, wait)
     try:
         yield handle
     finally:
-        unlock(handle)  # a mapping of the file has a handle of its own, which may be kept
+        unlock(handle)  # a mapping of the file keeps its own handle
         os.close(handle)
 
 
 def _lock(temporary: Path, wait: Callable[[str], None]) -> int:
-    told = False
+    waited = False
     temporary.parent.mkdir(parents=True, exist_ok=True)
     while True:
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | _SAFELY, 0o644)
@@ -129,9 +128,9 @@ def _lock(temporary: Path, wait: Callable[[str], None]) -> int:
             try:
                 lock(handle)
             except BlockingIOError:
-                if not told:
+                if not waited:
                     wait(f"{temporary.parent}: another process is packing the same rows; waiting for it")
-                told = True
+                waited = True
                 lock(handle, wait=True)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(handle), temporary.stat()):
@@ -139,11 +138,11 @@ def _lock(temporary: Path, wait: Callable[[str], None]) -> int:
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # who had the lock has finished and renamed the file, or removed it
+        os.close(handle)  # the process with the lock has renamed or removed the file
 
 
 def _room(handle: int, shape: tuple[int, int]) -> NDArray[np.float32]:
-    """Rows to be written, for which the disk has the room: a hole in a mapped file would be fatal there."""
+    """Rows in the file, with disk space reserved: writing to a hole of a mapped file on a full disk is fatal."""
     size = _HEADER + shape[0] * shape[1] * 4
     os.ftruncate(handle, 0)
     if hasattr(os, "posix_fallocate"):
@@ -155,7 +154,7 @@ def _room(handle: int, shape: tuple[int, int]) -> NDArray[np.float32]:
 
 
 def _complete(handle: int, identity: str, contents: Contents) -> None:
-    """Write what stands around the rows; the header, without which nothing is taken for whole, last of all."""
+    """Write everything except the rows; the header, without which the file is invalid, is written last."""
     rows, ends, about = contents
     if isinstance(rows, np.memmap):
         rows.flush()
@@ -165,7 +164,7 @@ def _complete(handle: int, identity: str, contents: Contents) -> None:
     while tail:
         written = os.pwrite(handle, tail, place)
         tail, place = tail[written:], place + written
-    modified = int(time.time()) // 2 * 2  # whole, even seconds: every file system can keep them
+    modified = int(time.time()) // 2 * 2  # even seconds, which every file system can store
     header = {
         "format": _FORMAT,
         "identity": identity,
@@ -187,8 +186,8 @@ def _remove(path: Path) -> None:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Unfinished files of the same data under other settings, which a killed process left: nobody holds them."""
-    data = path.name.rsplit(".", 2)[0]  # a name ends in what its settings are known by, and .rows
+    """Remove unlocked, unfinished files of the same data with other settings, left by killed processes."""
+    data = path.name.rsplit(".", 2)[0]  # a name ends in a hash of the settings and .rows
     for left in path.parent.glob(f".tmp-{glob.escape(data)}.??????????.rows"):
         with contextlib.suppress(OSError):
             handle = os.open(left, os.O_RDWR | _SAFELY)
@@ -201,7 +200,7 @@ def _remove_abandoned(path: Path) -> None:
 
 @contextmanager
 def _problems_of(folder: Path) -> Iterator[None]:
-    """Turns an error of the system into `UnusableFolder`."""
+    """Convert an `OSError` to `UnusableFolder`."""
     try:
         yield
     except OSError as error:
@@ -209,7 +208,7 @@ def _problems_of(folder: Path) -> Iterator[None]:
 
 
 def as_tensor(rows: NDArray[np.float32]) -> Tensor:
-    """A tensor in the memory of `rows`, which nobody writes to where they are mapped for reading."""
+    """A tensor that shares the memory of `rows`; callers must not write to it if they are mapped for reading."""
     if rows.flags.writeable:
         return torch.from_numpy(rows)
     with warnings.catch_warnings():
@@ -218,7 +217,7 @@ def as_tensor(rows: NDArray[np.float32]) -> Tensor:
 
 
 class ReadAhead:
-    """Asks the system to bring rows of a mapped file into memory, without waiting for them."""
+    """Asks the system to load rows of a mapped file into memory, without waiting."""
 
     def __init__(self, rows: np.memmap[Any, Any]) -> None:
         assert rows.filename is not None
@@ -232,12 +231,12 @@ class ReadAhead:
 
 
 def read_ahead(rows: NDArray[np.float32]) -> ReadAhead | None:
-    """For rows that are mapped from a file with a name, where the system can; it is read at random from now on."""
+    """A `ReadAhead` for rows of a named mapped file if the system supports it; advises random access."""
     if not isinstance(rows, np.memmap) or not rows.filename or not hasattr(os, "posix_fadvise"):
         return None
     mapping = rows._mmap  # type: ignore[attr-defined]
     if hasattr(mapping, "madvise"):
-        mapping.madvise(mmap.MADV_RANDOM)  # a fault should not read the neighbours, which nobody asked for
-    with contextlib.suppress(OSError):  # replaced or removed since it was mapped, which harms nobody
+        mapping.madvise(mmap.MADV_RANDOM)  # a page fault should not read neighbouring pages
+    with contextlib.suppress(OSError):  # the file was replaced or removed; the mapping is still valid
         return ReadAhead(rows)
     return None

@@ -22,7 +22,7 @@ def mix(
 ) -> TransitionDataset:
     """A mixture of data sets: each row of a batch is drawn from a part with probability `weight / sum(weights)`.
 
-    `rows`, if given, hold those of all components already, one after the other.
+    `rows`, if given, already contain those of all components in order.
     """
     if not components:
         raise ConfigError("datasets: at least one data set is needed", key="datasets")
@@ -64,6 +64,6 @@ def mix(
 
 
 def require_same_spaces(name: str, spaces: SpaceSpec, other_name: str, other: SpaceSpec) -> None:
-    """Refuse to mix data sets of different spaces."""
+    """Raise if two data sets to mix have different spaces."""
     if difference := spaces.difference(other, "the first has", "the second has"):
         raise DatasetError(f"{name} and {other_name} cannot be mixed: {difference}")

@@ -1,7 +1,7 @@
-"""Raw columns to packed rows, in one pass, in memory or in a memory-mapped file.
+"""Packs raw columns into rows, in one pass, in memory or in a memory-mapped file.
 
-Rows that exceed the memory limit are kept in an unnamed file of the temporary directory (`TMPDIR`): the
-system frees it when the rows are no longer used or the process ends, however it ends.
+Rows that exceed the memory limit are stored in an unnamed file in the temporary directory (`TMPDIR`). The system
+frees it when the rows are no longer used or the process ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rl_training.spaces import SpaceSpec
 
 
 class Packed(NamedTuple):
-    """Rows, the index of each episode's last row (none if unordered), and remarks for a reader."""
+    """Rows, the index of each episode's last row (empty if unordered), and notes for the user."""
 
     rows: NDArray[np.float32]
     episode_ends: NDArray[np.int64]
@@ -32,7 +32,7 @@ class Packed(NamedTuple):
 
 
 def allocate_rows(name: str, count: int, width: int, memory_limit: int | None = None) -> NDArray[np.float32]:
-    """Room for `count` rows: memory up to the limit (default: half of what is free), else a mapped file."""
+    """Allocate `count` rows: memory up to the limit (default: half of the free memory), else a mapped file."""
     needed = count * width * 4
     limit = available_memory() // 2 if memory_limit is None else memory_limit
     if needed <= limit:
@@ -46,13 +46,13 @@ def allocate_rows(name: str, count: int, width: int, memory_limit: int | None = 
             "or use fewer rows"
         )
     with tempfile.TemporaryFile() as file:
-        if hasattr(os, "posix_fallocate"):  # writing into a hole of a mapped file is fatal on a full disk
+        if hasattr(os, "posix_fallocate"):  # writing to a hole of a mapped file is fatal on a full disk
             os.posix_fallocate(file.fileno(), 0, needed)
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(count, width))
 
 
 class Linked(NamedTuple):
-    """A block whose next observations are known."""
+    """A block with its next observations."""
 
     block: Block
     next_obs: NDArray[np.float32]
@@ -62,13 +62,14 @@ class Linked(NamedTuple):
 class Walk:
     """One pass over columns that checks every row and finds the episodes.
 
-    Where the columns have no `next_observations`, these are the following row's observations. The last row of an
-    episode that did not terminate then has none and is not kept; a terminal row gets its own, which is masked.
-    After the pass, `ends` and `kept` have a flag per row of the columns, and `chaining.ordered()` its verdict.
+    If the columns have no `next_observations`, the following row's observations are used. The last row of an
+    episode that did not terminate then has none and is not kept; a terminal row gets its own observation, which is
+    masked. After the pass, `ends` and `kept` have a flag per row of the columns, and `chaining.ordered()` can be
+    called.
     """
 
     def __init__(self, columns: Columns, spaces: SpaceSpec, faults: list[DatasetError] | None = None) -> None:
-        """`faults` collects what is wrong with the rows, instead of the first one being raised."""
+        """If `faults` is given, errors in rows are collected there; otherwise the first one is raised."""
         self.columns = columns
         self.checker = Checker(columns.name, spaces, faults)
         self.chaining = Chaining(columns)
@@ -76,7 +77,7 @@ class Walk:
         self.kept = np.ones(len(columns), np.bool_)
 
     def __iter__(self) -> Iterator[Linked]:
-        carried: Block | None = None  # the last row so far, which needs its successor
+        carried: Block | None = None  # the last row so far, which needs the next one
         for first, raw in self.columns.read_chunks():
             block = self.checker.block(first, raw)
             if carried is not None:
@@ -101,9 +102,9 @@ class Walk:
 
 
 def faults_of(columns: Columns, spaces: SpaceSpec) -> list[DatasetError]:
-    """What is wrong with the rows of `columns`, in order, and if the numbers are right, with their episodes.
+    """The errors in the rows of `columns`, in order; if there are none, the error in their episodes.
 
-    The pass ends after a chunk with more than `MOST_FAULTS`.
+    Stops after the chunk in which their number exceeds `MOST_FAULTS`.
     """
     faults: list[DatasetError] = []
     walk = Walk(columns, spaces, faults)

@@ -1,7 +1,7 @@
-"""Where the packed rows of a run live: on the GPU, in host memory, or in a packed file beside the data.
+"""Where the packed rows of a run are stored: on the GPU, in host memory, or in a packed file next to the data.
 
-The first place that has the room is taken; what is drawn from the rows is the same in all of them. `MemoryBudget`
-is how much room there is, `PackedFile` where the packed file of some data and settings is stored, and its identity.
+The first of these with enough room is used; minibatches are the same in all cases. `MemoryBudget` limits the
+memory, `PackedFile` is the location and identity of the packed file of some data and settings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rl_training.experiment.files import encode_json
 from rl_training.memory import available_memory, human_bytes, room_on_gpu
 from rl_training.platforms import user_id
 
-# What is read of a source beside its size and time: its ends and some blocks in between.
+# Blocks of a source file that are part of its identity: both ends and some in between.
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 _log = logging.getLogger(__name__)
@@ -35,9 +35,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Bytes that rows may take on the device that trains and in host memory; None: what is free, less a margin.
+    """Bytes for rows on the training device and in host memory; None: the free memory, less a margin.
 
-    `spare` is a folder for packed files that cannot stand beside their data.
+    `spare` is a folder for packed files that cannot be stored next to their data.
     """
 
     device: torch.device
@@ -46,25 +46,25 @@ class MemoryBudget:
     spare: Path | None = None
 
     def on_device(self) -> int:
-        """Room on a GPU."""
+        """Bytes available on the GPU."""
         free: int = torch.cuda.mem_get_info(self.device)[0]
         return room_on_gpu(self.device) if self.device_memory is None else min(self.device_memory, free)
 
     def after(self, rows: Tensor) -> MemoryBudget:
-        """What is left of the budget of the device once `rows` are where they are."""
+        """The remaining budget once `rows` are stored."""
         if self.device_memory is None or rows.device.type == "cpu":
             return self
         return replace(self, device_memory=max(0, self.device_memory - rows.nbytes))
 
     def on_host(self) -> int:
-        """Room in host memory: half of what is free, unless told otherwise."""
+        """Bytes available in host memory; by default half of the free memory."""
         free = available_memory()
         return free // 2 if self.host_memory is None else min(self.host_memory, free)
 
     def remarks(self, data: NDArray[np.float32], rows: Tensor) -> tuple[str, ...]:
-        """One line: where rows that were loaded as `data` live now, and why there.
+        """One line about where the rows of `data` are stored and why.
 
-        None where they are in the memory of the device that trains, as anybody would expect, and no budget is set.
+        Empty if they are in the memory of the training device and no budget is set.
         """
         expected = rows.device.type == self.device.type and not isinstance(data, np.memmap)
         unlimited = self.device_memory is None and self.host_memory is None
@@ -84,14 +84,14 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class PackedFile:
-    """The packed file of some source files and settings, and the places where it may be, the best one first."""
+    """The packed file of some source files and settings; `places` are its possible paths, in order."""
 
     identity: str
     places: tuple[Path, ...]
 
     @classmethod
     def of(cls, sources: Sequence[Path], settings: Mapping[str, Any], spare: Path | None) -> PackedFile | None:
-        """None where a source is not there, which its reader will tell better."""
+        """The packed file, or None if a source is missing; reading that source raises a better error."""
         try:
             states = [_state(source) for source in sources]
             folder = sources[0].resolve().parent
@@ -106,12 +106,12 @@ class PackedFile:
         return cls(identity, (folder / beside, *(place / elsewhere for place in (*spares, _temporary_folder()))))
 
     def find(self) -> Contents | None:
-        """The contents of the file, if it was made before and is whole."""
+        """The contents of the file, or None if no complete file exists."""
         found = (open_packed(place, self.identity) for place in self.places if _is_ours(place))
         return next((contents for contents in found if contents is not None), None)
 
     def make(self, shape: tuple[int, int], fill: Callable[[NDArray[np.float32]], Contents], limit: int) -> Contents:
-        """Make the file in the first place that takes it; `limit` is the host memory that it does not fit into."""
+        """Make the file in the first usable place; `limit` is the host memory, for the error message."""
         problems: list[str] = []
         for place in self.places:
             try:
@@ -133,7 +133,7 @@ class PackedFile:
 
 
 def contents_of(source: Path) -> dict[str, int]:
-    """What is the same in every copy of a file: its size, and a checksum of some of its blocks."""
+    """The identity of a file's contents: its size and a checksum of some blocks."""
     with source.open("rb") as file:
         size, checksum = os.fstat(file.fileno()).st_size, 0
         for i in range(_SAMPLES):
@@ -143,7 +143,7 @@ def contents_of(source: Path) -> dict[str, int]:
 
 
 def _state(source: Path) -> dict[str, Any]:
-    """What changes when a file does: its contents and the time of its modification."""
+    """The state of a file: its contents and the time of modification."""
     return {"name": source.name, "modified": source.stat().st_mtime_ns, **contents_of(source)}
 
 
@@ -152,12 +152,12 @@ def _hash(value: Any) -> str:
 
 
 def _temporary_folder() -> Path:
-    """A folder of this user's in the system's temporary one."""
+    """This user's folder in the temporary directory."""
     return Path(tempfile.gettempdir()) / f"rl-training-{user_id()}"
 
 
 def _is_ours(place: Path) -> bool:
-    """Whether a place is beside the data, or in a folder that others cannot have put something into."""
+    """Whether a path is next to the data, or in a folder that other users cannot write to."""
     folder = place.parent
     if folder != _temporary_folder():
         return True

@@ -1,7 +1,7 @@
-"""`action_probs`: how likely each logged action was when it was taken, for importance sampling.
+"""`action_probs`: the probability of each logged action when it was taken, for importance sampling.
 
-One number per row, the behaviour policy's probability of the action it took; of discrete actions only. A file has
-them as a column; training does not look at it.
+One number per row, the behaviour policy's probability of its action; only for discrete actions. It is a column of
+the file, which training ignores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rl_training.spaces import SpaceSpec
 
 
 def require_discrete(name: str, spaces: SpaceSpec) -> None:
-    """Refuse continuous actions."""
+    """Raise if actions are continuous."""
     if not spaces.discrete:
         raise ConfigError(
             f"{name}: importance sampling is for discrete actions, and these are continuous: weights of whole "
@@ -29,7 +29,7 @@ def require_discrete(name: str, spaces: SpaceSpec) -> None:
 
 
 def read_probabilities(place: str | os.PathLike[str], spaces: SpaceSpec) -> NDArray[np.float64]:
-    """The column of a file, one number per transition that is kept of its rows, checked."""
+    """Read and check the column of a file: one number per transition that is kept."""
     with read_columns(place) as columns:
         require_discrete(columns.name, spaces)
         if ACTION_PROBS not in columns.data:
@@ -45,7 +45,7 @@ def read_probabilities(place: str | os.PathLike[str], spaces: SpaceSpec) -> NDAr
 
 
 def checked_probabilities(name: str, values: Any, rows: int | None = None) -> NDArray[np.float64]:
-    """`values` as probabilities of actions that were taken, in (0, 1]; `rows` is how many there must be."""
+    """Check probabilities of logged actions: numbers in (0, 1], one for each of `rows`."""
     found = np.asarray(values, dtype=np.float64)
     if found.ndim != 1 or rows not in (None, len(found)):
         wanted = "one number per row" if rows is None else f"{rows} numbers, one per row"

@@ -1,6 +1,6 @@
-"""The replay buffer: a ring of packed rows on the device that trains.
+"""The replay buffer: a ring buffer of packed rows on the training device.
 
-Its size is a device tensor, so a captured update keeps drawing from all that has been added since.
+Its size is a device tensor, so that a captured update samples from all rows added since.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from rl_training.data.transitions import RowLayout
 
 
 class PinnedStaging:
-    """The newest rows of a ring on a GPU, in host memory that the GPU reads when the next update begins.
+    """The newest rows of a ring buffer on a GPU, in pinned host memory until the next update copies them.
 
-    Writing them into the ring is a part of that update, of a captured one too: then a step needs no call of its own
-    for it. Made again it changes nothing, because they are written where they are already.
+    The copy is part of the update, also of a captured one, so that a step needs no separate call. It is idempotent:
+    a replay writes the same rows to the same slots.
     """
 
     def __init__(self, ring: Tensor, size: Tensor, count: int) -> None:
-        """`count` rows arrive together."""
+        """`count`: rows per `put`."""
         self._ring, self._size, self.count = ring, size, count
         width = ring.shape[1]
-        # Slots and size, then the rows: all of it in one transfer.
+        # Slots and size, then the rows, in one transfer.
         self._host = torch.zeros(count + 1 + (count * width + 1) // 2, dtype=torch.int64, pin_memory=True)
         self._there = self._host.to(ring.device)
         (slots, rows), (self._slots, self._rows) = (
@@ -36,7 +36,7 @@ class PinnedStaging:
         self.waiting = False
 
     def put(self, rows: NDArray[np.float32], slots: NDArray[np.int64], size: int) -> None:
-        """Let these be the newest rows, once the GPU has read those before."""
+        """Store new rows, after the GPU has read the previous ones."""
         self._read.synchronize()
         self._row_numbers[:] = rows
         self._slot_numbers[:-1] = slots
@@ -44,7 +44,7 @@ class PinnedStaging:
         self.waiting = True
 
     def write(self) -> None:
-        """Write them into the ring, on the present stream; `written` must follow, of a captured one each time."""
+        """Write the rows to the ring on the current stream; call `written` afterwards, also after each replay."""
         self._there.copy_(self._host, non_blocking=True)
         self._ring.index_copy_(0, self._slots[:-1], self._rows)
         self._size.copy_(self._slots[-1])
@@ -57,7 +57,7 @@ class PinnedStaging:
 class ReplayBuffer:
     """The newest `capacity` transitions; a `BatchSource`.
 
-    `rows` holds slot i of the ring at row i; `added` counts every row ever written, so the next slot is
+    Row i of `rows` is slot i of the ring; `added` counts all rows ever written, so the next slot is
     `added % capacity`.
     """
 
@@ -70,12 +70,14 @@ class ReplayBuffer:
         pin: bool = False,
         together: int = 1,
     ) -> None:
-        """Rows live on the generator's device; `pin` host memory that a GPU will copy from. They are added so many
-        `together` as a rule."""
+        """Rows are on the generator's device; `pin` pins host memory for copies to a GPU.
+
+        `together`: usual number of rows per `add`.
+        """
         self.capacity = capacity
         self.layout = layout
         self.generator = generator
-        # Not zeroed: the operating system then hands out memory only as the ring fills.
+        # Not zeroed, so that the operating system allocates memory only as the ring fills.
         self._rows = torch.empty((capacity, layout.width), device=generator.device, pin_memory=pin)
         self.added = 0
         self._size = torch.zeros((), dtype=torch.int64, device=generator.device)
@@ -95,14 +97,14 @@ class ReplayBuffer:
         return self._rows
 
     def _settle(self) -> None:
-        """Write what has arrived, if no update did."""
+        """Write waiting rows to the ring."""
         for arrivals in self.arrivals:
             if arrivals.waiting:
                 arrivals.write()
                 arrivals.written()
 
     def add(self, rows: NDArray[np.float32]) -> None:
-        """Append `[n, width]` rows, overwriting the oldest; a GPU is not waited for where n is the usual number."""
+        """Append rows `[n, width]`, overwriting the oldest; does not wait for a GPU if n is the usual number."""
         self._settle()
         newest = rows[-self.capacity :]
         start = (self.added + len(rows) - len(newest)) % self.capacity
@@ -125,7 +127,7 @@ class ReplayBuffer:
         self._remember_newest()
 
     def _remember_newest(self) -> None:
-        """Let the newest rows be those that an update writes again."""
+        """Make the newest rows those that the next replay writes again."""
         for arrivals in self.arrivals:
             slots = np.arange(self.added - arrivals.count, self.added)
             slots = np.maximum(slots, max(0, self.added - self.capacity)) % self.capacity
@@ -138,7 +140,7 @@ class ReplayBuffer:
         return self._rows.device
 
     def draw(self, batch_size: int) -> Tensor:
-        """Indices of `rows` that are filled, `[B]`."""
+        """Random indices of filled rows, `[B]`."""
         draws = torch.randint(2**62, (batch_size,), generator=self.generator, device=self.device)
         return draws % self._size
 
@@ -147,7 +149,7 @@ class ReplayBuffer:
         return self._rows.index_select(0, self.draw(batch_size))
 
     def load(self, rows: Tensor, *, added: int) -> None:
-        """Restore `rows` (slot order) of a buffer that had seen `added` rows."""
+        """Restore `rows`, in slot order, of a buffer to which `added` rows had been added."""
         self._rows[: len(rows)].copy_(rows)
         self.added = added
         self._size.fill_(len(self))

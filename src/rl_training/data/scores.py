@@ -1,8 +1,8 @@
 """D4RL's reference returns: 0 is a random policy, 100 an expert.
 
 The numbers are those of `d4rl/infos.py` and belong to the v2 MuJoCo tasks (v0 and v1 of Adroit, Kitchen and
-the mazes). Later versions of an environment pay other rewards: a score on a v4 or v5 task tells runs on that
-task apart but is not comparable with published v2 tables.
+the mazes). Later versions of an environment have other rewards: scores on a v4 or v5 task can be compared with each
+other, but not with published v2 tables.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TASKS = (
 
 
 def reference_returns(env_id: str) -> tuple[float, float] | None:
-    """Returns of the random and of the expert policy, or None where D4RL has none."""
+    """Returns of the random and of the expert policy, or None if D4RL has none."""
     name = re.sub(r"-v\d+$", "", env_id).lower()
     for pattern, task in _TASKS:
         match = pattern.fullmatch(name)

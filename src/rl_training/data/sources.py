@@ -1,7 +1,7 @@
-"""Where minibatches come from. A `BatchSource` draws fixed shapes on one device without a host read.
+"""Sources of minibatches. A `BatchSource` draws batches of fixed shape without reading from the device.
 
-Sources hold raw observations; normalisation lives in the model. All of them draw from the generator they were
-given, so the order of draws, and with it a resumed run, is the same on every path.
+Observations are raw; the model normalises them. Every source draws from the generator that it is given, so that the
+order of draws is the same in every mode of execution and in a resumed run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rl_training.errors import ConfigError
 
 
 class BatchSource(Protocol):
-    """Something minibatches are drawn from."""
+    """A source of minibatches."""
 
     layout: RowLayout
 
@@ -29,7 +29,7 @@ class BatchSource(Protocol):
 
     @property
     def arrivals(self) -> tuple[PinnedStaging, ...]:
-        """Rows that an update has to write before it draws; `sample_rows` does, but not inside a graph."""
+        """Rows to write before drawing; `sample_rows` does so, but not inside a CUDA graph."""
         ...
 
     def sample_rows(self, batch_size: int) -> Tensor:
@@ -40,10 +40,10 @@ class BatchSource(Protocol):
 
 
 class TensorSource:
-    """A fixed set of rows: on the device, in memory, or in a file that is mapped into it.
+    """A fixed set of rows: on the device, in memory, or in a mapped file.
 
-    Indices are drawn where the generator lives and then go to the rows, so that the same rows are drawn wherever
-    they are. `ahead` can be told which rows of a file will be needed.
+    Indices are drawn on the generator's device, so that the same rows are drawn wherever they are stored. `ahead`
+    is called with the indices of rows that will be needed.
     """
 
     arrivals = ()
@@ -65,7 +65,7 @@ class TensorSource:
         return self.rows.device
 
     def draw(self, batch_size: int, generator: torch.Generator | None = None) -> Tensor:
-        """Indices of `rows`, `[B]`, on the device of the generator, which is the source's own unless given."""
+        """Random indices of `rows`, `[B]`, on the device of the generator (default: that of the source)."""
         chosen = generator or self.generator
         return torch.randint(len(self.rows), (batch_size,), generator=chosen, device=chosen.device)
 
@@ -93,7 +93,7 @@ class MixedSource:
 
     @property
     def device(self) -> torch.device:
-        """Where all rows lie; the host, if the two sides are apart."""
+        """The device of all rows; the host if the two sources are on different devices."""
         return self.prior.device if self.prior.device == self.replay.device else torch.device("cpu")
 
     @property

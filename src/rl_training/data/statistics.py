@@ -1,4 +1,4 @@
-"""What a person wants to know of a data set."""
+"""Statistics of a data set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DatasetStatistics:
-    """What a person wants to know of a data set; without episodes there are no returns and lengths."""
+    """Statistics of a data set; returns and lengths are None if the rows are unordered."""
 
     name: str
     rows: int
@@ -36,7 +36,7 @@ class DatasetStatistics:
     reward_mean: float
     action_min: tuple[float, ...]  # in the environment's units
     action_max: tuple[float, ...]
-    action_counts: tuple[int, ...]  # rows with each discrete action; none for continuous ones
+    action_counts: tuple[int, ...]  # rows with each discrete action; empty for continuous actions
     obs_mean: tuple[float, ...]
     obs_std: tuple[float, ...]
     notes: tuple[str, ...]
@@ -85,7 +85,7 @@ def _action_counts(data: TransitionDataset) -> tuple[int, ...]:
 
 
 def moments_of(data: TransitionDataset) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and standard deviation of each observation component, `[O]` each, of rows as they are drawn."""
+    """Mean and standard deviation of each observation component, `[O]` each, by the sampling weights."""
 
     def expected(value: Callable[[NDArray[np.float32]], NDArray[np.float64]]) -> NDArray[np.float64]:
         parts = data.parts or (Part(len(data), 1.0),)
@@ -102,10 +102,10 @@ def moments_of(data: TransitionDataset) -> tuple[NDArray[np.float32], NDArray[np
 
 
 def returns_of(data: TransitionDataset, discount: float, step: int) -> NDArray[np.float64]:
-    """The (discounted) sum of rewards of each episode, found from about `step` rows at a time."""
+    """The (discounted) sum of rewards of each episode, computed from about `step` rows at a time."""
     starts, lengths = data.episodes("episode returns")
     stored, returns, first = data.rewards, np.empty(len(starts)), 0
-    while first < len(starts):  # as many whole episodes at a time as a chunk holds, but at least one
+    while first < len(starts):  # as many whole episodes as a chunk holds, but at least one
         last = int(np.searchsorted(data.episode_ends, starts[first] + step))
         group = slice(first, max(last, first + 1))
         begin, stop = starts[first], data.episode_ends[group][-1] + 1

@@ -1,4 +1,4 @@
-"""Changes of packed rows, from `rows` to `out`, `step` rows at a time; `out` may be `rows`.
+"""Transforms of packed rows, from `rows` to `out`, `step` rows at a time; `out` may be `rows`.
 
 In place, rows only move towards the front, and each step reads what it needs before it writes.
 """
@@ -38,7 +38,7 @@ def map_rewards(name: str, layout: RowLayout, rows: Rows, out: Rows, scale: floa
 
 
 def keep_spans(rows: Rows, out: Rows, starts: NDArray[np.int64], lengths: NDArray[np.int64], step: int) -> None:
-    """The spans of rows that begin at `starts`, in rising order, one after the other."""
+    """Keep the spans of rows that begin at the ascending `starts`."""
     written = 0
     for start, length in zip(starts.tolist(), lengths.tolist()):
         for chunk in chunks(start, start + length, step):
@@ -51,7 +51,7 @@ def keep_spans(rows: Rows, out: Rows, starts: NDArray[np.int64], lengths: NDArra
 def fill(
     rows: Rows, layout: RowLayout, out: Rows, wide: RowLayout, kept: NDArray[np.bool_], fills: Fills, step: int
 ) -> None:
-    """All `kept` rows with the extra columns of `fills`; `layout` is that of `rows`, `wide` that of `out`."""
+    """Write all `kept` rows with the columns `fills`; `layout` is that of `rows`, `wide` that of `out`."""
     written = 0
     for chunk in chunks(0, len(rows), step):
         index = chunk.start + np.flatnonzero(kept[chunk])

@@ -1,11 +1,11 @@
-"""What must hold of raw columns before anything is trained on them; every error names file, column and row.
+"""Checks of raw columns; every error names file, column and row.
 
-Numbers are checked chunk by chunk (`Checker`). Whether `next_observations` belong to their rows can only be
-said of the whole set, so `Chaining` gathers evidence and gives its verdict at the end:
+`Checker` checks numbers chunk by chunk. Whether `next_observations` belong to their rows can only be decided for
+the whole data set, so `Chaining` collects evidence and decides at the end:
 
 - inside an episode the next observation is the following row's observation: *ordered*;
-- most rows do not chain, and not because the column is shifted: *unordered*, transitions without episodes;
-- anything between, a shifted column, or one that runs across time limits: refused.
+- most rows do not continue, and the column is not shifted: *unordered*, transitions without episodes;
+- anything else, such as a shifted column or one that continues across time limits: an error.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rl_training.errors import ConfigError, DatasetError
 from rl_training.spaces import SpaceSpec
 
 _log = logging.getLogger(__name__)
-ACTION_TOLERANCE = 1e-5  # of the range of each action component; inside it actions are clipped
-CHAIN_TOLERANCE = 1e-5  # absolute and relative; files round observations
-MOST_COUNTED = 100_000  # actions; a larger number is taken for an identifier
-MOST_FAULTS = 10  # that are listed
-# The other way to declare an action space, by the name of the option in each interface.
+ACTION_TOLERANCE = 1e-5  # tolerance relative to the range of each action component; actions inside it are clipped
+CHAIN_TOLERANCE = 1e-5  # absolute and relative tolerance; files round observations
+MOST_COUNTED = 100_000  # discrete actions; a larger number is probably an identifier
+MOST_FAULTS = 10  # errors that are listed
+# How to declare an action space by an environment, in each interface.
 _OR_ENVIRONMENT = ", or the environment: env_id in a configuration, --env on the command line, spaces=… in Python"
 
 
 class Block(NamedTuple):
-    """The checked columns of a chunk, actions already internal: a chunk is raw, a block can be trusted."""
+    """The checked columns of a chunk, with internal actions."""
 
     obs: NDArray[np.float32]  # [n, O]
     actions: NDArray[np.float32]  # [n, A], or [n] if discrete
@@ -42,18 +42,18 @@ class Block(NamedTuple):
     next_obs: NDArray[np.float32] | None  # [n, O]
 
     def join(self, later: Block) -> Block:
-        """This block with `later` behind it."""
+        """This block followed by `later`."""
         columns: list[Any] = [None if a is None else np.concatenate([a, b]) for a, b in zip(self, later)]
         return Block(*columns)
 
     def rows(self, wanted: slice) -> Block:
-        """Some rows alone."""
+        """Some of the rows."""
         columns: list[Any] = [None if column is None else column[wanted] for column in self]
         return Block(*columns)
 
 
 def resolve_spaces(columns: Columns, spaces: SpaceSpec | None) -> SpaceSpec:
-    """The spaces of a data set, `spaces` of an environment checked against what the source says of itself."""
+    """The spaces of a data set; the environment's `spaces`, if given, must match those of the source."""
     own = declared_spaces(columns)
     if spaces is None:
         if own is None:
@@ -79,7 +79,7 @@ def resolve_spaces(columns: Columns, spaces: SpaceSpec | None) -> SpaceSpec:
 
 
 def _unknown(columns: Columns) -> DatasetError:
-    """Data whose action space nobody tells."""
+    """The error for data with an unknown action space."""
     actions = columns.data["actions"]
     if len(actions.shape) == 1:
         return DatasetError(
@@ -94,7 +94,7 @@ def _unknown(columns: Columns) -> DatasetError:
 
 
 def settled_spaces(columns: Columns, spaces: SpaceSpec | None) -> SpaceSpec:
-    """As `resolve_spaces`; discrete actions whose number nobody tells are counted, and that is said."""
+    """`resolve_spaces`, but an unknown number of discrete actions is inferred from the data and logged."""
     if spaces is None and (spaces := counted_spaces(columns)) is not None:
         _log.warning(
             "%s: %d discrete actions, the largest number in the data plus one, because nothing tells their number; "
@@ -107,10 +107,10 @@ def settled_spaces(columns: Columns, spaces: SpaceSpec | None) -> SpaceSpec:
 
 
 def counted_spaces(columns: Columns) -> SpaceSpec | None:
-    """Discrete spaces for whole numbers `[n]` whose own are not told: actions from 0 to the largest number there.
+    """Discrete spaces inferred from integer actions `[n]`: from 0 to the largest.
 
-    A learner cannot know of an action that the data never take, so what is missed is no more than that; bounds of
-    continuous actions are another matter and never guessed.
+    Only actions that the data never contain can be missed, and no learner could learn those. Bounds of continuous
+    actions are never inferred.
     """
     actions = columns.data["actions"]
     if declared_spaces(columns) is not None or len(actions.shape) != 1 or actions.dtype.kind not in "iu":
@@ -128,7 +128,7 @@ def counted_spaces(columns: Columns) -> SpaceSpec | None:
 
 
 def declared_spaces(columns: Columns) -> SpaceSpec | None:
-    """The spaces as the source itself states them, if it does."""
+    """The spaces that the source declares, or None."""
     try:
         if columns.num_actions:
             return SpaceSpec(
@@ -152,7 +152,7 @@ def with_action_space(
     num_actions: int = 0,
     start: int = 0,
 ) -> Columns:
-    """`columns` with an action space told by the user, which must not contradict the source's own."""
+    """`columns` with the user's action space, which must not contradict that of the source."""
     told = replace(columns, action_low=low, action_high=high, num_actions=num_actions, start=start)
     own, wanted = declared_spaces(columns), declared_spaces(told)
     if own is not None and wanted is not None:
@@ -165,7 +165,7 @@ def _wide(bound: tuple[float, ...], width: int) -> tuple[float, ...]:
 
 
 def require_same_actions(name: str, own: SpaceSpec, wanted: SpaceSpec) -> None:
-    """Refuse data whose own action space is not the one of the environment or configuration."""
+    """Raise if the action space of the data differs from that of the environment or configuration."""
     same = (own.num_actions, own.start, len(own.low)) == (wanted.num_actions, wanted.start, len(wanted.low))
     if not same or not np.allclose([own.low, own.high], [wanted.low, wanted.high], rtol=1e-5, atol=1e-8):
         raise DatasetError(
@@ -182,9 +182,9 @@ def _describe(spaces: SpaceSpec) -> str:
 
 
 class Checker:
-    """Turns raw chunks into checked blocks. The first fault is raised, unless `faults` collects them.
+    """Converts raw chunks to checked blocks; raises the first error, or collects errors in `faults` if given.
 
-    Blocks with collected faults hold stand-ins for bad numbers and must not be used.
+    Blocks with collected errors contain placeholders and must not be used.
     """
 
     def __init__(self, name: str, spaces: SpaceSpec, faults: list[DatasetError] | None = None) -> None:
@@ -193,7 +193,7 @@ class Checker:
         self.faults = faults
 
     def block(self, first: int, raw: dict[str, NDArray[Any]]) -> Block:
-        """The columns of one chunk, whose first row is row `first` of the set."""
+        """Check one chunk, whose first row is row `first` of the data set."""
         timeouts, following = raw.get("timeouts"), raw.get("next_observations")
         return Block(
             obs=self._finite("observations", raw["observations"], first),
@@ -205,7 +205,7 @@ class Checker:
         )
 
     def _refuse(self, column: str, first: int, rows: NDArray[Any], text: Callable[[int], str]) -> None:
-        """Report `rows` of a chunk, counted from its `first` one; `text` says what is wrong with one of them."""
+        """Report errors in `rows` of a chunk that begins at row `first`; `text` describes the error of a row."""
         for row in rows[: MOST_FAULTS + 1].tolist():
             fault = DatasetError(f"{self.name}: column {column!r}, row {first + row}: {text(row)}")
             if self.faults is None:
@@ -267,7 +267,7 @@ class Checker:
 
 
 class Chaining:
-    """Evidence on whether next observations continue their episodes, gathered block by block."""
+    """Evidence on whether next observations continue their episodes, collected block by block."""
 
     def __init__(self, columns: Columns) -> None:
         self.name = columns.name
@@ -277,7 +277,7 @@ class Chaining:
         self.first_break = self.first_crossing = -1
 
     def observe(self, block: Block, first: int) -> NDArray[np.bool_]:
-        """Which rows of `block`, its last aside, the row after does not continue although no flag ends them."""
+        """Which rows of `block`, except its last, are not continued by the next row although no flag ends them."""
         assert block.next_obs is not None
         following, here, after = block.next_obs[:-1], block.obs[:-1], block.obs[1:]
         chained = _close(following, after)
@@ -301,7 +301,7 @@ class Chaining:
         return broken
 
     def ordered(self) -> bool:
-        """Whether rows follow each other in episodes; refuses a set that is neither ordered nor shuffled."""
+        """Whether rows follow each other in episodes; raises if they are neither ordered nor shuffled."""
         if 2 * self.breaks > self.pairs:
             if 2 * self.shifted > self.pairs:
                 raise self._fail(
@@ -331,7 +331,7 @@ class Chaining:
 def _close(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Which rows of `a` and `b` are equal up to rounding.
 
-    Rows that are equal, or apart in their first number, are found cheaply; only the others are looked at closely.
+    Rows that are equal, or differ in their first number, are found first; only the others are compared in full.
     """
     result: NDArray[np.bool_] = np.all(a == b, axis=1)
     first, other = a[:, 0], b[:, 0]

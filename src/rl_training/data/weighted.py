@@ -1,4 +1,4 @@
-"""Drawing from several data sets with given probabilities, without a host read."""
+"""Sampling from several data sets with given probabilities, without reading from the device."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rl_training.data.transitions import RowLayout
 
 
 class Part(NamedTuple):
-    """One data set of a mixture: how many consecutive rows it has, and the probability mass they share."""
+    """One data set of a mixture: its number of consecutive rows and its probability."""
 
     rows: int
     weight: float
 
 
 class WeightedSource(TensorSource):
-    """Each row of a batch chooses its part by weight, then one of the part's rows uniformly."""
+    """For each row of a batch, draws a part by weight, then one of its rows uniformly."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class WeightedSource(TensorSource):
         super().__init__(rows, layout, generator, ahead)
         sizes = torch.tensor([part.rows for part in parts], dtype=torch.int64)
         weights = torch.tensor([part.weight for part in parts], dtype=torch.float64)
-        # The last edge is left out: a draw that rounding puts above it still belongs to the last part.
+        # Without the last edge, so that a draw above it, due to rounding, still belongs to the last part.
         self.edges = (weights.cumsum(0) / weights.sum())[:-1].float().to(generator.device)
         self.sizes = sizes.to(generator.device)
         self.starts = (sizes.cumsum(0) - sizes).to(generator.device)

@@ -1,4 +1,4 @@
-"""Reading, writing and converting data files, whatever their kind."""
+"""Reads, writes and converts data files of all kinds."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _SUFFIXES: dict[str, FileKind] = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}
 
 
 def kind_of(place: str | os.PathLike[str]) -> FileKind:
-    """The kind of a file by its ending; what has none of the known endings is taken for a Minari id."""
+    """The kind of a file by its suffix; anything else is a Minari id."""
     return _SUFFIXES.get(Path(place).suffix, "minari")
 
 
 def read_columns(place: str | os.PathLike[str], kind: FileKind | None = None, *, download: bool = False) -> Columns:
-    """The raw columns of a file or Minari id; close them after use."""
+    """The raw columns of a file or Minari data set; the caller must close them."""
     match kind or kind_of(place):
         case "npz":
             return read_npz(place)
@@ -50,7 +50,7 @@ def read_columns(place: str | os.PathLike[str], kind: FileKind | None = None, *,
 
 
 def write_columns(place: str | os.PathLike[str], columns: Columns, kind: FileKind | None = None) -> Path:
-    """Write columns to a new file or Minari id; returns where they are."""
+    """Write columns to a new file or Minari data set; returns its path."""
     match kind or kind_of(place):
         case "npz":
             return write_npz(place, columns)
@@ -70,8 +70,7 @@ def convert_dataset(
 ) -> Path:
     """Copy raw columns into another format, number types and flags unchanged.
 
-    `spaces` must fit the data, and are recorded with them where the source does not know its action bounds; Minari
-    needs them.
+    `spaces` must match the data. They are stored if the source has no action bounds; Minari requires them.
     """
     if kind not in get_args(FileKind):
         known = get_args(FileKind)

@@ -1,4 +1,4 @@
-"""What the formats share: opening files safely, writing whole ones or none, and the numbers beside the columns."""
+"""Shared code of the formats: opening files safely, writing them atomically, and reading metadata."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rl_training.errors import DatasetError, MissingDependencyError, RLTrainingError
 from rl_training.memory import human_bytes
 
-SMALL = 4096  # more numbers than any action space has components
+SMALL = 4096  # more than the components of any action space
 
 
 def require(module: str, purpose: str) -> Any:
@@ -30,7 +30,7 @@ def require(module: str, purpose: str) -> Any:
 
 
 def existing_file(path: str | os.PathLike[str]) -> Path:
-    """`path`, if it is a file that can be read."""
+    """`path`; raises if it is not a readable file."""
     file = Path(path).expanduser()
     if not file.is_file():
         problem = "is a folder, not a file" if file.is_dir() else "does not exist"
@@ -41,7 +41,7 @@ def existing_file(path: str | os.PathLike[str]) -> Path:
 
 
 def hollow(name: str, column: str, declared: int, held: int) -> DatasetError:
-    """A column that declares more bytes than the file holds for it."""
+    """The error for a column that declares more bytes than the file contains."""
     return DatasetError(
         f"{name}: column {column!r} declares {human_bytes(declared)} but the file holds {human_bytes(held)} "
         "of it; the file is damaged or not to be trusted"
@@ -49,7 +49,7 @@ def hollow(name: str, column: str, declared: int, held: int) -> DatasetError:
 
 
 def space_of(name: str, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Arguments of `Columns` from the numbers a file has beside its columns."""
+    """Arguments of `Columns` from the metadata of a file."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if value.dtype.kind not in "fiub" or value.size > SMALL or value.size == 0:
@@ -65,9 +65,9 @@ def space_of(name: str, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 @contextmanager
 def new_file(target: Path, problem: type[RLTrainingError] = DatasetError) -> Iterator[Path]:
-    """A path beside `target` that becomes `target` when the block ends well; a file is never replaced.
+    """A temporary path that is renamed to `target` if the block succeeds; an existing file is never replaced.
 
-    `problem` is raised where it cannot be written.
+    Raises `problem` if it cannot be written.
     """
     with _staged(target, problem) as folder:
         staged = folder / target.name
@@ -83,7 +83,7 @@ def new_file(target: Path, problem: type[RLTrainingError] = DatasetError) -> Ite
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """The same for a folder."""
+    """`new_file` for a folder."""
     with _staged(target) as parent:
         staged = parent / target.name
         staged.mkdir()

@@ -1,7 +1,7 @@
 """Transitions in HDF5 files of D4RL's layout, read in chunks by h5py.
 
-An HDF5 file can point into other files and declare data it does not have. Only hard links to plain stored
-numbers are followed; what is declared must be there.
+An HDF5 file can link to other files and declare data that it does not contain. Only hard links to stored numbers
+are followed, and all declared data must be present.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rl_training.errors import DatasetError
 from rl_training.memory import human_bytes
 
 _CACHE = 64 * 2**20
-_MAX_CHUNK = 2**30  # h5py unpacks a compressed chunk of the file whole, however few of its rows are read
+_MAX_CHUNK = 2**30  # h5py decompresses a whole chunk of the file to read any of its rows
 
-# What h5py raises on files that are damaged or were made to look like HDF5.
+# Exceptions of h5py for damaged or malicious files.
 DAMAGED = (OSError, KeyError, ValueError, RuntimeError, TypeError, NotImplementedError, OverflowError)
 
 
 class Hdf5Column:
-    """One stored array of a file, by its low-level identifier: a file of many episodes has thousands of them."""
+    """A stored array, by its low-level identifier, because a file of many episodes has thousands of arrays."""
 
     def __init__(self, identifier: Any, place: str, column: str, dtype: np.dtype[Any]) -> None:
         self.identifier, self.place, self.column = identifier, place, column
@@ -53,7 +53,7 @@ class Hdf5Column:
 
 
 def open_hdf5(file: Path, cache: int | None = None) -> Any:
-    """An open `h5py.File` for reading; `cache`: bytes of unpacked pieces that each array keeps."""
+    """Open an `h5py.File` for reading; `cache`: bytes of decompressed chunks cached for each array."""
     h5py = require("h5py", f"{file}: reading HDF5")
     try:
         return h5py.File(file, "r", rdcc_nbytes=cache)
@@ -62,7 +62,7 @@ def open_hdf5(file: Path, cache: int | None = None) -> Any:
 
 
 def stored_column(group: Any, name: str, place: str, file_size: int) -> Hdf5Column:
-    """The column `name` of an open group, if it is an array of numbers that lies in this very file."""
+    """The column `name` of an open group; raises unless it is an array of numbers in this file."""
     h5py = require("h5py", f"{place}: reading HDF5")
     require_hard_link(group.id, name, place)
     found = h5py.h5o.open(group.id, name.encode())
@@ -86,7 +86,7 @@ def stored_column(group: Any, name: str, place: str, file_size: int) -> Hdf5Colu
 
 
 def _require_chunks(column: Hdf5Column, chunks: tuple[int, ...], declared: int) -> None:
-    """Refuse a column of which pieces are missing, or too large to be read one by one."""
+    """Raise if chunks of a column are missing or too large to read."""
     expected = math.prod(-(-size // chunk) for size, chunk in zip(column.shape, chunks))
     present = column.identifier.get_num_chunks()
     if present < expected:
@@ -103,7 +103,7 @@ def _require_chunks(column: Hdf5Column, chunks: tuple[int, ...], declared: int) 
 
 
 def require_hard_link(group: Any, name: str, place: str) -> None:
-    """Refuse a member of a group, given by its identifier, that is a link to somewhere else."""
+    """Raise if a member of a group, given by its identifier, is a link."""
     h5py = require("h5py", f"{place}: reading HDF5")
     if group.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
         raise DatasetError(f"{place}: {name!r} is a link to another place or file; copy the data into this place")
@@ -115,7 +115,7 @@ def read_hdf5(path: str | os.PathLike[str]) -> Columns:
     file = open_hdf5(path, _CACHE)
     try:
         with damage_at(str(path)):
-            present = set(file)  # names only: asking the file for a member would follow links
+            present = set(file)  # names only: accessing a member would follow links
             data: dict[str, Column] = {
                 name: stored_column(file, name, str(path), file.id.get_filesize())
                 for name in (*REQUIRED, *OPTIONAL, ACTION_PROBS)
@@ -134,7 +134,7 @@ def read_hdf5(path: str | os.PathLike[str]) -> Columns:
 
 @contextmanager
 def damage_at(place: str) -> Iterator[None]:
-    """Turns what h5py raises on damaged structures into one line."""
+    """Convert exceptions of h5py for damaged files to one-line errors."""
     try:
         yield
     except DAMAGED as error:

@@ -1,9 +1,8 @@
 """Minari data sets: read straight from their HDF5 file and JSON metadata.
 
-The `minari` package is imported only to download: its loader can build environments named in the metadata,
-and nothing here needs one. An episode of T steps holds T + 1 observations, so that step t goes from
-observation t to observation t + 1 of its own episode. The last step of an episode that neither terminated nor
-was truncated counts as cut off there.
+The `minari` package is imported only to download, because its loader can construct environments named in the
+metadata. An episode of T steps has T + 1 observations: step t goes from observation t to observation t + 1. An
+episode that neither terminated nor was truncated counts as cut after its last step.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _FIELDS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
 def minari_folder(dataset_id: str) -> Path:
-    """Where a data set lives: below `MINARI_DATASETS_PATH`, by default `~/.minari/datasets`."""
+    """The folder of a data set in `MINARI_DATASETS_PATH`, by default `~/.minari/datasets`."""
     if not _ID.fullmatch(dataset_id):
         if Path(dataset_id).is_file():
             raise DatasetError(
@@ -49,9 +48,9 @@ def minari_folder(dataset_id: str) -> Path:
 
 
 class Episodes:
-    """One field of all episodes, `extra` rows longer than they have steps; what was read last is kept.
+    """One field of all episodes, with `extra` rows per episode; caches what was read last.
 
-    So columns that are made of the same field (observations and next observations) cost one reading.
+    Columns of the same field (observations and next observations) are thus read once.
     """
 
     def __init__(self, stored: list[Hdf5Column], ends: NDArray[np.int64], extra: int = 0) -> None:
@@ -60,7 +59,7 @@ class Episodes:
         self._last: tuple[int, int, list[NDArray[Any]]] | None = None
 
     def read(self, start: int, stop: int) -> list[NDArray[Any]]:
-        """The rows of steps `start` to `stop`, episode by episode, not to be written to."""
+        """The rows of steps `start` to `stop`, for each episode; read-only."""
         if self._last is None or self._last[:2] != (start, stop):
             self._last = start, stop, self._pieces(start, stop)
         return self._last[2]
@@ -77,7 +76,7 @@ class Episodes:
 
 
 class EpisodeColumn:
-    """The same field of all episodes, one after another, `shift` rows into each."""
+    """A field of all episodes, concatenated, from row `shift` of each episode."""
 
     def __init__(self, episodes: Episodes, shift: int = 0) -> None:
         self.episodes, self.shift = episodes, shift
@@ -108,7 +107,7 @@ class TimeoutColumn:
 
 
 def read_minari(dataset_id: str, download: bool = False) -> Columns:
-    """The columns of a local data set; fetched first if it is absent and `download` is true."""
+    """The columns of a local data set; downloads it first if it is missing and `download` is true."""
     folder = minari_folder(dataset_id)
     if not folder.is_dir():
         if not download:
@@ -160,7 +159,7 @@ def _download(dataset_id: str) -> None:
 
 
 def _episodes(file: Any, place: str, obs_dim: int) -> tuple[dict[str, list[Hdf5Column]], NDArray[np.int64]]:
-    """The fields of `episode_0`, `episode_1`, … and the number of steps up to the end of each."""
+    """The fields of `episode_0`, `episode_1`, … and the cumulative number of steps."""
     present = set(file)
     names = [f"episode_{index}" for index in range(max(1, len(present)))]
     missing = next((name for name in names if name not in present), None)
@@ -250,7 +249,7 @@ def _space(path: Path, metadata: dict[str, Any], key: str) -> dict[str, Any]:
 def write_minari(dataset_id: str, columns: Columns) -> Path:
     """Write columns as a Minari data set below `MINARI_DATASETS_PATH`; an existing one is never replaced.
 
-    Rows must form episodes. Minari keeps one chain of observations per episode, so next observations that
+    Rows must form episodes. Minari stores one sequence of observations per episode, so next observations that
     differ from the following row by rounding become equal to it.
     """
     folder = minari_folder(dataset_id)
@@ -284,7 +283,7 @@ def write_minari(dataset_id: str, columns: Columns) -> Path:
 
 
 def _episode(columns: Columns, start: int, stop: int, *, keep_last: bool) -> dict[str, NDArray[Any]]:
-    """One episode in Minari's layout; without `keep_last` its last row only lends its observation."""
+    """Write one episode in Minari's layout; without `keep_last` only the observation of its last row is used."""
     read = {name: column.read(start, stop) for name, column in columns.data.items()}
     observations = read["observations"]
     if observations.dtype.kind != "f":

@@ -1,7 +1,7 @@
-"""Transitions in `.npz` archives: read as a stream, without pickles, without loading whole columns.
+"""Transitions in `.npz` archives, read as streams, without pickle and without loading whole columns.
 
 Members are `observations actions rewards terminals` and optionally `timeouts next_observations action_probs`,
-`action_low action_high`, `num_actions start`; others are not looked at.
+`action_low action_high`, `num_actions start`; others are ignored.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rl_training.data.formats.files import SMALL, existing_file, hollow, new_fil
 from rl_training.errors import DatasetError
 from rl_training.memory import available_memory
 
-_LOCAL_HEADER = 30  # bytes in front of a member, before its name
-_MAX_EXPANSION = 1100  # deflate, which numpy uses, cannot expand more than about 1032 times
+_LOCAL_HEADER = 30  # bytes of the header of a member, before its name
+_MAX_EXPANSION = 1100  # deflate, which numpy uses, expands at most about 1032 times
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError)
 
 
 class NpzColumn:
-    """One array of an archive, read as a stream; only going back starts the stream anew."""
+    """An array of an archive, read as a stream; reading backwards restarts the stream."""
 
     def __init__(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> None:
         self.archive, self.info, self.path = archive, info, path
@@ -94,8 +94,7 @@ class NpzColumn:
         return np.frombuffer(data, dtype=self.dtype).reshape(stop - start, *self.shape[1:])
 
     def _stored_at(self) -> int | None:
-        """Where in the file the first row of an array that is not compressed stands; None where it is, or where the
-        system reads in order only."""
+        """The file offset of the first row; None if the array is compressed or the system has no `preadv`."""
         info = self.info
         stored = info.compress_type == zipfile.ZIP_STORED and hasattr(os, "preadv")
         if not stored or self.archive.fp is None:
@@ -105,7 +104,7 @@ class NpzColumn:
         return info.header_offset + _LOCAL_HEADER + name + extra + self._offset
 
     def _read_stored(self, start: int, stop: int, place: int) -> NDArray[Any]:
-        """Rows straight from the file; read in order to the end, they must have the checksum of the archive."""
+        """Read rows directly from the file; if all are read in order, their checksum is verified."""
         assert self.archive.fp is not None
         handle = self.archive.fp.fileno()
         rows = np.empty((stop - start, *self.shape[1:]), self.dtype)
@@ -132,7 +131,7 @@ class NpzColumn:
 
 
 def read_npz(path: str | os.PathLike[str]) -> Columns:
-    """The columns of an archive; the file stays open until `close()`."""
+    """The columns of an archive; the file is open until `close()`."""
     file = existing_file(path)
     try:
         archive = zipfile.ZipFile(file)
