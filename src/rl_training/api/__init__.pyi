@@ -70,18 +70,17 @@ class _TrainKeys(TypedDict, total=False):
     """maximum number of runs of `seeds` trained as one; `auto`: as many as fit into memory; `off`: none; ≥ 1;
     default 'auto'"""
     learning_rate: float
-    """of Adam; > 0; default 0.0003 (DQN, ReBRAC: 0.001)"""
+    """learning rate of Adam; > 0; default 0.0003 (DQN, ReBRAC: 0.001)"""
     gamma: float
-    """discount; ≥ 0, ≤ 1; default 0.99"""
+    """discount factor; ≥ 0, ≤ 1; default 0.99"""
     hidden_sizes: Sequence[int | float]
-    """hidden layers of every network; ≥ 1; default (256, 256) (CQL, EDAC, ReBRAC: (256, 256, 256))"""
+    """sizes of the hidden layers of every network; ≥ 1; default (256, 256) (CQL, EDAC, ReBRAC: (256, 256, 256))"""
     critic_hidden_sizes: Sequence[int | float] | None
-    """hidden layers of the critics where they differ; null means `hidden_sizes`; ≥ 1"""
+    """sizes of the critics' hidden layers; null means `hidden_sizes`; ≥ 1"""
     activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"]
-    """nonlinearity after each hidden layer of every network; default 'relu'"""
+    """activation function after each hidden layer of every network; default 'relu'"""
     layer_norm_epsilon: float
-    """added to the variance in LayerNorm; flax's and RLPD's value (version 0.1 had PyTorch's 1e-5); > 0; default
-    1e-06"""
+    """epsilon of LayerNorm; the default of flax and RLPD (version 0.1 used PyTorch's 1e-5); > 0; default 1e-06"""
     batch_size: int | float
     """transitions per update; ≥ 1; default 256 (DQN: 64)"""
     learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any]
@@ -97,45 +96,45 @@ class _TrainKeys(TypedDict, total=False):
 
 class _TargetKeys(TypedDict, total=False):
     tau: float
-    """share of the way the target networks go at each of their moves (Polyak averaging); > 0, ≤ 1; default 0.005"""
+    """Polyak coefficient: target ← (1 − tau)·target + tau·source; > 0, ≤ 1; default 0.005"""
 
 class _NetworkKeys(TypedDict, total=False):
     layer_norm: bool
-    """LayerNorm after each hidden layer of the critics (IQL: and of the value; DQN: of its network); default False
-    (ReBRAC: True)"""
+    """LayerNorm after each hidden layer of the critics (IQL: also of the value network; DQN: of its network);
+    default False (ReBRAC: True)"""
 
 class _DatasetKeys(TypedDict, total=False):
     dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None
-    """where the data comes from; `random` collects it from the environment; null: given to `learn(dataset=…)`"""
+    """source of the data; `random` collects it from the environment; null: passed to `learn(dataset=…)`"""
     dataset_path: str | PurePath | None
-    """file of kind `npz` or `hdf5`"""
+    """path of the `npz` or `hdf5` file"""
     dataset_id: str | None
-    """Minari id"""
+    """id of the Minari data set"""
     dataset_download: bool
-    """let a Minari data set that is not on this machine be fetched; default False"""
+    """download the Minari data set if it is not on this machine; default False"""
     dataset_size: int | float
-    """transitions to collect (`random`); ≥ 1; default 10000"""
+    """number of transitions to collect (`random`); ≥ 1; default 10000"""
     dataset_seed: int | float
-    """seed of the collecting (`random`); ≥ 0; default 0"""
+    """seed for collecting (`random`); ≥ 0; default 0"""
     datasets: Sequence[Mapping[str, Any]]
-    """several of such, mixed; each with the keys above and a `weight`; default ()"""
+    """several data sets to mix; each has the keys above and a `weight`; default ()"""
     normalize_observations: bool
-    """by the mean and deviation of the data as drawn; stored with the policy, and fixed while RLPD collects;
+    """normalise by the mean and std of the data, which are stored with the policy (RLPD: fixed during training);
     default False (TD3BC: True)"""
     reward_scale: float
-    """factor on rewards; RLPD applies it to new experience too; > 0; default 1.0"""
+    """factor of the rewards; RLPD applies it to new experience too; > 0; default 1.0"""
     reward_shift: float
     """added to rewards after scaling; RLPD adds it to new experience too; default 0.0"""
     reward_range_scaling: bool
     """scale rewards so that episode returns span 1000, as IQL does; default False"""
     top_fraction: float
-    """keep the best share of the episodes by return discounted with 0.99; > 0, ≤ 1; default 1.0"""
+    """keep this fraction of the episodes, the best by return discounted with 0.99; > 0, ≤ 1; default 1.0"""
     action_low: Sequence[float] | None
-    """action bounds where neither environment nor file tells them"""
+    """lower action bounds, if neither the environment nor the file has them"""
     action_high: Sequence[float] | None
-    """with `action_low`"""
+    """upper action bounds, with `action_low`"""
     num_actions: int | float | None
-    """number of discrete actions where neither tells it; null means the largest in the data plus one; ≥ 1"""
+    """number of discrete actions, if neither has it; null means the largest index in the data plus one; ≥ 1"""
     max_updates: int | float | None
     """bound on updates beside `total_timesteps`; ≥ 1"""
     max_epochs: int | float | None
@@ -148,23 +147,23 @@ class _ValidationKeys(TypedDict, total=False):
 
 class _SoftKeys(TypedDict, total=False):
     alpha: float | Literal["auto"]
-    """weight of the entropy: a number, or `auto` to learn it; default 0.2"""
+    """entropy coefficient: a number, or `auto` to learn it; default 0.2"""
     initial_alpha: float
-    """where `alpha: auto` starts; > 0; default 1.0"""
+    """initial value with `alpha: auto`; > 0; default 1.0"""
     target_entropy: float | None
-    """entropy that `alpha: auto` aims at; null means the algorithm's rule"""
+    """target entropy of `alpha: auto`; null means the default of the algorithm"""
     backup_entropy: bool
-    """entropy in the critics' target; default True (CQL: False)"""
+    """include the entropy term in the critics' target; default True (CQL: False)"""
 
 class _TD3Keys(TypedDict, total=False):
     policy_delay: int | float
-    """critic updates per update of actor and targets; ≥ 1; default 2 (DDPG: 1)"""
+    """critic updates per update of the actor and the targets; ≥ 1; default 2 (DDPG: 1)"""
     target_policy_noise: float
-    """deviation of the noise on target actions, in units of [-1, 1]; ≥ 0; default 0.2 (DDPG: 0.0)"""
+    """standard deviation of the noise on target actions, which are in [-1, 1]; ≥ 0; default 0.2 (DDPG: 0.0)"""
     target_noise_clip: float
-    """bound of that noise; ≥ 0; default 0.5 (DDPG: 0.0)"""
+    """bound of the noise on target actions; ≥ 0; default 0.5 (DDPG: 0.0)"""
     exploration_noise: float
-    """deviation of the noise while collecting, in units of [-1, 1]; ≥ 0; default 0.1"""
+    """standard deviation of the exploration noise on actions, which are in [-1, 1]; ≥ 0; default 0.1"""
 
 class _ObservationKeys(TypedDict, total=False):
     normalize_observations: bool
@@ -201,7 +200,8 @@ class _AWACSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _Valida
     weighting: Literal["exp", "softmax"]
     """clipped exponential, or softmax over the batch; default 'exp'"""
     policy_distribution: Literal["tanh", "gaussian"]
-    """a squashed Gaussian, or a plain one around a squashed mean, whose samples are clipped; default 'tanh'"""
+    """`tanh`: a tanh-squashed Gaussian; `gaussian`: a Gaussian around a tanh mean, with clipped samples; default
+    'tanh'"""
 
 class AWAC(ManagedAlgorithm[Seeds]):
     """Advantage Weighted Actor-Critic."""
@@ -212,8 +212,8 @@ class _BCSettings(_TrainKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, total
     stochastic: bool
     """clone by log-likelihood instead of squared error; default False"""
     policy_distribution: Literal["tanh", "gaussian"]
-    """of `stochastic`: a squashed Gaussian, or a plain one around a squashed mean, whose samples are clipped;
-    default 'tanh'"""
+    """with `stochastic`: a tanh-squashed Gaussian, or a Gaussian around a tanh mean, with clipped samples; default
+    'tanh'"""
 
 class BC(ManagedAlgorithm[Seeds]):
     """Behaviour cloning, of continuous or discrete actions."""
@@ -222,13 +222,13 @@ class BC(ManagedAlgorithm[Seeds]):
 
 class _CQLSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, _SoftKeys, total=False):
     actor_learning_rate: float
-    """of the actor, where it differs; > 0; default 0.0001"""
+    """learning rate of the actor; null means `learning_rate`; > 0; default 0.0001"""
     cql_alpha: float
     """weight of the conservative penalty; ≥ 0; default 5.0"""
     n_actions: int | float
-    """sampled actions per state and kind in the penalty; ≥ 1; default 10"""
+    """sampled actions per state from each of the three distributions of the penalty; ≥ 1; default 10"""
     lagrange_threshold: float | None
-    """learn the penalty's weight to hold it near this value; null keeps `cql_alpha`"""
+    """learn the weight of the penalty so that the penalty stays near this value; null: the weight is `cql_alpha`"""
     bc_steps: int | float
     """updates in which the actor clones the data instead of maximising Q; ≥ 0; default 0"""
 
@@ -241,15 +241,16 @@ class _CRRSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _Validat
     beta: float
     """divisor of the advantage (`weight_type: exp`); > 0; default 1.0"""
     n_action_samples: int | float
-    """policy actions the advantage is measured against; ≥ 1; default 4"""
+    """number of policy actions that the advantage compares with; ≥ 1; default 4"""
     max_weight: float
     """cap of the cloning weights (`weight_type: exp`); > 0; default 20.0"""
     advantage_type: Literal["mean", "max"]
-    """against their mean or their maximum; default 'mean'"""
+    """compare with the mean or the maximum of Q over these actions; default 'mean'"""
     weight_type: Literal["binary", "exp"]
-    """clone where the advantage is positive, or with exponential weights; default 'exp'"""
+    """`binary`: clone only if the advantage is positive; `exp`: exponential weights; default 'exp'"""
     policy_distribution: Literal["tanh", "gaussian"]
-    """a squashed Gaussian, or a plain one around a squashed mean, whose samples are clipped; default 'tanh'"""
+    """`tanh`: a tanh-squashed Gaussian; `gaussian`: a Gaussian around a tanh mean, with clipped samples; default
+    'tanh'"""
 
 class CRR(ManagedAlgorithm[Seeds]):
     """Critic Regularized Regression."""
@@ -265,17 +266,17 @@ class DDPG(ManagedAlgorithm[Seeds]):
 
 class _DQNSettings(_TrainKeys, _NetworkKeys, _ObservationKeys, _OnlineKeys, total=False):
     tau: float
-    """share of the way the target networks go at each of their moves (Polyak averaging); > 0, ≤ 1; default 1.0"""
+    """Polyak coefficient: target ← (1 − tau)·target + tau·source; > 0, ≤ 1; default 1.0"""
     double_q: bool
-    """the online network chooses the action that the target network values; default False"""
+    """the online network selects the action, the target network evaluates it (Double DQN); default False"""
     exploration_initial_eps: float
-    """share of random actions at the start; ≥ 0, ≤ 1; default 1.0"""
+    """probability of a random action at the start; ≥ 0, ≤ 1; default 1.0"""
     exploration_final_eps: float
-    """share of random actions after the decay; ≥ 0, ≤ 1; default 0.04"""
+    """probability of a random action after the decay; ≥ 0, ≤ 1; default 0.04"""
     exploration_fraction: float
-    """part of the run over which it falls linearly; ≥ 0, ≤ 1; default 0.16"""
+    """fraction of the run over which that probability decays linearly; ≥ 0, ≤ 1; default 0.16"""
     target_update_interval: int | float
-    """updates between moves of the target network; ≥ 1; default 64"""
+    """updates between updates of the target network; ≥ 1; default 64"""
 
 class DQN(ManagedAlgorithm[Seeds]):
     """Deep Q-Network."""
@@ -286,7 +287,7 @@ class _EDACSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _Valida
     num_critics: int | float
     """size of the ensemble; ≥ 1; default 10"""
     eta: float
-    """weight of the critics' diversity; 0 is SAC-N; ≥ 0; default 1.0"""
+    """weight of the diversity term; 0 is SAC-N; ≥ 0; default 1.0"""
 
 class EDAC(ManagedAlgorithm[Seeds]):
     """Ensemble-Diversified Actor-Critic."""
@@ -295,13 +296,14 @@ class EDAC(ManagedAlgorithm[Seeds]):
 
 class _IQLSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, total=False):
     expectile: float
-    """which expectile of Q the value aims at; > 0, < 1; default 0.7"""
+    """expectile of Q that the value network is fitted to; > 0, < 1; default 0.7"""
     beta: float
-    """factor on the advantage in the cloning weights (AWAC's lambda divides); ≥ 0; default 3.0"""
+    """factor on the advantage in the cloning weights (AWAC divides by `awac_lambda`); ≥ 0; default 3.0"""
     max_weight: float
     """cap of the cloning weights; > 0; default 100.0"""
     policy_distribution: Literal["tanh", "gaussian"]
-    """a plain Gaussian around a squashed mean, whose samples are clipped, or a squashed one; default 'gaussian'"""
+    """`gaussian`: a Gaussian around a tanh mean, with clipped samples; `tanh`: a tanh-squashed Gaussian; default
+    'gaussian'"""
 
 class IQL(ManagedAlgorithm[Seeds]):
     """Implicit Q-Learning, on continuous or discrete actions."""
@@ -314,7 +316,7 @@ class _REDQSettings(
     num_critics: int | float
     """size of the ensemble; ≥ 1; default 10"""
     subset_size: int | float
-    """target critics whose minimum is backed up, drawn anew at each update; ≥ 1; default 2"""
+    """number of random target critics whose minimum is backed up; ≥ 1; default 2"""
 
 class REDQ(ManagedAlgorithm[Seeds]):
     """Randomized Ensembled Double Q-learning."""
@@ -325,7 +327,7 @@ class _RLPDSettings(_TrainKeys, _TargetKeys, _DatasetKeys, _SoftKeys, _OnlineKey
     num_critics: int | float
     """size of the ensemble; ≥ 2; default 2"""
     subset_size: int | float
-    """target critics whose minimum is backed up, drawn anew at each update; ≥ 1; default 2"""
+    """number of random target critics whose minimum is backed up; ≥ 1; default 2"""
     layer_norm: bool
     """LayerNorm after each hidden layer of the critics; default False"""
     offline_pretrain_updates: int | float
@@ -357,7 +359,7 @@ class TD3(ManagedAlgorithm[Seeds]):
 
 class _TD3BCSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, _TD3Keys, total=False):
     bc_alpha: float
-    """weight of Q, divided by its mean size, against the squared action error; > 0; default 2.5"""
+    """weight of Q divided by its mean magnitude, relative to the squared action error; > 0; default 2.5"""
 
 class TD3BC(ManagedAlgorithm[Seeds]):
     """TD3 with behaviour cloning."""
@@ -370,7 +372,7 @@ class _TQCSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _SoftKeys, _Observatio
     n_quantiles: int | float
     """quantiles per critic; ≥ 1; default 25"""
     top_quantiles_to_drop_per_net: int | float
-    """largest target quantiles dropped, per critic; ≥ 0; default 2"""
+    """number of largest target quantiles that are dropped, per critic; ≥ 0; default 2"""
 
 class TQC(ManagedAlgorithm[Seeds]):
     """Truncated Quantile Critics."""
@@ -379,17 +381,17 @@ class TQC(ManagedAlgorithm[Seeds]):
 
 class _ReBRACSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, total=False):
     actor_bc_coef: float
-    """weight of the squared action error against Q, divided by its mean size, in the actor's loss; ≥ 0; default
-    0.01"""
+    """weight of the squared action error in the actor's loss, relative to Q divided by its mean magnitude; ≥ 0;
+    default 0.01"""
     critic_bc_coef: float
     """weight of the squared error of the target action in the critics' target, in units of reward; ≥ 0; default
     0.01"""
     policy_delay: int | float
-    """critic updates per update of actor and targets; ≥ 1; default 2"""
+    """critic updates per update of the actor and the targets; ≥ 1; default 2"""
     target_policy_noise: float
-    """deviation of the noise on target actions, in units of [-1, 1]; ≥ 0; default 0.2"""
+    """standard deviation of the noise on target actions, which are in [-1, 1]; ≥ 0; default 0.2"""
     target_noise_clip: float
-    """bound of that noise; ≥ 0; default 0.5"""
+    """bound of the noise on target actions; ≥ 0; default 0.5"""
 
 class ReBRAC(ManagedAlgorithm[Seeds]):
     """TD3 with a cloning penalty in actor and critics."""

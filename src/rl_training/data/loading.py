@@ -136,9 +136,7 @@ class DatasetConfig(DatasetChoice):
     def _consistent(self) -> Self:
         # Records of runs from the time when `random` was the default have both `random` and `datasets`.
         if self.datasets and self.dataset_kind not in (None, "random"):
-            raise ValueError(
-                "datasets excludes dataset_kind, dataset_path and dataset_id; list all data sets there"
-            )
+            raise ValueError("datasets excludes dataset_kind, dataset_path and dataset_id; list them all there")
         if self.num_actions is not None and self.action_low is not None:
             raise ValueError("num_actions is for discrete actions, action_low for continuous ones; leave one out")
         if (self.action_low is None) != (self.action_high is None):

@@ -205,7 +205,7 @@ class EnsembleMLP(nn.Module):
         forward operations, so that differentiating it needs no double backward.
         """
         if len(self.norms) or self.activation != "relu" or self.head.weight.shape[-1] != 1:
-            raise ValueError("action gradients are defined for ReLU critics with one output and without LayerNorm")
+            raise ValueError("action gradients are defined for plain ReLU critics with one output (no LayerNorm)")
         select = _selection(frozen=False, members=None)
         x = x.expand(self.num_members, -1, -1)
         masks: list[Tensor] = []
