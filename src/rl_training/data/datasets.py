@@ -24,7 +24,7 @@ from rl_training.data.formats import FileKind, read_columns
 from rl_training.data.mapped import as_tensor, read_ahead
 from rl_training.data.packing import allocate_rows, pack
 from rl_training.data.sources import TensorSource
-from rl_training.data.statistics import DatasetStatistics, moments_of, returns_of, statistics_of
+from rl_training.data.statistics import DatasetStatistics, floats, moments_of, returns_of, statistics_of
 from rl_training.data.transforms import chunks, fill, keep_spans, map_rewards
 from rl_training.data.transitions import NEXT_ACTIONS, Column, RowLayout, TransitionBatch
 from rl_training.data.validation import settled_spaces, with_action_space
@@ -375,8 +375,4 @@ def _checksum(parts: Iterable[NDArray[np.float32]]) -> str:
 
 
 def _bound(value: ArrayLike | None) -> tuple[float, ...] | None:
-    return None if value is None else _floats(np.atleast_1d(np.asarray(value, dtype=np.float64)))
-
-
-def _floats(array: NDArray[Any]) -> tuple[float, ...]:
-    return tuple(float(x) for x in np.asarray(array).reshape(-1))
+    return None if value is None else floats(np.atleast_1d(np.asarray(value, dtype=np.float64)))

@@ -66,11 +66,11 @@ def statistics_of(data: TransitionDataset) -> DatasetStatistics:
         reward_min=float(data.rewards.min()),
         reward_max=float(data.rewards.max()),
         reward_mean=float(data.rewards.mean(dtype=np.float64)),
-        action_min=_floats(data.spaces.to_env(low)),
-        action_max=_floats(data.spaces.to_env(high)),
+        action_min=floats(data.spaces.to_env(low)),
+        action_max=floats(data.spaces.to_env(high)),
         action_counts=_action_counts(data),
-        obs_mean=_floats(mean),
-        obs_std=_floats(std),
+        obs_mean=floats(mean),
+        obs_std=floats(std),
         notes=data.notes,
     )
 
@@ -117,5 +117,5 @@ def returns_of(data: TransitionDataset, discount: float, step: int) -> NDArray[n
     return returns
 
 
-def _floats(array: NDArray[Any]) -> tuple[float, ...]:
+def floats(array: NDArray[Any]) -> tuple[float, ...]:
     return tuple(float(x) for x in np.asarray(array).reshape(-1))

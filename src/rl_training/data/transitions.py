@@ -8,9 +8,10 @@ store rows; only `RowLayout` knows the columns.
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -44,6 +45,10 @@ NEXT_ACTIONS = Column("next_actions", "actions", "the data's next action [B, A]"
 _LIKE = {"obs": "obs", "actions": "actions", "rewards": "rewards", "next_obs": "obs", "dones": "rewards"}
 
 
+def _likes(extras: Iterable[Column]) -> dict[str, str]:
+    return _LIKE | {column.name: column.like for column in extras}
+
+
 class TransitionBatch(NamedTuple):
     """A minibatch. `dones` is 1 only if the episode terminated, 0 at a time limit.
 
@@ -67,7 +72,7 @@ class TransitionBatch(NamedTuple):
         missing = [name for name in _LIKE if name not in batch]
         if missing:
             raise ConfigError(f"batch: missing column {missing[0]!r}; needed: {', '.join(_LIKE)}")
-        like = _LIKE | {column.name: column.like for column in (NEXT_ACTIONS, *extras)}
+        like = _likes((NEXT_ACTIONS, *extras))
         found = [name for name in like if name in _LIKE or batch.get(name) is not None]
         given = {name: torch.as_tensor(batch[name]) for name in found}
         obs, actions = given["obs"], given["actions"]
@@ -96,10 +101,8 @@ def _batch_type(extras: tuple[Column, ...]) -> Callable[..., TransitionBatch]:
     if set(extras) <= {NEXT_ACTIONS}:
         return TransitionBatch
     names = dict.fromkeys([*_LIKE, *(column.name for column in extras), NEXT_ACTIONS.name])
-    make: Any = namedtuple  # the type checker knows literal field names only
-    made: Callable[..., TransitionBatch] = make(
-        "TransitionBatch", names, defaults=[None] * (len(names) - len(_LIKE))
-    )
+    make: Any = namedtuple  # mypy accepts literal names only
+    made: Callable[..., TransitionBatch] = make("TransitionBatch", names, defaults=[None] * len(list(names)[5:]))
     return made
 
 
@@ -122,14 +125,12 @@ class RowLayout:
     @cached_property
     def places(self) -> dict[str, slice]:
         """Where each column is in a row."""
-        widths = {"obs": self.obs_dim, "actions": self.action_dim, "rewards": 1}
-        places: dict[str, slice] = {}
-        start = 0
-        for name, like in {"obs": "obs", "next_obs": "obs", "actions": "actions", **self._extras}.items():
-            places[name] = slice(start, start + widths[like])
-            start += widths[like]
-        width = -(-(start + 2) // 4) * 4
-        return places | {"rewards": slice(width - 2, width - 1), "dones": slice(width - 1, width)}
+        widths, like = {"obs": self.obs_dim, "actions": self.action_dim, "rewards": 1}, _likes(self.extras)
+        names = ["obs", "next_obs", "actions", *(column.name for column in self.extras)]
+        edges = list(accumulate((widths[like[name]] for name in names), initial=0))
+        width = -(-(edges[-1] + 2) // 4) * 4
+        inner = {name: slice(*edge) for name, edge in zip(names, pairwise(edges))}
+        return inner | {"rewards": slice(width - 2, width - 1), "dones": slice(width - 1, width)}
 
     @cached_property
     def width(self) -> int:
@@ -139,15 +140,11 @@ class RowLayout:
     def _unpacking(self) -> tuple[Callable[..., TransitionBatch], list[tuple[slice | int, bool]]]:
         """The type of a batch, and for each column its index in a row and whether its numbers are whole."""
         views: list[tuple[slice | int, bool]] = []
-        for name, like in (_LIKE | self._extras).items():
+        for name, like in _likes(self.extras).items():
             whole = self.discrete and like == "actions"
             place = self.places[name]
             views.append((place.start if whole or like == "rewards" else place, whole))
         return _batch_type(self.extras), views
-
-    @property
-    def _extras(self) -> dict[str, str]:
-        return {column.name: column.like for column in self.extras}
 
     def pack(
         self,
