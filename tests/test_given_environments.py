@@ -120,7 +120,7 @@ def test_it_is_evaluated_in_eval_env(tmp_path: Path) -> None:
 
 def test_early_stopping_needs_an_environment_to_evaluate_in(tmp_path: Path) -> None:
     stopping = {"patience": 2}
-    with pytest.raises(ConfigError, match=r"early_stopping needs evaluations, and Point cannot be made again"):
+    with pytest.raises(ConfigError, match=r"early_stopping needs evaluations, and Point cannot be duplicated"):
         SAC(Point(), **tiny(tmp_path), early_stopping=stopping, eval_interval=10).learn(40, progress_bar=False)
 
 

@@ -205,7 +205,7 @@ def test_a_signal_is_told_in_place_of_the_bar(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(sys, "stderr", made.stream)
         progress = Progress(100)
         assert eventually(lambda: "left" in made.frames[-1])
-        signals._tell("SIGINT: ending this step\n")
+        signals._write_stderr("SIGINT: ending this step\n")
         progress.close()
         assert eventually(lambda: made.screen.lines[-1] == "")
     told, bar = (line.split()[0] for line in made.screen.lines[:-1])

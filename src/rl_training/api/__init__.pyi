@@ -88,11 +88,11 @@ class _TrainKeys(TypedDict, total=False):
     warmup_steps: int | float
     """updates over which the learning rate rises linearly before the schedule starts; ≥ 0; default 0"""
     eval_interval: int | float | None
-    """ticks of the clock between evaluations; null evaluates at the end only; ≥ 1"""
+    """ticks between evaluations; null evaluates at the end only; ≥ 1"""
     early_stopping: Mapping[str, Any] | None
-    """when to stop before the end (see below); needs `eval_interval`"""
+    """when to stop before the end (see below); requires `eval_interval`"""
     max_hours: float | None
-    """hours after which the run ends, saved; resumed, it goes on for as long again; > 0"""
+    """hours after which the run is saved and ends; a resumed run gets the same number of hours again; > 0"""
 
 class _TargetKeys(TypedDict, total=False):
     tau: float

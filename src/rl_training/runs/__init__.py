@@ -1,1 +1,1 @@
-"""A run and its parts: settings, folder, clock, callbacks, evaluation, checkpoints; and N runs trained together."""
+"""Training runs: settings, folder, clock, callbacks, evaluation, checkpoints; `fleet.train` trains N runs."""

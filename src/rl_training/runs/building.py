@@ -1,4 +1,4 @@
-"""From checked settings to a learner on its device, with the memory it needs known before it is taken."""
+"""Build a learner on its device from validated settings, after checking that it fits into memory."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rl_training.seeding import learner_seeds
 from rl_training.spaces import SpaceSpec
 from rl_training.updates.updater import require_device, set_precision
 
-# Networks of this package gain nothing from more threads than this; a user's OMP_NUM_THREADS wins.
-MOST_THREADS = 4
-# A parameter that is trained has a gradient and two moments beside it.
-_COPIES = 4
-# The least an environment takes: one of the smallest in this process, or an interpreter with its libraries.
+# More threads do not speed up networks of this size. OMP_NUM_THREADS takes precedence.
+MAX_THREADS = 4
+# A trained parameter, its gradient and two moments.
+_TENSORS_PER_PARAMETER = 4
+# Minimum memory of an environment: a small one in this process, or an interpreter with its libraries.
 _ENV_BYTES, _PROCESS_BYTES = 4 << 10, 40 << 20
 _MANY_ENVS = 10_000
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the first GPU if there is one."""
+    """The torch device; `auto` is the first GPU if there is one, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda"):
@@ -41,39 +41,41 @@ def choose_device(name: str) -> torch.device:
         index = int(name.partition(":")[2] or 0)
         if index >= count:
             raise ConfigError(
-                f"device: {name!r} is not there ({count} CUDA devices found); use 'auto' or 'cpu'", key="device"
+                f"device: {name!r} is not available ({count} CUDA devices found); use 'auto' or 'cpu'", key="device"
             )
     return torch.device(name)
 
 
 def require_room_for_environments(config: TrainConfig) -> None:
-    """Refuse more environments than memory or the limit on processes can hold, before the first is made."""
-    if config.environments == "ray":  # not on this machine alone
+    """Raise if `num_envs` exceeds the available memory or the limit on processes."""
+    if config.environments == "ray":  # they may run on other machines
         return
     processes = config.environments == "processes"
     each = _PROCESS_BYTES if processes else _ENV_BYTES
     free = available_memory()
     most = free // each
     reason = f"they need at least {human_bytes(config.num_envs * each)} and {human_bytes(free)} are available"
-    limit = _most_processes() if processes else -1
+    limit = _process_limit() if processes else -1
     if 0 <= limit < most:
         most, reason = limit, f"this user may have {limit} processes"
     if config.num_envs > most:
         raise MemoryLimitError(f"num_envs {config.num_envs} is too many: {reason}; at most {most}", key="num_envs")
     if config.num_envs > _MANY_ENVS:
-        _log.warning("num_envs: %s environments are made one after the other first", f"{config.num_envs:,}")
+        _log.warning(
+            "num_envs: %s environments are created one after another before training starts", f"{config.num_envs:,}"
+        )
 
 
-def _most_processes() -> int:
-    """How many processes this user may have; -1: any number."""
+def _process_limit() -> int:
+    """The maximum number of processes of this user; -1 if unlimited."""
     return -1 if resource is None else int(resource.getrlimit(resource.RLIMIT_NPROC)[0])
 
 
 def prepare_process(device: torch.device) -> None:
-    """Set this process's threads and allocator for training on `device`."""
+    """Configure threads and allocator of this process for training on `device`."""
     if "OMP_NUM_THREADS" not in os.environ:
-        # Beside a GPU only the acting policy runs here, one row at a time: threads would just wait for each other.
-        most = MOST_THREADS if device.type == "cpu" else 1
+        # With a GPU only the acting policy runs on the CPU, on one row at a time: more threads only add overhead.
+        most = MAX_THREADS if device.type == "cpu" else 1
         torch.set_num_threads(min(torch.get_num_threads(), most, available_cores()))
     if device.type == "cpu":
         keep_freed_memory()
@@ -89,7 +91,7 @@ def build_learner(
     clip_observations: bool = False,
     updates_per_step: int = 1,
 ) -> Learner:
-    """Model and learner, initialised from the run's seed without touching torch's global generator."""
+    """Create the learner with its model, seeded by the run; torch's global generator keeps its state."""
     device = choose_device(config.device)
     require_device(config.acceleration, device)
     prepare_process(device)
@@ -114,11 +116,11 @@ def build_learner(
     return learner
 
 
-def _require_memory(outline: Model, device: torch.device) -> None:
-    """Refuse networks that do not fit, known by their shapes alone."""
+def _require_memory(model: Model, device: torch.device) -> None:
+    """Raise if the networks do not fit into the memory of `device`; `model` is on the meta device."""
     needed = sum(
-        tensor.numel() * tensor.element_size() * (_COPIES if tensor.requires_grad else 1)
-        for tensor in chain(outline.parameters(), outline.buffers())
+        tensor.numel() * tensor.element_size() * (_TENSORS_PER_PARAMETER if tensor.requires_grad else 1)
+        for tensor in chain(model.parameters(), model.buffers())
     )
     room = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     if needed > room:

@@ -1,4 +1,4 @@
-"""Callbacks: watch a run, evaluate it, stop it. Every loop calls them through the session, at the same points."""
+"""Callbacks, which observe, evaluate or stop a run; the session calls them at the same points in every loop."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Override what you need. `session.stop(reason)` ends the run after the current step; resumed, it goes on.
+    """Base class of callbacks; override the methods you need.
 
-    An exception raised here ends the run after saving it. `state_dict` must be plain data; it is stored in each
-    checkpoint under `name` and given back on resume.
+    `session.stop(reason)` ends the run after the current step; it continues if it is resumed. If a callback raises,
+    the run is saved and ends. `state_dict` must return plain data; it is stored in each checkpoint under `name` and
+    passed to `load_state_dict` on resume.
     """
 
     @property
@@ -27,19 +28,19 @@ class Callback:
         return type(self).__name__
 
     def on_training_start(self, session: Session) -> None:
-        """Before the first step, also of a resumed run."""
+        """Before the first step of a new or resumed run."""
 
     def on_continued(self, session: Session) -> None:
-        """Before a run that early stopping had ended goes on with a larger budget."""
+        """Before a run that early stopping had ended continues with a larger budget."""
 
     def on_scores_forgotten(self, session: Session) -> None:
         """Before a run continues in another environment or with other data: earlier scores no longer count."""
 
     def on_phase(self, session: Session) -> None:
-        """When the clock begins to count something else (RLPD: after its pretraining)."""
+        """After the phase of the clock has changed (RLPD: at the end of pretraining)."""
 
     def on_step(self, session: Session) -> None:
-        """After each vector step and its updates (offline: after each block of updates)."""
+        """After each vector step and its updates; offline, after each block of updates."""
 
     def on_evaluation(self, session: Session, metrics: Mapping[str, float]) -> None:
         """After an evaluation."""
@@ -48,10 +49,10 @@ class Callback:
         """After a checkpoint was written."""
 
     def on_training_end(self, session: Session) -> None:
-        """After the last step, before the last checkpoint and the evaluation of what it holds."""
+        """After the last step, before the last checkpoint and the final evaluation."""
 
     def next_due(self, now: int) -> int | None:
-        """The tick at which `on_step` must be called next; offline loops run in blocks up to it."""
+        """The tick at which `on_step` must be called next; a block of offline updates ends there."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -62,7 +63,7 @@ class Callback:
 
 
 class FunctionCallback(Callback):
-    """A plain function of the session, called as `on_step`."""
+    """A callback whose `on_step` calls `function(session)`."""
 
     def __init__(self, function: Callable[[Session], object]) -> None:
         self.function = function
@@ -76,9 +77,9 @@ class FunctionCallback(Callback):
 
 
 def as_callbacks(given: Any) -> list[Callback]:
-    """One callback or several, of which any may be a plain function; anything else is refused in one line."""
-    several = given if isinstance(given, Sequence) else [] if given is None else [given]
-    return [_as_callback(one) for one in several]
+    """Convert a callback, a function, or a sequence of these to a list of callbacks; raises for other types."""
+    callbacks = given if isinstance(given, Sequence) else [] if given is None else [given]
+    return [_as_callback(one) for one in callbacks]
 
 
 def _as_callback(given: Any) -> Callback:
@@ -116,7 +117,7 @@ class EvaluationCallback(Callback):
             try:
                 session.evaluate()
             except BaseException:
-                self.cadence.last = last  # still due: a run that goes on from here evaluates first
+                self.cadence.last = last  # still due: a resumed run evaluates first
                 raise
 
     def next_due(self, now: int) -> int | None:
@@ -132,7 +133,7 @@ class EvaluationCallback(Callback):
 class EarlyStoppingCallback(Callback):
     """Stops when `target_return` is reached, or after `patience` evaluations without `min_improvement`.
 
-    Patience counts from the first environment step: what RLPD's pretraining scores is no measure of its progress.
+    Patience starts at the first environment step: evaluations during RLPD's pretraining do not count.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class EarlyStoppingCallback(Callback):
 
 
 class TimeLimitCallback(Callback):
-    """Ends a run after so many hours of this process's work on it; a resumed run has the hours anew."""
+    """Stops the run `hours` after training started; a resumed run gets the same number of hours again."""
 
     def __init__(self, hours: float) -> None:
         self.hours = hours

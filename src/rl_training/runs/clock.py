@@ -1,4 +1,4 @@
-"""How far a run has come, and what is due: a boundary counts when it is crossed, not only when it is hit."""
+"""`Clock`, the progress of a run, and `Cadence`, which triggers periodic work."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass
 class Clock:
-    """`now` is what intervals count in the present phase; `ticks`, the sum of both counts, never goes back.
+    """Progress of a run in ticks: environment steps online, gradient updates offline.
 
-    One tick is an environment step online and a gradient update offline. `phase` is online, offline, or pretrain
-    (RLPD before its first environment step).
+    `phase` is online, offline, or pretrain (RLPD before its first environment step). `now` counts the ticks of the
+    current phase, in which intervals are measured; `ticks` counts all phases and never decreases.
     """
 
     phase: str = "online"
@@ -34,11 +34,11 @@ class Cadence:
         self.last = 0
 
     def due(self, now: int) -> bool:
-        """Whether a boundary lies in (last, now]; asking moves `last`."""
+        """Whether (last, now] contains a multiple of `interval`; sets `last` to `now`."""
         crossed = now // self.interval > self.last // self.interval
         self.last = now
         return crossed
 
     def next(self, now: int) -> int:
-        """The next boundary after `now`."""
+        """The next multiple of `interval` after `now`."""
         return (now // self.interval + 1) * self.interval

@@ -1,4 +1,4 @@
-"""`eval_interval` and `early_stopping`: the one way they reach every trainer, online and offline."""
+"""`eval_interval`, `early_stopping` and `max_hours`, the same for all regimes: their settings and callbacks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from rl_training.settings import PositiveFloat, PositiveInt, Settings
 
 
 class EarlyStopping(Settings):
-    """At least one of `patience` (evaluations) and `target_return` must be given."""
+    """At least one of `patience` and `target_return` must be set."""
 
     patience: PositiveInt | None = None
-    """evaluations without improvement until the run stops"""
+    """evaluations without improvement after which the run stops"""
     min_improvement: Annotated[float, Field(ge=0)] = 0.0
-    """what counts as an improvement of the mean return"""
+    """minimum increase of the mean return that counts as an improvement"""
     target_return: float | None = None
-    """stop as soon as an evaluation's mean return reaches it"""
+    """the run stops when the mean return of an evaluation reaches this value"""
 
     @model_validator(mode="before")
     @classmethod
-    def _by_return(cls, values: Any) -> Any:
-        """Drop `metric: return` and `fqe_updates`, which files of version 0.2 spell out; refuse other metrics."""
+    def _drop_removed_keys(cls, values: Any) -> Any:
+        """Drop `metric: return` and `fqe_updates`, which files of version 0.2 contain; raise for other metrics."""
         if not isinstance(values, Mapping):
             return values
         if (metric := values.get("metric", "return")) != "return":
@@ -41,45 +41,37 @@ class EarlyStopping(Settings):
         return {name: value for name, value in values.items() if name not in REMOVED_FROM_EARLY_STOPPING}
 
     @model_validator(mode="after")
-    def _something_to_stop_at(self) -> Self:
+    def _has_criterion(self) -> Self:
         if self.patience is None and self.target_return is None:
             raise ValueError("early_stopping needs patience or target_return")
         return self
 
 
 class ControlConfig(Settings):
-    """`eval_interval` in ticks of the clock: environment steps online, gradient updates offline."""
+    """When to evaluate and stop. A tick is an environment step online and a gradient update offline."""
 
     eval_interval: PositiveInt | None = None
-    """ticks of the clock between evaluations; null evaluates at the end only"""
+    """ticks between evaluations; null evaluates at the end only"""
     early_stopping: EarlyStopping | None = None
-    """when to stop before the end (see below); needs `eval_interval`"""
+    """when to stop before the end (see below); requires `eval_interval`"""
 
     max_hours: PositiveFloat | None = None
-    """hours after which the run ends, saved; resumed, it goes on for as long again"""
+    """hours after which the run is saved and ends; a resumed run gets the same number of hours again"""
 
     @model_validator(mode="after")
-    def _stopping_needs_evaluating(self) -> Self:
+    def _stopping_needs_evaluation(self) -> Self:
         if self.early_stopping is not None and self.eval_interval is None:
             raise ValueError("early_stopping needs eval_interval")
         return self
 
 
 def build_control_callbacks(controls: ControlConfig) -> list[Callback]:
-    """The callbacks that carry out `controls`."""
+    """The callbacks that implement `controls`."""
     callbacks: list[Callback] = []
     if controls.eval_interval is not None:
         callbacks.append(EvaluationCallback(controls.eval_interval))
     if controls.early_stopping is not None:
-        callbacks.append(_early_stopping(controls.early_stopping))
+        callbacks.append(EarlyStoppingCallback(**dict(controls.early_stopping)))
     if controls.max_hours is not None:
         callbacks.append(TimeLimitCallback(controls.max_hours))
     return callbacks
-
-
-def _early_stopping(settings: EarlyStopping) -> EarlyStoppingCallback:
-    return EarlyStoppingCallback(
-        patience=settings.patience,
-        min_improvement=settings.min_improvement,
-        target_return=settings.target_return,
-    )

@@ -1,4 +1,4 @@
-"""`Evaluations`: evaluates a run's policy in turn with training, and keeps the best one in `best/`."""
+"""`Evaluations`: evaluates the policy of a run between training steps and saves the best one in `best/`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Evaluations:
-    """The evaluations of one session; there are none if `evaluator` is None or `eval_episodes` is 0."""
+    """The evaluations of one session; disabled if `evaluator` is None or `eval_episodes` is 0."""
 
     def __init__(self, session: Session, evaluator: Evaluator | None) -> None:
         self._session = session
@@ -27,25 +27,25 @@ class Evaluations:
         self._acting = ActingPolicy(session.learner)
 
     def start(self) -> None:
-        """Start the environments that are processes, which takes seconds, if there is a policy to evaluate."""
+        """Start environment processes, which takes seconds, unless the current policy was evaluated."""
         if self._evaluator is not None and self._session.running and self._is_new():
             self._evaluator.start()
 
     def now(self) -> dict[str, float]:
-        """Evaluate the present policy, once per tick, and return the result."""
+        """Evaluate the current policy, at most once per tick, and return the metrics."""
         if self._evaluator is None:
             return {}
         if self._is_new():
             check_finite(self._session.learner, f"by step {self._session.clock.ticks}")
-            self._record(self._played(self._evaluator))
+            self._record(self._play(self._evaluator))
         return self._session.last_evaluation
 
     def _is_new(self) -> bool:
-        """Whether the present policy was not evaluated yet."""
+        """Whether the current policy has not been evaluated."""
         return self._session.evaluated_at != self._session.clock.ticks
 
-    def _played(self, evaluator: Evaluator) -> dict[str, float]:
-        """Play the episodes; report the first time that episodes were cut."""
+    def _play(self, evaluator: Evaluator) -> dict[str, float]:
+        """Play the episodes; warn the first time that one was truncated."""
         session, cut_before = self._session, evaluator.notice
         with session.doing("evaluating"):
             metrics = evaluator.run(self._acting.current(), session.config.eval_episodes, session.interrupted)
@@ -54,7 +54,7 @@ class Evaluations:
         return metrics
 
     def _record(self, metrics: dict[str, float]) -> None:
-        """Log a result, keep the best policy, call the callbacks."""
+        """Log the metrics, save the best policy, call the callbacks."""
         session = self._session
         session.run.fence()
         session.last_evaluation, session.evaluated_at = metrics, session.clock.ticks
@@ -69,18 +69,12 @@ class Evaluations:
         session = self._session
         saved = state.save_networks(session)
         try:
-            info = write_checkpoint(
-                session.run.best,
-                session.clock.ticks,
-                tensors=saved.tensors,
-                records=saved.records,
-                fence=session.run.fence,
-            )
+            info = write_checkpoint(session.run.best, session.clock.ticks, **vars(saved), fence=session.run.fence)
         except CheckpointError as error:
             session.say(f"warning: {error}; the best policy was not saved")
             return
         with session.deleting(session.run.best):
-            # Whatever its step: a killed run may have left one of a later step than this.
+            # Including later steps, which a killed run may have left.
             for path in list_checkpoints(session.run.best):
                 if path == info.path:
                     continue

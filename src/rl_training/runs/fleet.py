@@ -1,15 +1,13 @@
-"""`train`: N runs at once. N = 1 is the usual case; with several, their updates are computed together.
+"""`train`: train N runs. Usually N = 1; the updates of several runs are computed together.
 
-Each run is a generator (`runs.training`). When all of them wait for updates, these are made together, on stacked
-tensors. Environments in processes of their own work concurrently: every run sends its actions before the first
-waits for an answer.
+Each run is a generator (`runs.training`). When all of them wait for updates, these are computed together on stacked
+tensors. Environment processes work concurrently: every run sends its actions before the first waits for an answer.
 
-Every run has its own folder, log, evaluations, callbacks and checkpoints. It may end before the others, finished,
-stopped or failed, and then leaves the stack.
+Every run has its own folder, log, evaluations, callbacks and checkpoints. It may end before the others, and then
+leaves the stack.
 
-All runs end a step before the first begins the next one. Signals take effect there, so every run is saved at the
-same step. If runs resume at different steps nevertheless (see `runs.resume_points`), those behind make their
-updates first.
+All runs end a step before the first begins the next one. Signals take effect between steps, so every run is saved
+at the same step. If runs resume at different steps (see `runs.resume_points`), those behind catch up first.
 """
 
 from __future__ import annotations
@@ -35,17 +33,17 @@ from rl_training.updates.stack import Stack
 from rl_training.updates.stacked import StackedUpdater
 from rl_training.updates.updater import Updater
 
-# Copies of its networks that a run needs: parameters, gradients, two moments, and what the stack adds.
+# Memory of a run in copies of its networks: parameters, gradients, two moments, and the same in the stack.
 COPIES = 8
 
 _log = logging.getLogger(__name__)
 
 
 def train(specs: Sequence[RunSpec], turns: Sequence[Sequence[int]] | None = None) -> list[TrainResult]:
-    """Train every run to its end, as many together as `population` and the memory allow; results in their order.
+    """Train all runs, as many at a time as `population` and the memory allow; returns their results in order.
 
-    `turns`: which runs are trained together, by their indices, one turn after another; None: all of them. Raises
-    the error of a single run as it is; if some of several runs failed, `MembersFailed` after the others have ended.
+    `turns`: indices of the runs that are trained together, one turn after another; None: all of them. Raises the
+    error of a single run unchanged, and `MembersFailed` if some of several runs fail, after the others have ended.
     """
     guard, population = SignalGuard(), specs[0].config.population
     members = [Member(spec, guard) for spec in specs]
@@ -68,7 +66,7 @@ def train(specs: Sequence[RunSpec], turns: Sequence[Sequence[int]] | None = None
 
 
 class Member:
-    """One run of several: the event it waits at, or how it ended."""
+    """One of N runs: the event at which it waits, or its result or error."""
 
     def __init__(self, spec: RunSpec, guard: SignalGuard) -> None:
         self.seed = spec.config.seed or 0
@@ -78,9 +76,9 @@ class Member:
         self.regime: Regime | None = None
         self.session: Session | None = None
         self.home: Path | None = None
-        self.display: Display | None = None  # shared with the members it trains with
+        self.display: Display | None = None  # shared by the members that are trained together
         self.alive = True
-        self.done = 0  # updates made of those it waits for
+        self.done = 0  # updates computed of those for which it waits
         self._training = training(spec, guard, self._console)
 
     def _console(self, *arguments: Any, **options: Any) -> Progress:
@@ -89,7 +87,7 @@ class Member:
         return MemberProgress(self.display, self.seed, *arguments, **options)
 
     def advance(self, failure: BaseException | None = None) -> None:
-        """Continue to the next event, or the end. An error ends this member only."""
+        """Continue to the next event or the end; `failure` is raised in the run. An error ends this member only."""
         self.done = 0
         try:
             self.event = next(self._training) if failure is None else self._training.throw(failure)
@@ -106,7 +104,7 @@ class Member:
 
     @property
     def ready(self) -> bool:
-        """Whether it can continue: it waits for no update, or for none that is left to make."""
+        """Whether the run can continue: it does not wait for updates, or all of them are computed."""
         return not isinstance(self.event, Updates) or self.done == self.event.number
 
     @property
@@ -116,7 +114,7 @@ class Member:
 
     @property
     def updates(self) -> int:
-        """Updates made in all, while it waits for more."""
+        """Updates of its learner, while it waits for more."""
         return self.wanted.updater.learner.updates
 
     def close(self) -> None:
@@ -137,12 +135,12 @@ class MembersFailed(RLTrainingError):
 
 
 def as_exception(error: Exception | SystemExit | None) -> Exception | None:
-    """The error of a member, without one that would end the process."""
+    """The error of a member; `SystemExit` is replaced, because raising it would end the process."""
     return RLTrainingError(f"ended by {error!r}") if isinstance(error, SystemExit) else error
 
 
 def _build(members: Sequence[Member], population: str | int) -> list[Member]:
-    """Build the first of `members`, as many as fit; raises what keeps one from being built."""
+    """Build as many of `members` as fit into memory; raises the error of a member that cannot be built."""
     group = list(members[:1])
     for member in group:
         member.advance()
@@ -154,7 +152,7 @@ def _build(members: Sequence[Member], population: str | int) -> list[Member]:
 
 
 def _number_that_fits(built: Regime, wanted: int, population: str | int) -> int:
-    """How many of `wanted` members like `built`, which exists already, are trained at a time."""
+    """The number of members trained at a time, at most `wanted`; `built` is the first of them."""
     if population == "off":
         return 1
     most = wanted if population == "auto" else min(wanted, int(population))
@@ -171,12 +169,12 @@ def _number_that_fits(built: Regime, wanted: int, population: str | int) -> int:
 
 
 def _open(group: Sequence[Member], ended: Sequence[Member]) -> None:
-    """Open the folders of `group`, and record in them which runs are trained together; `ended` had their turn."""
+    """Open the folders of `group`, and record in them which runs train together; `ended` were trained before."""
     display = Display(len(group)) if len(group) > 1 else None
     for member in group:
         member.display = display
         member.advance()
-    note_companions([member.event for member in group if isinstance(member.event, Opened)])
+    _record_missing_members([member.event for member in group if isinstance(member.event, Opened)])
     sessions = [member.session for member in group if member.session is not None]
     before = [member.home for member in ended if member.home is not None]
     here = [session.run.path.name for session in sessions]
@@ -190,8 +188,8 @@ def _open(group: Sequence[Member], ended: Sequence[Member]) -> None:
         amend_record(home, population=record)
 
 
-def note_companions(opened: Sequence[Opened]) -> None:
-    """Note in run.json if runs resume without members that they were trained with, or at different steps.
+def _record_missing_members(opened: Sequence[Opened]) -> None:
+    """Record in run.json if runs resume without members with which they were trained, or at different steps.
 
     The last bits of an update depend on how many members are computed together. On a GPU a member that has ended
     may still have been among them.
@@ -219,7 +217,7 @@ def _ended_before(home: Path, step: int) -> bool:
 
 
 def _results(members: Sequence[Member]) -> list[TrainResult]:
-    """The results in order; raises the error of a single run, an interruption, or one error that all share."""
+    """The results in order; raises the error of a single run, an interruption, or an error that all runs share."""
     errors = [member.error for member in members if member.error is not None]
     for error in errors:
         if len(members) == 1 or isinstance(error, TrainingInterrupted | ClaimLost | RunInUse):
@@ -233,7 +231,7 @@ def _results(members: Sequence[Member]) -> list[TrainResult]:
 
 
 class Lockstep:
-    """Members that were opened, and the stack of those that make the next updates."""
+    """Trains opened members step by step, and keeps the stack of those whose updates are computed together."""
 
     def __init__(self, members: Sequence[Member], guard: SignalGuard) -> None:
         self.members, self._guard = list(members), guard
@@ -241,7 +239,7 @@ class Lockstep:
         self._restack(self.stacked)
 
     def _restack(self, members: list[Member]) -> None:
-        """Stack `members`; what was captured or compiled for the stack before is lost."""
+        """Stack `members`; captured and compiled updates of the former stack are discarded."""
         self.stacked = members
         self._running: StackedUpdater | None = None
         self._updaters: dict[tuple[int, ...], StackedUpdater] = {}
@@ -278,7 +276,7 @@ class Lockstep:
                 member.done += count
 
     def _between_steps(self, sessions: Sequence[Session]) -> None:
-        """All members are at the same step: let signals take effect, and keep the checkpoint that all have."""
+        """Let signals take effect, and protect the newest step that all members have saved from pruning."""
         self._guard.renew()
         steps = {session.saved_step for session in sessions}
         if len(steps) == 1:
@@ -286,10 +284,10 @@ class Lockstep:
                 session.common_step = session.saved_step
 
     def _updater(self, members: list[Member]) -> Updater:
-        """The updater of `members`: that of a stack, or that of a single run."""
+        """The updater of a stack of `members`, or that of a single member."""
         updaters = [member.wanted.updater for member in members]
         if members != self.stacked:
-            if self._running is not None and self._carries(self._running, members):
+            if self._running is not None and self._can_keep(self._running, members):
                 return self._running
             self._restack(members)
         if self.stack is None:
@@ -300,11 +298,11 @@ class Lockstep:
         self._running = self._updaters[key]
         return self._running
 
-    def _carries(self, running: StackedUpdater, members: Sequence[Member]) -> bool:
+    def _can_keep(self, running: StackedUpdater, members: Sequence[Member]) -> bool:
         """Whether to keep a stack that still contains finished members, whose updates are ignored.
 
-        If updates are compiled or captured, a smaller stack costs more than it saves until half are gone. Not on a
-        CPU: a resumed population has no such members, and must compute the same bits.
+        If updates are compiled or captured, building a smaller stack pays off only after half of the members have
+        finished. Never on a CPU: a resumed population has no finished members and must compute the same bits.
         """
         known = {id(updater) for updater in running.members}
         return (
@@ -317,7 +315,7 @@ class Lockstep:
 
 
 def furthest_behind(waiting: Sequence[Member]) -> tuple[list[Member], int]:
-    """The members with the fewest updates, and how many they make until one is ready or they reach the others."""
+    """The members with the fewest updates, and the number of updates until one is ready or reaches the others."""
     least = min(member.updates for member in waiting)
     behind = [member for member in waiting if member.updates == least]
     bounds = [member.wanted.number - member.done for member in behind]

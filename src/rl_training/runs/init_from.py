@@ -1,4 +1,4 @@
-"""Starting a run from the networks another run learned (`init_from`)."""
+"""Initialise a run with the networks of another run (`init_from`)."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from rl_training.algorithms.base import Learner
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runs.state import acts, config_of, read_run_checkpoint, spaces_from
+from rl_training.runs.state import config_of, is_policy_tensor, read_run_checkpoint, spaces_from
 from rl_training.spaces import SpaceSpec
 
 _log = logging.getLogger(__name__)
 
 
 def starting_point(config: TrainConfig, own: Checkpoint | None) -> Checkpoint | None:
-    """The checkpoint a run's networks come from: its own, or the one another run left (`init_from`)."""
+    """The checkpoint that provides the initial networks: the run's own, or that of `init_from`; None if neither."""
     if own is not None or config.init_from is None:
         return own
     return read_run_checkpoint(find_origin(config.init_from, config.seed))
 
 
 def find_origin(init_from: str, seed: int | None) -> Path:
-    """The checkpoint that `init_from` means for a run of that seed, which `{seed}` in it stands for."""
+    """The checkpoint at `init_from`, in which `{seed}` is replaced by `seed`."""
     return find_checkpoint(Path(init_from.replace("{seed}", str(seed))))
 
 
 def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec) -> None:
-    """Copy the networks another run learned into this learner: the policy, and every other network that fits whole.
+    """Copy the policy of another run, and every other network whose tensors all fit, into `learner`.
 
-    A target that the other run did not have, or that does not fit, starts equal to what it follows.
+    A target network that is missing or does not fit is initialised from its source network.
     """
     if difference := spaces.difference(spaces_from(checkpoint), "this run has"):
         raise ConfigError(
@@ -40,43 +40,43 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
         )
     own = learner.state_dict()["networks"]
     given = checkpoint.tensors["networks"]
-    misfits = [name for name, tensor in own.items() if not _fits(given.get(name), tensor)]
-    # Layers the other network has beyond these make it another network, though all of these fit.
-    misfits += sorted(name for name in given.keys() - own.keys() if ".net." in name)
-    for name in misfits:
-        if acts(name):
+    differing = [name for name, tensor in own.items() if not _fits(given.get(name), tensor)]
+    # A network with additional layers does not fit either.
+    differing += sorted(name for name in given.keys() - own.keys() if ".net." in name)
+    for name in differing:
+        if is_policy_tensor(name):
             raise ConfigError(
                 f"init_from: the {checkpoint.records['config']['algo']} policy of {checkpoint.path} does not fit "
                 f"(first difference: {name}); use the same hidden_sizes, kind of actor and normalize_observations",
                 key="init_from",
             )
-    _tell_other_distribution(learner, checkpoint)
-    strange = {_network(name) for name in misfits} & {_network(name) for name in own}
-    if strange and any(_network(name) in strange for name in given):
-        _log.warning("init_from: starting anew, because they do not fit: %s", ", ".join(sorted(strange)))
-    taken = {name: tensor if _network(name) in strange else given[name] for name, tensor in own.items()}
-    places = {
+    _warn_about_distribution(learner, checkpoint)
+    mismatched = {_network(name) for name in differing} & {_network(name) for name in own}
+    if mismatched and any(_network(name) in mismatched for name in given):
+        _log.warning("init_from: not copied, because they do not fit: %s", ", ".join(sorted(mismatched)))
+    tensors = {name: tensor if _network(name) in mismatched else given[name] for name, tensor in own.items()}
+    paths = {
         module: f"{name}.{path}".rstrip(".")
         for name, root in learner.modules().items()
         for path, module in root.named_modules()
     }
     for target, source in learner.targets().items():
-        if places[target] in strange:
-            taken |= {f"{places[target]}.{key}": taken[f"{places[source]}.{key}"] for key in source.state_dict()}
-    learner.load_networks(taken)
+        if paths[target] in mismatched:
+            tensors |= {f"{paths[target]}.{key}": tensors[f"{paths[source]}.{key}"] for key in source.state_dict()}
+    learner.load_networks(tensors)
 
 
-def _tell_other_distribution(learner: Learner, checkpoint: Checkpoint) -> None:
-    """Say that a network which fits means another policy: its mode is the same, its spread is not."""
+def _warn_about_distribution(learner: Learner, checkpoint: Checkpoint) -> None:
+    """Warn if `policy_distribution` differs: the same network then is a policy of another spread."""
     now, config = getattr(learner.model.actor, "distribution", None), config_of(checkpoint)
     before = config.algo_kwargs.get("policy_distribution", "gaussian" if config.algo == "iql" else "tanh")
     if now is not None and now != before:
-        words = "init_from: the policy of %s is %r and this run's %r: its mode is the same, its spread is not"
-        _log.warning(words, checkpoint.path, before, now)
+        message = "init_from: the policy of %s is %r and this run's %r: its mode is the same, its spread differs"
+        _log.warning(message, checkpoint.path, before, now)
 
 
 def _network(name: str) -> str:
-    """The network a tensor belongs to: `model.critics` of `model.critics.net.hidden.0.weight`."""
+    """The network of a tensor: `model.critics` for `model.critics.net.hidden.0.weight`."""
     parts = name.split(".")
     return ".".join(parts[: 2 if parts[0] == "model" else 1])
 

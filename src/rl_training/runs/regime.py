@@ -1,7 +1,7 @@
-"""What online, offline and offline-to-online runs differ in, and the events at which N runs wait for each other.
+"""`Regime`, the base class of online, offline and offline-to-online training, and the events that `fit` yields.
 
-A regime builds all that a `RunSpec` needs: spaces, data, learner, environments. Its `fit` is a generator: it yields
-an event where it needs updates, has sent actions or has ended a step, and continues when it is resumed.
+A regime builds the spaces, data, learner and environments of a `RunSpec`. Its generator `fit` yields an event when
+it needs updates, has sent actions or has ended a step.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ class Acted(NamedTuple):
 
 
 class Advanced(NamedTuple):
-    """The run has ended a step with everything that was due; others may end theirs before it begins the next."""
+    """The run has ended a step; others may end theirs before it begins the next."""
 
 
 Event = Updates | Acted | Advanced
 
 
 class Regime(ABC):
-    """What the kinds of runs differ in. The constructor builds all that a `RunSpec` needs."""
+    """How a run is built and trained. The constructor builds spaces, data, learner and environments."""
 
     name: ClassVar[str]
     sections: ClassVar[tuple[type[Settings], ...]]
     first_phase: str
-    spec: RunSpec  # with the learner and settings for the actions of its spaces
+    spec: RunSpec  # with the learner and settings for the actions of `spaces`
     learner: Learner
     spaces: SpaceSpec
     total_ticks: int
     total_updates: int
     experience: Experience | None = None
     dataset_record: Mapping[str, Any] | None = None
-    remarks: Sequence[str] = ()  # lines for the beginning of a run
+    remarks: Sequence[str] = ()  # lines that are printed when the run starts
 
     @abstractmethod
     def __init__(self, spec: RunSpec) -> None: ...
 
     @abstractmethod
     def ready(self) -> None:
-        """Make the updaters. Called after restoring, because a captured update keeps its tensors' addresses."""
+        """Create the updaters. Called after restoring, because a captured update stores addresses of tensors."""
 
     @abstractmethod
     def fit(self, session: Session) -> Iterator[Event]:
-        """Train to the end of the budget, or until the session stops; yields where it needs updates."""
+        """Train until the budget is used up or the session stops; yields when it needs updates."""
 
     def updater(self, source: BatchSource, *, together: int = 1, acting: ActingPolicy | None = None) -> Updater:
-        """Updates on minibatches of `source`, scheduled over the whole run.
+        """An updater on minibatches of `source`; its schedules span the whole run.
 
         `together`: usual number of updates per call; `acting` needs the weights after each call.
         """

@@ -1,13 +1,13 @@
-"""At which step the members of a population resume.
+"""Choose the step at which each member of a population resumes.
 
-How an update is rounded depends on how many members are computed together. A resumed population therefore equals an
-undisturbed one only if every update is made with the same members: those that were trained together go back to the
-newest step that all of them have saved. Members save one after another, so a process that is killed meanwhile
-leaves some of them ahead. A member that had ended by that step stays as it is; one that ended later goes back with
-the others and ends again.
+The rounding of an update depends on the number of members that are computed together. A resumed population
+therefore equals an uninterrupted one only if every update is computed with the same members. Members that were
+trained together resume at the newest step that all of them have saved. Members save one after another, so a killed
+process may leave some of them ahead. A member that had ended by that step is not trained again; one that ended
+later resumes with the others and ends again.
 
-There may be no such step: checkpoints were deleted or damaged, or written by an older version. Then each member
-resumes at its newest checkpoint, those behind catch up first, and run.json notes `exact_resume: false`.
+If there is no such step (checkpoints were deleted or damaged, or written by an older version), each member resumes
+at its newest checkpoint, members that are behind catch up first, and run.json records `exact_resume: false`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rl_training.experiment.checkpointing import latest_valid, list_checkpoints,
 from rl_training.experiment.retention import step_of
 from rl_training.experiment.runs import end_of, read_run_record
 
-# The step of a member without a checkpoint.
+# Step of a member without a checkpoint.
 START = -1
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a member resumes: at `checkpoint`, or from its start."""
+class ResumePoint:
+    """The checkpoint at which a member resumes; None: it starts from the beginning."""
 
     home: Path
     checkpoint: Path | None
-    newest: int  # step of its newest valid checkpoint, or `START`
+    newest: int  # step of the newest valid checkpoint, or `START`
 
     @property
     def step(self) -> int:
@@ -49,17 +49,17 @@ class Place:
 
 
 @dataclass(frozen=True)
-class _Standing:
-    """What there is of a member."""
+class _Member:
+    """What the folder of a member contains."""
 
     home: Path
-    newest: Path | None  # its newest valid checkpoint
-    end: int | None  # the step at which it ended by itself
+    newest: Path | None  # the newest valid checkpoint
+    end: int | None  # the step at which it finished, stopped, failed or diverged
     status: str
-    together: tuple[str, ...]  # members whose updates were made together, by the names of their folders
+    together: tuple[str, ...]  # folder names of the members whose updates were computed together
 
     @classmethod
-    def of(cls, home: Path, begun: bool, warn: Callable[[str], None]) -> _Standing:
+    def of(cls, home: Path, begun: bool, warn: Callable[[str], None]) -> _Member:
         newest = None
         if not begun:
             return cls(home, None, None, "new", ())
@@ -78,7 +78,7 @@ class _Standing:
         return START if self.newest is None else step_of(self.newest)
 
     def at(self, step: int) -> Path | None:
-        """Its valid checkpoint of that step."""
+        """The valid checkpoint of `step`, or None."""
         for path in list_checkpoints(self.home / "checkpoints") if step < self.step else ():
             if step_of(path) == step:
                 try:
@@ -96,15 +96,16 @@ class _Standing:
 
 def turns_of(
     homes: Mapping[Path, bool], wanted: Collection[Path], warn: Callable[[str], None]
-) -> list[list[Place]]:
-    """Where the runs in `homes` (which says whether they have begun) resume, in lists of those trained together.
+) -> list[list[ResumePoint]]:
+    """The resume points of the runs in `homes`, grouped by which runs are trained together.
 
-    A member that had diverged by then is left alone unless it is `wanted`.
+    `homes` maps each folder to whether its run has begun. A member that has already diverged is left out unless it
+    is in `wanted`.
     """
-    standings = [_Standing.of(home, begun, warn) for home, begun in homes.items()]
-    groups: dict[tuple[str, ...], list[_Standing]] = {}
-    known = [one.together for one in standings if one.together]
-    for one in standings:
+    members = [_Member.of(home, begun, warn) for home, begun in homes.items()]
+    groups: dict[tuple[str, ...], list[_Member]] = {}
+    known = [one.together for one in members if one.together]
+    for one in members:
         key = one.together or next((names for names in known if one.home.name in names), ())
         groups.setdefault(key, []).append(one)
     turns, late = [], []
@@ -116,16 +117,18 @@ def turns_of(
             if ended and one.status == "diverged" and one.home not in wanted:
                 continue
             if ended and step is not None:
-                late.append(Place(one.home, one.newest, one.step))
+                late.append(ResumePoint(one.home, one.newest, one.step))
             else:
-                turn.append(Place(one.home, one.newest if step is None else one.at(step), one.step))
+                turn.append(ResumePoint(one.home, one.newest if step is None else one.at(step), one.step))
         turns.append(turn)
     return [turn for turn in [*turns, late] if turn]
 
 
-def _common_step(members: Sequence[_Standing]) -> int | None:
-    """The newest step at which every member can resume, or had ended by itself; None if there is none, or all have
-    ended."""
+def _common_step(members: Sequence[_Member]) -> int | None:
+    """The newest step at which every member can resume or had already ended.
+
+    None if there is no such step, or all members have ended.
+    """
     going = [one for one in members if one.end is None]
     if not going:
         return None

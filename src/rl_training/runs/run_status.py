@@ -1,4 +1,4 @@
-"""How a run ends (finished, stopped, interrupted, failed, diverged): its folder says so, and how long it ran."""
+"""Record in run.json how a run ended (finished, stopped, interrupted, failed, diverged) and how long it took."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rl_training.runs.signals import TrainingInterrupted
 
 @contextmanager
 def duration(session: Session) -> Iterator[None]:
-    """Keep in run.json where the run worked and for how long, all its resumptions together."""
+    """Record the device, the host and the training time, summed over all resumptions, in run.json."""
     started, before = time.monotonic(), session.run.record.get("seconds")
-    so_far = float(before) if isinstance(before, int | float) else 0.0
+    earlier = float(before) if isinstance(before, int | float) else 0.0
     session.note_in_run(device=str(session.learner.device), host=platform.node())
     try:
         yield
     finally:
-        session.note_in_run(seconds=round(so_far + time.monotonic() - started, 3))
+        session.note_in_run(seconds=round(earlier + time.monotonic() - started, 3))
 
 
 @contextmanager
 def status(session: Session) -> Iterator[None]:
-    """However the run ends: write its status to run.json, after saving what it learned if it failed."""
+    """Write the status to run.json when the run ends; if it failed, save a checkpoint first."""
     try:
         yield
     except ClaimLost:
@@ -44,7 +44,7 @@ def status(session: Session) -> Iterator[None]:
             else f"{type(error).__name__} was raised"
         )
         _rescue(session, what, error)
-        # A run that failed before it could go on keeps the status it had.
+        # A run that failed before training resumed keeps its former status.
         status = "failed" if session.begun else session.run.status_before or "failed"
         step = {"ended_at": session.clock.ticks} if session.begun else {}
         session.note_in_run(status=status, cause=f"{type(error).__name__}: {error}", **step)
@@ -57,7 +57,7 @@ def status(session: Session) -> Iterator[None]:
 
 
 def _rescue(session: Session, what: str, cause: BaseException) -> None:
-    """Save before the error is raised; failing to save is a warning, so that it does not hide the error."""
+    """Save a checkpoint before `cause` is raised again; if saving fails, only warn."""
     try:
         session.rescue(what)
     except DivergedError as error:
@@ -67,7 +67,7 @@ def _rescue(session: Session, what: str, cause: BaseException) -> None:
 
 
 def _diverged(session: Session, error: DivergedError) -> DivergedError:
-    """Leave a small file that names the first bad tensor; the error to raise names the last finite checkpoint."""
+    """Write divergence.json with the first non-finite tensor; the returned error names the last checkpoint."""
     last = session.checkpoint_path
     report = {
         "message": str(error),
@@ -75,7 +75,7 @@ def _diverged(session: Session, error: DivergedError) -> DivergedError:
         "step": session.clock.ticks,
         "last_checkpoint": str(last) if last else None,
     }
-    with suppress(OSError):  # the error itself says the same
+    with suppress(OSError):  # the error contains the same information
         place = session.run.path / "divergence.json"
         files.replace_atomically(place, files.encode_json(report), session.run.fence)
     cause = f"{type(error).__name__}: {error}"

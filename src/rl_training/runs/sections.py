@@ -1,10 +1,9 @@
-"""Who owns which key of `algo_kwargs`: each section is a `Settings` class beside the code that uses it.
+"""Sections: the `Settings` classes that own the keys of `algo_kwargs`, each defined next to the code that uses it.
 
-A user's flat mapping is split by owner and checked once, before any file is written; afterwards every part of the
-program holds its own typed section and nobody asks a dictionary for a default.
+The flat mapping of the user is split into sections and validated once, before any file is written.
 
-An algorithm that also takes discrete actions has a second learner for them, with sections of its own, whose keys
-are some of the first one's. Which of the two a run has is decided here (`for_actions`), once its spaces are known.
+An algorithm may have a second learner for discrete actions, with sections of its own whose keys are a subset of the
+first learner's. `for_actions` chooses between them when the spaces of a run are known.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ Section = TypeVar("Section", bound=Settings)
 
 @dataclass(frozen=True)
 class Sections:
-    """The sections of one algorithm and the defaults in which it differs from a section's own.
+    """The sections of one algorithm; `defaults` override those of the sections.
 
-    `discrete` are those for discrete actions, where the learner itself takes continuous ones.
+    `discrete`: the sections for discrete actions if `learner` only supports continuous ones.
     """
 
     learner: type[Learner]
@@ -35,11 +34,11 @@ class Sections:
 
     @property
     def takes_discrete(self) -> bool | None:
-        """Whether actions must be discrete (True) or continuous (False); None: they may be either."""
+        """True if actions must be discrete, False if they must be continuous, None if both are supported."""
         return None if self.discrete is not None else self.learner.discrete
 
     def for_actions(self, spaces: SpaceSpec, of: str) -> Sections:
-        """The sections for the actions of `spaces`, which are those of `of`; none at all is refused."""
+        """The sections for the actions of `spaces`; raises if there are none. `of` names the spaces in an error."""
         if spaces.discrete == self.learner.discrete:
             return self
         if self.discrete is None:
@@ -51,25 +50,25 @@ class Sections:
         return self.discrete
 
     def owners(self) -> dict[str, type[Settings]]:
-        """Key -> the section that owns it."""
+        """The section of each key."""
         return {key: part for part in self.parts for key in part.model_fields}
 
     def default(self, key: str) -> Any:
-        """What a key is where nobody gives it."""
+        """The default value of a key."""
         return self.defaults.get(key, self.owners()[key].model_fields[key].get_default(call_default_factory=True))
 
     def changed_by_discrete_actions(self) -> tuple[list[str], dict[str, Any]]:
-        """The keys that discrete actions leave no meaning, and the defaults that are others there."""
+        """The keys that do not exist for discrete actions, and the defaults that differ for them."""
         if self.discrete is None:
             return [], {}
         kept = self.discrete.owners()
-        others = {
+        defaults = {
             key: self.discrete.default(key) for key in kept if self.discrete.default(key) != self.default(key)
         }
-        return [key for key in self.owners() if key not in kept], others
+        return [key for key in self.owners() if key not in kept], defaults
 
     def resolve(self, algo_kwargs: Mapping[str, Any]) -> Resolved:
-        """Typed sections from a flat mapping; an unknown key is an error that names the nearest known one."""
+        """Validate a flat mapping; the error for an unknown key names the most similar known key."""
         owners = self.owners()
         for key in algo_kwargs:
             if key not in owners:
@@ -85,7 +84,7 @@ class Sections:
         )
 
     def resolve_for(self, spaces: SpaceSpec, of: str, algo_kwargs: Mapping[str, Any]) -> tuple[Sections, Resolved]:
-        """`for_actions`, and its typed sections; a key that has no meaning for these actions is refused."""
+        """`for_actions` and its validated sections; raises for a key that does not exist for these actions."""
         chosen = self.for_actions(spaces, of)
         for key in algo_kwargs:
             if key in self.owners() and key not in chosen.owners():
@@ -98,7 +97,7 @@ class Sections:
 
 @dataclass(frozen=True)
 class Resolved:
-    """Checked sections, found by their type or a base of it: `resolved[OnlineConfig]`."""
+    """Validated sections, accessed by their type or a base class: `resolved[OnlineConfig]`."""
 
     parts: tuple[Settings, ...]
 
@@ -109,7 +108,7 @@ class Resolved:
         raise KeyError(kind.__name__)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every key with its value, flat again, as plain data."""
+        """A flat mapping of all keys to plain data."""
         flat: dict[str, Any] = {}
         for part in self.parts:
             flat.update(part.model_dump(mode="json"))

@@ -1,12 +1,11 @@
-"""`Session`: one run. It owns the clock, the cadence of reports and checkpoints, callbacks, evaluation and log.
+"""`Session`: the folder, clock, callbacks, evaluation, log and checkpoints of one run.
 
-A loop does its work and calls `advance`; everything that happens "every so often" happens there, in one order:
-callbacks (evaluation among them), report, checkpoint. A checkpoint therefore always stands between two iterations
-of the loop, which is what makes a resumed run equal to an uninterrupted one. Where that order is broken off, by a
-signal during an evaluation or by a callback that raises, the checkpoint says at which callback, and the resumed run
-goes on there.
+A loop calls `advance` after each iteration. All periodic work happens there, in a fixed order: callbacks (including
+evaluation), report, checkpoint. A checkpoint is therefore always written between two iterations, so a resumed run
+equals an uninterrupted one. If `advance` is interrupted, by a signal during an evaluation or by a callback that
+raises, the checkpoint records the index of the callback, and the resumed run continues there.
 
-What the loop works on (learner, source, updates) belongs to the regime; what is saved and restored is in `state`.
+The learner, the data and the updates belong to the regime; `state` defines what is saved and restored.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Where a run lies, its last checkpoint, and its final metrics."""
+    """The folder of a run, its last checkpoint and its final metrics."""
 
     run_dir: Path
     checkpoint_path: Path
@@ -62,20 +61,13 @@ class Session:
     evaluated_at: int | None = None
     checkpoint_path: Path | None = None
     saved_step: int | None = None
-    # The newest step that all members of its population have saved, which is not pruned.
-    common_step: int | None = None
-    # The callback at which `advance` is at work; None between two iterations.
-    broken_off: int | None = None
-    # Whether the loop is at work, so that its state may not be whole between two iterations.
-    _in_step = False
-    # Whether a signal has ended an evaluation: the run ends there.
-    _play_interrupted = False
-    # What kept the last checkpoint from being written.
-    _save_failed: type[CheckpointError] | None = None
-    # Whether the warning that an episode cannot be replayed was printed.
-    _unreplayable = False
-    # What `_standing` was when a checkpoint was last written.
-    _saved: tuple[Any, ...] = ()
+    common_step: int | None = None  # newest step that all members of its population have saved; not pruned
+    callback_index: int | None = None  # callback that `advance` is calling; None between two iterations
+    _in_step = False  # whether the loop is inside an iteration, where the state may be inconsistent
+    _play_interrupted = False  # whether a signal has interrupted an evaluation
+    _save_failed: type[CheckpointError] | None = None  # error of the last checkpoint, if it could not be written
+    _warned_unreplayable = False
+    _saved: tuple[Any, ...] = ()  # `_version` of the last checkpoint
 
     def __init__(
         self,
@@ -90,8 +82,7 @@ class Session:
         spec = regime.spec
         self.config = spec.config
         self.run = run
-        self.learner = regime.learner
-        self.spaces = regime.spaces
+        self.learner, self.spaces = regime.learner, regime.spaces
         self.settings = dict(spec.settings)
         self.clock = Clock(regime.first_phase)
         controls = build_control_callbacks(spec.resolved[ControlConfig])
@@ -99,13 +90,11 @@ class Session:
         self.experience = regime.experience
         self.dataset = dict(regime.dataset_record or {})
         self.metrics_log = log
-        # What callbacks logged since the last report.
-        self.logged: dict[str, float] = {}
+        self.logged: dict[str, float] = {}  # values that callbacks have logged since the last report
         self.log_cadence = Cadence(self.config.log_interval)
         self.save_cadence = Cadence(self.config.checkpoint_interval)
         self.last_evaluation: dict[str, float] = {}
         self.mark = (time.monotonic(), self.clock.ticks)
-        self.keep = self.config.keep_checkpoints
         self._extra_metrics = regime.extra_metrics
         self._progress = progress
         progress.follow(self._position)
@@ -113,21 +102,21 @@ class Session:
         self.evaluations = Evaluations(self, evaluator)
         self._checkpoint_cost = [0.0, 0.0]
 
-    # The loop's side.
+    # Called by the loops.
 
     @property
     def running(self) -> bool:
-        """False once a callback or a signal asked to stop."""
+        """False after a callback or a signal has stopped the run."""
         return not (self.should_stop or self._guard.stops or self._play_interrupted)
 
     @property
     def time(self) -> float:
-        """Monotonic seconds; the members of a population see the same at the same step."""
+        """Monotonic seconds; the same for all members of a population at the same step."""
         return self._guard.time
 
     def begin(self) -> None:
-        """State is whole from here on: whatever fails later leaves something worth saving."""
-        for name, callback in state.named(self.callbacks):
+        """Start training. From here on a failure writes a checkpoint."""
+        for name, callback in state.named_callbacks(self.callbacks):
             try:
                 files.encode_json(callback.state_dict())
             except ValueError as error:
@@ -136,68 +125,66 @@ class Session:
         self.evaluations.start()
         for callback in self.callbacks:
             callback.on_training_start(self)
-        if self.broken_off is not None:
+        if self.callback_index is not None:
             self.advance()
         self._in_step = True
 
     def enter_phase(self, phase: str) -> None:
-        """Switch the clock, unless the run ends here; cadences start anew because they count something else."""
+        """Set the phase of the clock and restart all cadences, unless the run ends here."""
         if self.clock.phase != phase and self.running:
             self.clock.phase = phase
-            for cadence in (self.log_cadence, self.save_cadence):
-                cadence.last = self.clock.now
+            self.log_cadence.last = self.save_cadence.last = self.clock.now
             for callback in self.callbacks:
                 callback.on_phase(self)
 
     def advance(self) -> None:
-        """Called after each iteration of a loop: callbacks, then the report and the checkpoint that are due."""
+        """End an iteration: call the callbacks, then write the report and the checkpoint if they are due."""
         now = self.clock.now
         self._in_step = False
         try:
-            for index in range(self.broken_off or 0, len(self.callbacks)):
-                self.broken_off = index
+            for index in range(self.callback_index or 0, len(self.callbacks)):
+                self.callback_index = index
                 self.callbacks[index].on_step(self)
-            self.broken_off = len(self.callbacks)
+            self.callback_index = len(self.callbacks)
             reported = self.log_cadence.due(now)
             if reported:
                 self.report()
         except PlayInterrupted:
             self._play_interrupted = True
-            return  # a signal: the run ends here, and evaluates first when it goes on
+            return  # the run ends here; a resumed run evaluates first
         finally:
             self.metrics_log.settle()
-        self.broken_off = None
-        retry = self._save_failed is not None and reported
-        asked = self._guard.saves
-        if self.save_cadence.due(now) or retry or asked > self._saves_answered:
-            self._saves_answered = asked
+        self.callback_index = None
+        retry, requests = self._save_failed is not None and reported, self._guard.saves
+        if self.save_cadence.due(now) or retry or requests > self._saves_answered:
+            self._saves_answered = requests
             self.save()
         self._progress.advance(self.clock.ticks)
         self._in_step = True
 
     def until_due(self, limit: int) -> int:
-        """How many ticks a loop may take at once before something is due, at most `limit`."""
+        """Number of ticks until something is due, at most `limit`."""
         now = self.clock.now
         bounds = [self.log_cadence.next(now), self.save_cadence.next(now)]
         bounds += [due for callback in self.callbacks if (due := callback.next_due(now)) is not None]
         return max(1, min([limit, *(bound - now for bound in bounds)]))
 
-    # What callbacks may do.
+    # Called by callbacks.
 
     def stop(self, reason: str, *, final: bool = False) -> None:
-        """End the run after this iteration; kept in the checkpoint.
+        """End the run after this iteration.
 
-        A `final` stop (early stopping's) holds until the budget is raised; any other run goes on when resumed.
+        A run with a `final` stop (early stopping) continues only if its budget is increased; other runs continue
+        when they are resumed.
         """
         if not self.should_stop:
             self.should_stop, self.stop_reason, self.stop_final = True, reason, final
             self.say(f"stopping: {reason}")
 
     def log(self, name: str, value: float) -> None:
-        """Add a number of your own to the next row of metrics (every `log_interval`), everywhere rows go.
+        """Add a value to the next row of metrics, which is written every `log_interval` ticks.
 
-        A name without a slash gets the prefix `custom/`. What was logged before a checkpoint and not reported yet
-        is kept in it.
+        A name without a slash gets the prefix `custom/`. Checkpoints store values that are not reported yet.
         """
         number = float(value)
         if not math.isfinite(number):
@@ -205,34 +192,31 @@ class Session:
         self.logged[name if "/" in name else f"custom/{name}"] = number
 
     def say(self, text: str) -> None:
+        """Print a line on the console."""
         self._progress.say(text)
 
     def doing(self, what: str, unit: str | None = None) -> AbstractContextManager[None]:
-        """Have the progress bar say what the run is at, and in which unit it counts meanwhile."""
+        """Show `what` in the progress bar inside the context; `unit` is the unit of the rate there."""
         return self._progress.doing(what, unit)
 
     def _position(self) -> int:
-        """Ticks, also inside a block of updates, where the clock stands still; asked from another thread."""
-        learns_only = self.clock.phase != "online"
-        return max(self.clock.ticks, self.learner.updates) if learns_only else self.clock.ticks
+        """Ticks, including updates of an unfinished block; called from another thread."""
+        return self.clock.ticks if self.clock.phase == "online" else max(self.clock.ticks, self.learner.updates)
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the present policy, once per tick; keeps the best one in `best/`."""
+        """Evaluate the current policy, at most once per tick, and save the best one in `best/`."""
         return self.evaluations.now()
 
     def interrupted(self) -> bool:
-        """Whether a signal has come that ends the run."""
+        """Whether a signal that ends the run has been received."""
         return self._guard.received is not None
 
-    # Reports and state.
-
     def report(self) -> None:
-        """Log what is known of this step: the only host read of the terms."""
+        """Log the metrics of this step."""
         self.run.fence()
         check_finite(self.learner, f"by step {self.clock.ticks}")
-        seconds, ticks = self.mark
-        now = time.monotonic()
-        rate = (self.clock.ticks - ticks) / max(now - seconds, 1e-9)
+        (before, ticks), now = self.mark, time.monotonic()
+        rate = (self.clock.ticks - ticks) / max(now - before, 1e-9)
         self.mark = (now, self.clock.ticks)
         row = {} if self.experience is None else log_row(self.experience.statistics())
         row |= {term_tag(name): float(term) for name, term in self.learner.terms.items()}
@@ -249,7 +233,7 @@ class Session:
         self.logged = {}
 
     def save(self) -> None:
-        """Write a checkpoint; a full disk is reported once and tried again at the next report."""
+        """Write a checkpoint; if that fails (a full disk), warn once and try again at the next report."""
         check_finite(self.learner, f"by step {self.clock.ticks}")
         self.metrics_log.flush()
         saved = state.save(self)
@@ -257,9 +241,7 @@ class Session:
             info = write_checkpoint(
                 self.run.checkpoints,
                 self.clock.ticks,
-                tensors=saved.tensors,
-                records=saved.records,
-                rows=saved.rows,
+                **vars(saved),
                 previous=self.checkpoint_path,
                 fence=self.run.fence,
             )
@@ -274,7 +256,7 @@ class Session:
         if not self.run.record.get("saved"):
             self.note_in_run(saved=True)
         self.metrics_log.cover(self.clock.ticks)
-        self.checkpoint_path, self.saved_step, self._saved = info.path, self.clock.ticks, self._standing()
+        self.checkpoint_path, self.saved_step, self._saved = info.path, self.clock.ticks, self._version()
         self._note_unreplayable()
         self._checkpoint_cost = [info.num_bytes, self._checkpoint_cost[1] + info.seconds]
         self._prune()
@@ -283,16 +265,17 @@ class Session:
 
     def _prune(self) -> None:
         with self.deleting(self.run.checkpoints):
-            prune(self.run.checkpoints, self.keep, spare=self.common_step)
+            prune(self.run.checkpoints, self.config.keep_checkpoints, spare=self.common_step)
 
-    def _standing(self) -> tuple[Any, ...]:
-        """Where the run stands: while it is the same, so is the checkpoint that would be written."""
+    def _version(self) -> tuple[Any, ...]:
+        """Values that change whenever the contents of a checkpoint change."""
         steps = None if self.experience is None else self.experience.steps
-        return self.clock.ticks, self.learner.updates, steps, self.broken_off, self.evaluated_at, self.should_stop
+        counts = self.clock.ticks, self.learner.updates, steps
+        return *counts, self.callback_index, self.evaluated_at, self.should_stop
 
     def rescue(self, what_failed: str) -> None:
-        """Save what was learned before something failed, if it is whole and not saved already."""
-        if not self.begun or self._saved == self._standing():
+        """Save a checkpoint after a failure, if the state is consistent and not saved already."""
+        if not self.begun or self._saved == self._version():
             return
         if self.learner.step_interrupted:
             self.say("warning: not saved: it failed in the middle of an update")
@@ -303,21 +286,21 @@ class Session:
 
     @contextmanager
     def deleting(self, folder: Path) -> Iterator[None]:
-        """Old checkpoints are deleted in there; where that fails, the run warns and goes on."""
+        """Turn errors of deleting checkpoints in `folder` into warnings."""
         try:
             yield
         except OSError as error:
             self.say(f"warning: {folder}: old checkpoints could not be deleted: {error.strerror or error}")
 
     def note_in_run(self, **fields: Any) -> None:
-        """Write fields into run.json; where that fails (a full disk), the run warns and goes on."""
+        """Write fields to run.json; if that fails (a full disk), only warn."""
         try:
             self.run.update(**fields)
         except OSError as error:
             self.say(f"warning: {self.run.path / 'run.json'}: cannot be written: {error.strerror or error}")
 
     def note_inexact(self, problems: Sequence[str]) -> None:
-        """Note in run.json whether this run equals an uninterrupted one, and say why where it does not."""
+        """Record in run.json whether this run equals an uninterrupted one; warn about each of `problems`."""
         for problem in problems:
             self.say(f"warning: not an exact resume: {problem}")
         if problems:
@@ -331,10 +314,10 @@ class Session:
         self.note_in_run(exact_resume=False, inexact=[*known, *reasons])
 
     def forget_scores(self, *, environment: bool, complete: bool) -> None:
-        """Early stopping starts anew, because the run continues with other data or in another `environment`.
+        """Reset early stopping, because the run continues with other data or in another `environment`.
 
-        In another environment the best score starts anew too, and a stop that was due to the scores ends. A
-        `complete` run is evaluated again at the step it is at; other runs from the next step on.
+        In another environment also reset the best score and an earlier stop. New scores count from the next step,
+        or from the current one if the run is `complete`.
         """
         for callback in self.callbacks:
             callback.on_scores_forgotten(self)
@@ -342,13 +325,13 @@ class Session:
             self.best_return, self.evaluated_at, self.last_evaluation = None, None, {}
             self.should_stop, self.stop_reason, self.stop_final = False, None, None
             self.note_in_run(scores_from=self.clock.ticks + (not complete))
-            self.say("the best score and early stopping start anew: earlier scores are of another environment")
+            self.say("the best score and early stopping are reset: earlier scores belong to another environment")
 
     def _note_unreplayable(self) -> None:
-        """Say once, here and in run.json, that a run resumed from this checkpoint starts an episode anew."""
-        problems = [] if self.experience is None or self._unreplayable else self.experience.unreplayable()
+        """Warn once, and record in run.json, that a run resumed from this checkpoint cannot replay an episode."""
+        problems = [] if self.experience is None or self._warned_unreplayable else self.experience.unreplayable()
         if problems:
-            self._unreplayable = True
+            self._warned_unreplayable = True
             self.say(
                 f"warning: a resumed run will not be exact: {problems[0]} and is reset there; end episodes with "
                 "wrappers: [{TimeLimit: {max_episode_steps: 1000}}]"
@@ -356,19 +339,19 @@ class Session:
             self._record_inexact(problems)
 
     def resume_or_stop(self, former_total: int) -> None:
-        """A run that early stopping had ended stays so, and says so, unless its budget was raised."""
+        """Clear the stop of a resumed run; one by early stopping is only cleared if the budget was increased."""
         if not self.should_stop:
             return
         if self.config.total_timesteps > former_total:
             for callback in self.callbacks:
                 callback.on_continued(self)
         elif self.stop_final is not False:
-            self.say(f"this run had stopped: {self.stop_reason}; a larger total_timesteps lets it go on")
+            self.say(f"this run had stopped: {self.stop_reason}; increase total_timesteps to continue")
             return
         self.should_stop, self.stop_reason, self.stop_final = False, None, None
 
     def save_last(self) -> None:
-        """Save the last step; raises `TrainingInterrupted` after that on a signal."""
+        """Save the last step; then raise `TrainingInterrupted` if a signal has ended the run."""
         self._in_step = False
         if self._guard.received is not None:
             self.save()
@@ -378,7 +361,7 @@ class Session:
         self.save()
 
     def finish(self) -> TrainResult:
-        """Evaluate what was saved last, and save what it scored."""
+        """Evaluate the final policy, save its score and return the result."""
         before = self.evaluated_at
         try:
             metrics = self.evaluate()
@@ -399,9 +382,8 @@ class Session:
             **{name: float(term) for name, term in self.learner.terms.items()},
             **self._extra_metrics(self.clock),
             **metrics,
+            **({} if self.best_return is None else {"eval_return_best": self.best_return}),
         }
-        if self.best_return is not None:
-            result["eval_return_best"] = self.best_return
         self.note_in_run(
             metrics=result,
             checkpoint_bytes=self._checkpoint_cost[0],

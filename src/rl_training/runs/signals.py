@@ -1,4 +1,4 @@
-"""Signals: finish the step, save, leave. SIGUSR1 saves and goes on; a second Ctrl-C aborts at once."""
+"""Signals end a run after its current step and a checkpoint; SIGUSR1 only saves; a second Ctrl-C aborts at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 class TrainingInterrupted(RLTrainingError):
-    """The run was asked to stop by a signal and has saved its state."""
+    """A signal ended the run, and its state is saved."""
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
@@ -26,18 +26,18 @@ class TrainingInterrupted(RLTrainingError):
 
 
 class SignalGuard:
-    """While active, signals set flags the session looks at after each step.
+    """Signal handlers that set flags, which the session reads after each step.
 
-    `stops`, `saves` and `time` are live for a single run. A population calls `renew` between two steps of all
-    members: until the next call they stay the same, so that all members save or end at the same step.
+    For a single run `stops`, `saves` and `time` are always up to date. A population calls `renew` between two steps
+    of all members; between two calls the values do not change, so that all members save or end at the same step.
 
-    Outside the main thread Python allows no handlers; then signals keep their usual meaning. A signal that is
-    ignored when the run starts (SIGHUP under nohup) stays ignored.
+    Outside the main thread Python does not allow handlers, and signals keep their default behaviour. A signal that
+    is ignored when the run starts (SIGHUP under nohup) stays ignored.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self.saves_requested = 0  # how often; every run of the process answers for itself
+        self.saves_requested = 0  # every run compares this count with the requests it has handled
         self._previous: dict[int, Any] = {}
         self._fixed: tuple[bool, int, float] | None = None
 
@@ -45,18 +45,18 @@ class SignalGuard:
         return self._fixed or (self.received is not None, self.saves_requested, time.monotonic())
 
     def renew(self) -> None:
-        """Fix `stops`, `saves` and `time` at their present values."""
+        """Set `stops`, `saves` and `time` to their current values until the next call."""
         self._fixed = None
         self._fixed = self._now()
 
     @property
     def stops(self) -> bool:
-        """Whether runs end after their present step."""
+        """Whether runs must end after their current step."""
         return self._now()[0]
 
     @property
     def saves(self) -> int:
-        """How many times a save was requested."""
+        """Number of requests to save."""
         return self._now()[1]
 
     @property
@@ -72,7 +72,7 @@ class SignalGuard:
         self.release()
 
     def catch(self) -> None:
-        """Install the handlers, unless they are installed."""
+        """Install the handlers if they are not installed."""
         if self._previous or threading.current_thread() is not threading.main_thread():
             return
         for signum in STOPPING:
@@ -82,7 +82,7 @@ class SignalGuard:
             self._previous[SAVING] = signal.signal(SAVING, self._save)
 
     def release(self) -> None:
-        """Restore the former handlers."""
+        """Restore the previous handlers."""
         restore_handlers(self._previous)
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
@@ -90,17 +90,17 @@ class SignalGuard:
             raise KeyboardInterrupt
         if self.received is None:
             again = "; again to abort" if signum == signal.SIGINT else ""
-            _tell(f"{signal.Signals(signum).name}: ending this step and saving{again}\n")
+            _write_stderr(f"{signal.Signals(signum).name}: ending this step and saving{again}\n")
         self.received = signum
 
     def _save(self, signum: int, frame: FrameType | None) -> None:
         self.saves_requested += 1
 
 
-def _tell(text: str) -> None:
-    """A line on standard error without Python's buffers: the handler may run while one of them is being written.
+def _write_stderr(text: str) -> None:
+    """Write to standard error without Python's buffers, because a handler may run during a buffered write.
 
-    On a terminal it takes the place of the progress bar, which is drawn again below it.
+    On a terminal the text replaces the progress bar, which is redrawn below it.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         stream = sys.stderr.fileno()

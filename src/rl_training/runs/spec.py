@@ -1,4 +1,4 @@
-"""`RunSpec`: one run to be trained, its settings resolved and checked before anything is built or written."""
+"""`RunSpec`: one run to train, with settings that are validated before anything is built or written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rl_training.spaces import SpaceSpec
 if TYPE_CHECKING:
     from rl_training.runs.regime import Regime
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class RunOptions:
     """How a run is started; nothing here changes what it computes."""
 
     quiet: bool = False  # no progress on the console; warnings still show
-    text: str | None = None  # the configuration as its author wrote it, kept as config.yaml
-    home: Path | None = None  # the folder of a run that ended before its first checkpoint, to start again in
+    text: str | None = None  # the source of the configuration, stored as config.yaml
+    home: Path | None = None  # the folder in which a run without checkpoints starts again
     loggers: tuple[Logger, ...] = ()  # in addition to those of the configuration
-    folder: Path | None = None  # the folder to create for a new run; None: one named by the time in output_dir
-    suffix: str | None = None  # the end of that folder's name
+    folder: Path | None = None  # the folder to create for a new run; None: a timestamped one in output_dir
+    suffix: str | None = None  # appended to the name of that folder
     fence: files.Fence = files.unfenced  # called before each write if another process may take over the run
     rewinds: bool = False  # resume in place from a checkpoint that is not the newest, and delete newer ones
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run to be trained, from the start or from `checkpoint`."""
+    """One run to train, from the start or from `checkpoint`."""
 
     regime: type[Regime]
     sections: Sections
@@ -58,7 +58,7 @@ class RunSpec:
     given: UserEnvironments = field(default_factory=UserEnvironments)  # environments without an id
     callbacks: tuple[Callback, ...] = ()
     options: RunOptions = field(default_factory=RunOptions)
-    shared: dict[str, Any] = field(default_factory=dict)  # what the runs of a population build once, by name
+    shared: dict[str, Any] = field(default_factory=dict)  # objects that all members of a population share, by name
 
     @classmethod
     def of(
@@ -72,7 +72,7 @@ class RunSpec:
         callbacks: Sequence[Callback] | None = None,
         **others: Any,
     ) -> Self:
-        """Resolve and check the settings of a run; `others` are further fields of this class."""
+        """Validate the settings of a run; `others` are further fields of this class."""
         config = config.with_seed()
         resolved = sections.resolve(config.algo_kwargs)
         if resolved[ControlConfig].early_stopping is not None and (
@@ -99,15 +99,15 @@ class RunSpec:
             **others,
         )
 
-    def once(self, name: str, make: Callable[[], Made]) -> Made:
-        """The result of `make`, cached under `name` and shared by all members of a population."""
+    def once(self, name: str, build: Callable[[], T]) -> T:
+        """The result of `build`, cached under `name` and shared by all members of a population."""
         if name not in self.shared:
-            self.shared[name] = make()
-        made: Made = self.shared[name]
-        return made
+            self.shared[name] = build()
+        value: T = self.shared[name]
+        return value
 
     def changes(self) -> Changes:
-        """What a resumed run changes in the settings of its checkpoint; nothing in a new run."""
+        """The settings that differ from those of the checkpoint; empty for a new run."""
         if self.checkpoint is None:
             return Changes({})
         before = config_of(self.checkpoint)
@@ -115,11 +115,11 @@ class RunSpec:
         return Changes(differences(old, self.settings), not same_environment(before, self.config))
 
     def for_actions(self, spaces: SpaceSpec, of: str) -> Self:
-        """This run with the learner and settings for the actions of `spaces`, which are those of `of`."""
+        """This run with the learner and settings for the actions of `spaces`; `of` names the spaces in an error."""
         sections, resolved = self.sections.resolve_for(spaces, of, self.config.algo_kwargs)
         return replace(self, sections=sections, resolved=resolved, settings=_settings(self.config, resolved))
 
 
 def _settings(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:
-    """The settings as a run's records store them, with every default filled in."""
+    """The settings as run folders and checkpoints store them, with every default filled in."""
     return config.to_dict() | {"algo_kwargs": resolved.to_dict()}

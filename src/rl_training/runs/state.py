@@ -1,12 +1,11 @@
-"""What a run saves and restores: every record is written and read here, the two side by side.
+"""The contents of a checkpoint: every record is written and read in this module.
 
-    networks, optimizers, random   tensors of the learner       trainer     where the run stands
-    collector, replay_random       running episodes             config      every setting, defaults spelt out
+    networks, optimizers, random   tensors of the learner       trainer     progress of the run
+    collector, replay_random       running episodes             config      every setting, with defaults
     replay/                        the replay buffer's rows     spaces, dataset
 
-`save` asks the objects, `restore` puts it back into them; nobody else writes restored state into an object (but for
-`init_from`, which takes networks alone). What a record lacks because it was written by an older version is filled
-in where it is read.
+`save` collects the state of all objects and `restore` writes it back; only `init_from` also restores networks.
+Fields that a record of an older version lacks are filled in when it is read.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from rl_training.spaces import SpaceSpec
 if TYPE_CHECKING:
     from rl_training.runs.session import Session
 
-# Records without which a checkpoint is no run's.
-_OF_EVERY_RUN = ("trainer", "config", "spaces", "dataset")
+# Records that every checkpoint of a run contains.
+_REQUIRED_RECORDS = ("trainer", "config", "spaces", "dataset")
 
 
 def save(session: Session) -> Saved:
-    """Everything that a resumed run needs."""
+    """Everything a resumed run needs."""
     collected = Saved() if session.experience is None else session.experience.save()
     return Saved(
         tensors=_learner_tensors(session.learner) | collected.tensors,
@@ -50,12 +49,12 @@ def save(session: Session) -> Saved:
 
 
 def save_networks(session: Session) -> Saved:
-    """What `best/` keeps: networks and records, without optimisers, random numbers and replay rows."""
+    """The contents of `best/`: networks and records, without optimisers, random states and replay rows."""
     return Saved(tensors={"networks": session.learner.state_dict()["networks"]}, records=_records(session))
 
 
 def _records(session: Session) -> dict[str, Any]:
-    """The plain records of a run."""
+    """The JSON records of a run."""
     return {
         "trainer": _trainer_record(session),
         "config": session.settings,
@@ -66,7 +65,7 @@ def _records(session: Session) -> dict[str, Any]:
 
 
 def restore(session: Session, checkpoint: Checkpoint) -> list[str]:
-    """Put back what `save` saved; returns what could not be restored exactly, one phrase each."""
+    """Restore what `save` saved; returns a phrase for each thing that could not be restored exactly."""
     with checkpoint_errors(checkpoint, "networks"):
         problems = _restore_learner(session.learner, checkpoint)
     with checkpoint_errors(checkpoint):
@@ -77,7 +76,7 @@ def restore(session: Session, checkpoint: Checkpoint) -> list[str]:
     return problems
 
 
-# The learner: networks, optimisers, counters, terms, random numbers.
+# The learner: networks, optimisers, counters, terms, random state.
 
 
 def _learner_tensors(learner: Learner) -> dict[str, dict[str, Tensor]]:
@@ -101,12 +100,12 @@ def _restore_learner(learner: Learner, checkpoint: Checkpoint) -> list[str]:
     learner.terms.update({k: torch.tensor(v, device=learner.device) for k, v in trainer["terms"].items()})
     state = tensors["random"]["updates"]
     if state.numel() != learner.generator.get_state().numel():
-        return ["the checkpoint was written on another kind of device; its random numbers start anew"]
+        return ["the checkpoint was written on another kind of device; its random state is not restored"]
     learner.generator.set_state(state)
     return []
 
 
-# trainer.json: where the run stands.
+# trainer.json: progress of the run.
 
 
 def _trainer_record(session: Session) -> dict[str, Any]:
@@ -122,12 +121,12 @@ def _trainer_record(session: Session) -> dict[str, Any]:
         "best_return": session.best_return,
         "last_evaluation": session.last_evaluation,
         "evaluated_at": session.evaluated_at,
-        "broken_off": session.broken_off,
+        "broken_off": session.callback_index,
         "log_rows": session.metrics_log.rows,
         "log_columns": session.metrics_log.columns(session.clock.ticks),
         "logged": session.logged,
         "cadence": {"log": session.log_cadence.last, "save": session.save_cadence.last},
-        "callbacks": {name: callback.state_dict() for name, callback in named(session.callbacks)},
+        "callbacks": {name: callback.state_dict() for name, callback in named_callbacks(session.callbacks)},
     }
 
 
@@ -135,15 +134,15 @@ def _restore_trainer(session: Session, trainer: Mapping[str, Any]) -> None:
     clock, best = trainer["clock"], trainer["best_return"]
     session.clock = Clock(str(clock["phase"]), int(clock["global_step"]), int(clock["pretrain_updates"]))
     session.should_stop, session.stop_reason = trainer["should_stop"], trainer["stop_reason"]
-    session.stop_final = trainer.get("stop_final")  # 0.1 did not tell; such a run stays stopped
+    session.stop_final = trainer.get("stop_final")  # not recorded by 0.1, whose stopped runs stay stopped
     session.best_return = None if best is None else float(best)
     session.last_evaluation = trainer["last_evaluation"]
     session.evaluated_at = trainer["evaluated_at"]
-    session.broken_off = _callback_number(trainer.get("broken_off"))
+    session.callback_index = _callback_number(trainer.get("broken_off"))
     session.logged = {str(name): float(value) for name, value in trainer.get("logged", {}).items()}
     session.log_cadence.last = int(trainer["cadence"]["log"])
     session.save_cadence.last = int(trainer["cadence"]["save"])
-    for name, callback in named(session.callbacks):
+    for name, callback in named_callbacks(session.callbacks):
         if name in trainer["callbacks"]:
             callback.load_state_dict(trainer["callbacks"][name])
     session.mark = (time.monotonic(), session.clock.ticks)
@@ -156,9 +155,9 @@ def _callback_number(value: Any) -> int | None:
 
 
 def covered_log(checkpoint: Checkpoint) -> tuple[int, list[str] | None]:
-    """How many rows of metrics.csv a checkpoint covers, and which metrics of the row of its own step.
+    """The number of rows of metrics.csv that a checkpoint covers, and the metrics in the row of its own step.
 
-    None for the metrics: the version that wrote it did not record them, or the row is not yet written.
+    The metrics are None if the checkpoint does not record them, or if that row was not written yet.
     """
     with checkpoint_errors(checkpoint):
         rows = checkpoint.records["trainer"]["log_rows"]
@@ -170,12 +169,12 @@ def covered_log(checkpoint: Checkpoint) -> tuple[int, list[str] | None]:
     return rows, None if "judged" in checkpoint.records else columns
 
 
-# Version 0.2 could evaluate in a process while training continued (`evaluate_beside`). A checkpoint written during
-# such an evaluation has the record `judged`: the step of the policy, and the log's rows that waited for its result.
+# Version 0.2 could evaluate in a separate process during training (`evaluate_beside`). A checkpoint written during
+# such an evaluation has the record `judged`: the step of the policy, and the rows of the log that waited for it.
 
 
 def _dropped_evaluation(checkpoint: Checkpoint) -> list[str]:
-    """A phrase if the checkpoint was written during such an evaluation, which is dropped."""
+    """A phrase if the checkpoint was written during an evaluation in a process, which is dropped."""
     record = checkpoint.records.get("judged")
     if record is None:
         return []
@@ -190,15 +189,15 @@ def logged_until(checkpoint: Checkpoint) -> int:
 
 
 def unwritten_rows(checkpoint: Checkpoint) -> list[tuple[int, dict[str, float]]]:
-    """Step and metrics of each row that the checkpoint has in place of the log."""
+    """Step and metrics of each row that is in the checkpoint but not in the log."""
     with checkpoint_errors(checkpoint):
         rows = checkpoint.records.get("judged", {"held": []})["held"]
         found = [(int(row["step"]), {name: float(value) for name, value in row["values"].items()}) for row in rows]
         return [(step, values) for step, values in found if values]
 
 
-def named(callbacks: list[Callback]) -> Iterator[tuple[str, Callback]]:
-    """Callbacks by the names their state is kept under; the second of one name is `name#2`."""
+def named_callbacks(callbacks: list[Callback]) -> Iterator[tuple[str, Callback]]:
+    """Callbacks with the names under which their state is stored; a second one of the same name is `name#2`."""
     seen: Counter[str] = Counter()
     for callback in callbacks:
         seen[callback.name] += 1
@@ -206,31 +205,31 @@ def named(callbacks: list[Callback]) -> Iterator[tuple[str, Callback]]:
         yield callback.name if count == 1 else f"{callback.name}#{count}", callback
 
 
-# The policy alone: what `load_policy` needs of the networks, and all that a published checkpoint has of them.
+# The policy alone: the networks that `load_policy` needs, and the only ones in a published checkpoint.
 
 
-def acts(name: str) -> bool:
-    """Whether a tensor of the networks belongs to the policy, by its name."""
+def is_policy_tensor(name: str) -> bool:
+    """Whether the tensor of this name belongs to the policy."""
     return name.startswith(("model.actor.", "model.normalizer."))
 
 
 def is_policy_alone(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint holds no network but those that act."""
-    return all(acts(name) for name in checkpoint.tensors["networks"])
+    """Whether a checkpoint contains no networks other than the policy."""
+    return all(is_policy_tensor(name) for name in checkpoint.tensors["networks"])
 
 
 def policy_alone(checkpoint: Checkpoint) -> Saved:
-    """What is left of a checkpoint without critics, targets, optimisers, random numbers and replay rows."""
-    networks = {name: tensor for name, tensor in checkpoint.tensors["networks"].items() if acts(name)}
-    records = {name: checkpoint.records[name] for name in _OF_EVERY_RUN}
+    """The contents of a checkpoint without critics, targets, optimisers, random states and replay rows."""
+    networks = {name: tensor for name, tensor in checkpoint.tensors["networks"].items() if is_policy_tensor(name)}
+    records = {name: checkpoint.records[name] for name in _REQUIRED_RECORDS}
     return Saved(tensors={"networks": networks}, records=records)
 
 
-# config.json, spaces.json, dataset.json: what the run is.
+# config.json, spaces.json, dataset.json.
 
 
 def config_of(checkpoint: Checkpoint) -> TrainConfig:
-    """The configuration a checkpoint was trained with, but for `allow_import`, which no file can switch on."""
+    """The configuration of a checkpoint, with `allow_import` off: a file cannot permit imports."""
     try:
         written = TrainConfig(**checkpoint.records["config"]).replace(allow_import=False)
     except (KeyError, TypeError, ConfigError) as error:
@@ -239,7 +238,7 @@ def config_of(checkpoint: Checkpoint) -> TrainConfig:
 
 
 def spaces_from(checkpoint: Checkpoint) -> SpaceSpec:
-    """The spaces a checkpoint was trained for."""
+    """The spaces of a checkpoint."""
     record = checkpoint.records["spaces"]
     try:
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
@@ -254,39 +253,36 @@ def spaces_from(checkpoint: Checkpoint) -> SpaceSpec:
 
 
 def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A phrase if a run goes on with other data than it began with."""
+    """A phrase if a run resumes with other data than before."""
     if "fingerprint" not in before or before["fingerprint"] == now.get("fingerprint"):
         return []
     return [f"the data have changed: {before.get('rows')} rows of {before.get('name')} -> {now.get('rows')} rows"]
 
 
 def has_normalizer(checkpoint: Checkpoint | None) -> bool:
-    """Whether there is a checkpoint whose networks look at normalised observations."""
+    """Whether the networks of `checkpoint` normalise observations."""
     return checkpoint is not None and "model.normalizer.shift" in checkpoint.tensors["networks"]
 
 
 def clips_observations(checkpoint: Checkpoint | None) -> bool:
-    """Whether there is a checkpoint whose normalised observations are clipped."""
+    """Whether the networks of `checkpoint` clip normalised observations."""
     if checkpoint is None or not has_normalizer(checkpoint):
         return False
     return "model.normalizer.limit" in checkpoint.tensors["networks"]
 
 
 def moments_of(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
-    """The running statistics behind the checkpoint's normaliser; None where it has none, or a fixed one."""
+    """The running statistics of the checkpoint's normaliser; None if it has no normaliser, or a fixed one."""
     found: Mapping[str, Any] | None = checkpoint.records.get("collector", {}).get("moments")
     return found
 
 
-# Checkpoints as a whole.
-
-
 def read_run_checkpoint(path: Path) -> Checkpoint:
-    """A verified checkpoint that holds what every run of this package saves."""
+    """Read and verify a checkpoint that contains everything a run of this package saves."""
     checkpoint = read_checkpoint(path)
-    for name in _OF_EVERY_RUN:
+    for name in _REQUIRED_RECORDS:
         if not isinstance(checkpoint.records.get(name), dict):
-            raise CheckpointError(f"{path}: not the checkpoint of a run: {name}.json is missing or no mapping")
+            raise CheckpointError(f"{path}: not the checkpoint of a run: {name}.json is missing or not a mapping")
     if "networks" not in checkpoint.tensors:
         raise CheckpointError(f"{path}: not the checkpoint of a run: networks.safetensors is missing")
     return checkpoint

@@ -1,13 +1,13 @@
 """`training`: one run from building to its result, as a generator.
 
     with the regime built (spaces, data, learner, environments)
-        with the run's folder open (lock, signals, log, status)
-            restore the checkpoint, or start
-            make ready, fit, finish
+        with the run's folder open (lock, log, status)
+            restore the checkpoint, or reset the environments
+            create the updaters, fit, finish
 
-A regime (`online`, `offline`, `offline_to_online`) builds what a run needs and trains it; a session is one run's
-folder, log, evaluation and checkpoints. The two meet here only. The generator yields where it needs updates and
-where several runs wait for each other; `fleet` resumes it.
+A regime (`online`, `offline`, `offline_to_online`) builds what a run needs and trains it. A session is the run's
+folder, log, evaluation and checkpoints. The generator yields when it needs updates and when several runs wait for
+each other; `fleet` continues it.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ Training = Generator[Built | Opened | Event, None, TrainResult]
 
 
 def training(spec: RunSpec, guard: SignalGuard, console: Callable[..., Progress]) -> Training:
-    """One run, from the start or from its checkpoint; an error that others cause is thrown into it.
+    """Train one run, from the start or from its checkpoint. The caller throws an error of an update into it.
 
     `console` is called with the arguments of `Progress` after the run is built.
     """
-    with ExitStack() as until_the_end:
-        regime = until_the_end.enter_context(closing(spec.regime(spec)))
+    with ExitStack() as stack:
+        regime = stack.enter_context(closing(spec.regime(spec)))
         spec, scores_reset = regime.spec, False
         yield Built(regime)
-        session = until_the_end.enter_context(_open_session(regime, guard, console))
-        until_the_end.enter_context(duration(session))
-        until_the_end.enter_context(status(session))
+        session = stack.enter_context(_open_session(regime, guard, console))
+        stack.enter_context(duration(session))
+        stack.enter_context(status(session))
         if spec.checkpoint is not None:
             scores_reset = _restore(session, spec, spec.checkpoint, regime)
         elif regime.experience is not None:
@@ -85,7 +85,7 @@ def training(spec: RunSpec, guard: SignalGuard, console: Callable[..., Progress]
 
 
 def _restore(session: Session, spec: RunSpec, checkpoint: Checkpoint, regime: Regime) -> bool:
-    """Restore the session from the checkpoint, and report what could not be restored or has changed.
+    """Restore the session from the checkpoint, and report what has changed or could not be restored.
 
     Returns whether the run continues in another environment.
     """
@@ -111,7 +111,7 @@ def _restore(session: Session, spec: RunSpec, checkpoint: Checkpoint, regime: Re
 
 
 def _announce_longer_schedules(session: Session, spec: RunSpec, former_total: int) -> None:
-    """Print which schedules depend on the total number of steps, if that has changed."""
+    """If the total number of steps has changed, print which schedules depend on it."""
     total = spec.config.total_timesteps
     stretched = [] if spec.resolved[OptimizationConfig].constant else ["the learning-rate schedule"]
     stretched += ["exploration"] if session.learner.explores_by_progress else []
@@ -124,7 +124,7 @@ def _announce_longer_schedules(session: Session, spec: RunSpec, former_total: in
 
 
 def _record_start(session: Session, spec: RunSpec, regime: Regime) -> None:
-    """Write to the run's folder which data it learns from and which settings it continues with."""
+    """Write the data set and the settings to the run's folder."""
     if spec.checkpoint is None:
         session.note_inexact([])
     if regime.dataset_record is not None and session.run.record.get("dataset") != dict(regime.dataset_record):
@@ -133,7 +133,7 @@ def _record_start(session: Session, spec: RunSpec, regime: Regime) -> None:
         session.run.reconfigure(spec.config, spec.settings)
     if spec.config.env_id is None and spec.config.eval_env is None:
         session.say("no environment (env_id: null): evaluation is skipped")
-    elif _has_no_second_environment(spec, regime):
+    elif _has_single_environment(spec, regime):
         session.say(
             f"{spec.config.env_id}: this instance cannot be duplicated, so it is used for training only; pass "
             "eval_env=… to evaluate"
@@ -142,12 +142,12 @@ def _record_start(session: Session, spec: RunSpec, regime: Regime) -> None:
 
 @contextmanager
 def _open_session(regime: Regime, guard: SignalGuard, console: Callable[..., Progress]) -> Iterator[Session]:
-    """A session in a run folder of its own, or in the folder of its checkpoint."""
+    """Open a session in a new run folder, or in the folder of its checkpoint."""
     spec = regime.spec
     checkpoint, options = spec.checkpoint, spec.options
     evaluator = _evaluator(spec, regime)
     with _run_directory(spec) as folder:
-        opening = [_summary(spec, regime), *regime.remarks, _where(folder, checkpoint)]
+        opening = [_summary(spec, regime), *regime.remarks, _location(folder, checkpoint)]
         if changed := str(spec.changes()):
             opening.append(f"changed settings: {changed}")
         progress = console(
@@ -168,7 +168,7 @@ def _open_session(regime: Regime, guard: SignalGuard, console: Callable[..., Pro
             yield Session(regime, folder, log=log, progress=progress, guard=guard, evaluator=evaluator)
         finally:
             log.close(folder.record["status"])
-            progress.close()  # the log may have dropped it after an error
+            progress.close()  # the log does not close it if it was dropped after an error
             if evaluator is not None:
                 evaluator.close()
 
@@ -188,8 +188,8 @@ def _summary(spec: RunSpec, regime: Regime) -> str:
     return f"{config.algo} on {' and '.join(sources)}, {budget}, {regime.learner.device}, seed {config.seed}"
 
 
-def _where(folder: RunDirectory, checkpoint: Checkpoint | None) -> str:
-    """The run's folder, and the checkpoint that it resumes from."""
+def _location(folder: RunDirectory, checkpoint: Checkpoint | None) -> str:
+    """The run's folder and the checkpoint from which it resumes, in one line."""
     if checkpoint is None:
         return f"run folder: {folder.path}"
     if checkpoint.path.parent == folder.checkpoints:
@@ -197,7 +197,7 @@ def _where(folder: RunDirectory, checkpoint: Checkpoint | None) -> str:
     return f"resuming {checkpoint.path} at step {checkpoint.step:,} in a new run folder: {folder.path}"
 
 
-def _has_no_second_environment(spec: RunSpec, regime: Regime) -> bool:
+def _has_single_environment(spec: RunSpec, regime: Regime) -> bool:
     """Whether the run trains in the caller's only environment instance."""
     maker = spec.given.env
     single = maker is not None and maker.single_instance and spec.config.eval_env is None
@@ -209,10 +209,10 @@ def _evaluator(spec: RunSpec, regime: Regime) -> Evaluator | None:
     config = spec.config
     if config.env_id is None and config.eval_env is None:
         return None
-    if _has_no_second_environment(spec, regime):
+    if _has_single_environment(spec, regime):
         if spec.resolved[ControlConfig].early_stopping is not None:
             raise ConfigError(
-                f"algo_kwargs.early_stopping needs evaluations, and {config.env_id} cannot be made again; give "
+                f"algo_kwargs.early_stopping needs evaluations, and {config.env_id} cannot be duplicated; pass "
                 "eval_env=…",
                 key="algo_kwargs.early_stopping",
             )
@@ -228,7 +228,7 @@ def _evaluator(spec: RunSpec, regime: Regime) -> Evaluator | None:
 
 
 def _open_log(folder: RunDirectory, spec: RunSpec, progress: Progress, loggers: Sequence[Logger]) -> MetricsLog:
-    """The log of a run, without what was written after the checkpoint it continues from."""
+    """Open the log of a run; rows written after the checkpoint from which it resumes are deleted."""
 
     def warn(text: str) -> None:
         progress.say(f"warning: {text}")
@@ -246,7 +246,7 @@ def _open_log(folder: RunDirectory, spec: RunSpec, progress: Progress, loggers: 
     sinks: list[Sink] = [csv]
     try:
         sinks.append(TensorBoardSink(folder.tensorboard, resumed_from=resumed_from, last=last))
-    except Exception as error:  # it brings its own dependencies, any of which may be broken
+    except Exception as error:  # one of its dependencies may be broken
         warn(f"TensorBoard is switched off for the rest of the run: {type(error).__name__}: {error}")
     log = MetricsLog([*sinks, progress], warn=warn, rows=rows, last=last)
     facts = RunFacts(folder.path, folder.path.name, spec.settings, resumed_from)
@@ -275,8 +275,7 @@ def _run_directory(spec: RunSpec) -> RunDirectory:
 
 
 def _reopen(home: Path, fence: files.Fence, newest: int | None) -> RunDirectory:
-    """Continue a run's folder, after deleting checkpoints after step `newest`, if given, and what a killed process
-    may have left half-written."""
+    """Open an existing run folder, and delete checkpoints after step `newest`, if given, and partial files."""
     folder = RunDirectory.open(home, fence)
     if newest is not None:
         discard_after(folder.checkpoints, newest)

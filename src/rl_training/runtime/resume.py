@@ -25,7 +25,7 @@ from rl_training.models.mlp import NetworkShape
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.changes import Changes, differences
 from rl_training.runs.fleet import MembersFailed, as_exception, train
-from rl_training.runs.resume_points import Place, turns_of
+from rl_training.runs.resume_points import ResumePoint, turns_of
 from rl_training.runs.session import TrainResult
 from rl_training.runs.signals import TrainingInterrupted
 from rl_training.runs.spec import RunOptions, RunSpec
@@ -93,13 +93,17 @@ def resume(
     return train(runs, numbers)
 
 
-def in_order(turns: Sequence[Sequence[Place]], homes: Sequence[Path]) -> tuple[list[Place], list[list[int]]]:
+def in_order(
+    turns: Sequence[Sequence[ResumePoint]], homes: Sequence[Path]
+) -> tuple[list[ResumePoint], list[list[int]]]:
     """The places of all turns in the order of `homes`, and the turns as indices into them."""
     found = sorted((place for turn in turns for place in turn), key=lambda place: homes.index(place.home))
     return found, [[found.index(place) for place in turn] for turn in turns]
 
 
-def resumed_member(place: Place, options: RunOptions, *, warn: Callable[[str], None], **others: Any) -> RunSpec:
+def resumed_member(
+    place: ResumePoint, options: RunOptions, *, warn: Callable[[str], None], **others: Any
+) -> RunSpec:
     """A member of a population as it resumes at `place`; `others` are arguments of `resumed_run`."""
     if place.rewinds:
         warn(str(place))

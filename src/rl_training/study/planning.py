@@ -19,7 +19,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve
 from rl_training.experiment.runs import lock_run
 from rl_training.memory import available_cores
-from rl_training.runs.building import MOST_THREADS
+from rl_training.runs.building import MAX_THREADS
 from rl_training.runtime.populations import signature
 from rl_training.study.claims import CLAIMS, DiskClock, read_claim
 from rl_training.study.description import Description, WantedConfig, announced
@@ -148,7 +148,7 @@ def _threads(description: Description, workers: int) -> int:
         return min(int(given), MOST_STUDY_THREADS)
     if any(_on_gpu(base) for base in description.bases):
         return 1
-    return max(1, min(MOST_THREADS, available_cores() // workers))
+    return max(1, min(MAX_THREADS, available_cores() // workers))
 
 
 def _on_gpu(config: TrainConfig) -> bool:
