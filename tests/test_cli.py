@@ -396,7 +396,7 @@ def test_resume_goes_on_to_a_larger_budget(copied: Path) -> None:
 
 def test_what_a_run_under_way_cannot_change_is_one_line(copied: Path) -> None:
     before = (copied / "run.json").read_text()
-    fails(run("resume", copied, "--set", "algo_kwargs.alpha=auto"), 2, "alpha: cannot become auto where it was 0.2")
+    fails(run("resume", copied, "--set", "algo_kwargs.alpha=auto"), 2, "alpha: cannot change from 0.2 to auto")
     fails(run("resume", copied, "--set", "hidden_sizes=[9]"), 2, "hidden_sizes: [9] differs from the [8, 8]")
     assert (copied / "run.json").read_text() == before
     succeed("resume", copied, "--set", "alpha=0.1", "--set", "total_timesteps=130")
@@ -974,4 +974,4 @@ def test_a_file_given_as_environment_is_told_how_a_class_is_named() -> None:
 
 def test_the_algorithms_tell_the_plain_rlpd_from_the_papers() -> None:
     (line,) = [line for line in run("algos").stdout.splitlines() if line.startswith("rlpd")]
-    assert "plain: SAC on both, the paper's: rlpd/paper" in line
+    assert "(plain SAC; the paper's settings: rlpd/paper)" in line

@@ -567,7 +567,7 @@ def test_a_run_with_held_out_episodes_resumes_exactly(home: Path, tmp_path: Path
         ({"early_stopping": BY_FQE}, f"{GONE} `rl-training ope` or `rl-training select`"),
         ({"early_stopping": {"patience": 2, "metric": "loss"}}, "metric: loss does not exist; use return"),
         ({"validation_fraction": 1.0}, "validation_fraction must be < 1"),
-        ({"validation_fraction": 0.2, "top_fraction": 0.5}, "cannot stand beside top_fraction"),
+        ({"validation_fraction": 0.2, "top_fraction": 0.5}, "cannot be combined with top_fraction"),
     ],
 )
 def test_settings_that_do_not_go_together(

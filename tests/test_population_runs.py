@@ -645,7 +645,7 @@ def test_one_environment_cannot_serve_several(tmp_path: Path) -> None:
         action_space = gym.spaces.Box(-1, 1, (1,))
 
     model = SAC(Own(), seeds=[0, 1], output_dir=tmp_path, **brief("sac"))
-    with pytest.raises(ConfigError, match=r"^seeds: Own cannot be made again for every member; give its class"):
+    with pytest.raises(ConfigError, match=r"^seeds: Own cannot be duplicated for every member; pass its class"):
         model.learn(30)
     assert list(tmp_path.iterdir()) == []
 

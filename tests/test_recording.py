@@ -211,8 +211,8 @@ def test_ctrl_c_leaves_nothing(run_dir: Path, tmp_path: Path) -> None:
 def test_a_slow_film_says_how_far_it_is() -> None:
     taken: list[Any] = []
     said: list[str] = []
-    sink = filming.told(taken.append, said.append, every=0.0)
-    quiet = filming.told(taken.append, said.append, every=3600.0)
+    sink = filming.with_progress(taken.append, said.append, every=0.0)
+    quiet = filming.with_progress(taken.append, said.append, every=3600.0)
     for take in (sink, sink, quiet):
         take(np.zeros((2, 2, 3), np.uint8))
     assert (len(taken), said) == (3, ["1 frames in 0 s", "2 frames in 0 s"])

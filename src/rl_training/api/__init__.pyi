@@ -136,14 +136,14 @@ class _DatasetKeys(TypedDict, total=False):
     num_actions: int | float | None
     """number of discrete actions, if neither has it; null means the largest index in the data plus one; ≥ 1"""
     max_updates: int | float | None
-    """bound on updates beside `total_timesteps`; ≥ 1"""
+    """bound on updates, in addition to `total_timesteps`; ≥ 1"""
     max_epochs: int | float | None
     """bound on passes over the data; ≥ 1"""
 
 class _ValidationKeys(TypedDict, total=False):
     validation_fraction: float
-    """share of the episodes that is held out; the distance of the policy's actions from theirs is logged at each
-    evaluation and at the end; ≥ 0, < 1; default 0.0"""
+    """share of the episodes that is held out; the distance between the policy's actions and theirs is logged at
+    each evaluation and at the end; ≥ 0, < 1; default 0.0"""
 
 class _SoftKeys(TypedDict, total=False):
     alpha: float | Literal["auto"]
@@ -174,19 +174,18 @@ class _ObservationKeys(TypedDict, total=False):
 
 class _OnlineKeys(TypedDict, total=False):
     buffer_capacity: int | float
-    """transitions the replay buffer keeps; ≥ 1; default 1000000"""
+    """maximum number of transitions in the replay buffer; ≥ 1; default 1000000"""
     learning_starts: int | float
     """environment steps before the first update; ≥ 0; default 1000 (SAC: 5000)"""
     random_steps: int | float | None
-    """environment steps with random actions; null: `learning_starts`, or none where `init_from` gives a policy; ≥
-    0"""
+    """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy; ≥ 0"""
     train_frequency: int | float
     """environment steps between rounds of updates; ≥ 1; default 1 (DQN: 128)"""
     gradient_updates_per_step: int | float
     """updates per round; ≥ 1; default 1 (DQN: 64; REDQ: 20)"""
     overlap: bool
-    """make the updates of a step while the environments are at it: they do not see its rows yet (they see those up
-    to the step before); default False"""
+    """compute the updates of a step while the environments execute it; minibatches then contain rows up to the
+    previous step; default False"""
 
 class _DelayedActorKeys(TypedDict, total=False):
     policy_delay: int | float | None

@@ -74,7 +74,7 @@ class Camera(gym.Wrapper[Any, Any, Any, Any]):
         self._sink(_require_frame(name, frame))
 
 
-def told(sink: Sink, say: Callable[[str], None], every: float = 10.0) -> Sink:
+def with_progress(sink: Sink, say: Callable[[str], None], every: float = 10.0) -> Sink:
     """`sink` with a progress message every `every` seconds; rendering MuJoCo in software takes minutes."""
     started = reported = time.monotonic()
     frames = 0

@@ -1,4 +1,4 @@
-"""Collect a data set from one environment with random actions or a given policy."""
+"""Collect a data set from one environment, with random actions or a policy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, human_bytes
 from rl_training.spaces import SpaceSpec
 
-# Collected rows live in lists of small arrays until they are packed.
+# Memory per number: rows are lists of small arrays until they are packed.
 _BYTES_PER_NUMBER = 32
 
 
 def collect_random(
     config: TrainConfig, spaces: SpaceSpec, size: int, seed: int, given: UserEnvironments | None = None
 ) -> TransitionDataset:
-    """`size` transitions of uniformly random actions, the same ones for the same seed."""
+    """Collect `size` transitions with uniformly random actions; reproducible by `seed`."""
     rng = seeding.random_data(seed)
 
     def act(obs: NDArray[Any]) -> NDArray[Any]:
@@ -43,7 +43,7 @@ def collect_dataset(
     name: str,
     given: UserEnvironments | None = None,
 ) -> TransitionDataset:
-    """`size` transitions of one environment under `act(obs [1, O]) -> internal actions`."""
+    """Collect `size` transitions of one environment; `act(obs [1, O])` returns internal actions."""
     needed, free = size * _BYTES_PER_NUMBER * (2 * spaces.obs_dim + spaces.action_dim + 3), available_memory()
     if needed > free:
         raise MemoryLimitError(

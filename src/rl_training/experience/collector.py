@@ -1,7 +1,7 @@
-"""Collecting experience: act, step every environment, store what happened, reset what ended.
+"""`Collector`: act, step every environment, store the transitions, reset environments whose episode has ended.
 
-What is stored is what happened: the final observation of an episode, never the first of the next; `done` only where
-the episode terminated, so that a time limit bootstraps; and no row for a reset.
+The last transition of an episode contains its final observation, not the first of the next episode. `done` is 1
+only if the episode terminated, so that truncated episodes bootstrap. A reset does not add a row.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, Saved, 
 from rl_training.spaces import SpaceSpec
 
 _WINDOW = 100
-LARGEST_REWARD = float(np.finfo(np.float32).max)  # a larger reward is infinite where it is stored
+LARGEST_REWARD = float(np.finfo(np.float32).max)  # larger rewards overflow to infinity in a row
 
 
 def random_actions(rng: np.random.Generator, spaces: SpaceSpec, count: int) -> NDArray[Any]:
-    """Uniform internal actions, `[n, A]` in [-1, 1] or `[n]` from 0."""
+    """Uniform internal actions: `[n, A]` in [-1, 1], or `[n]` integers from 0."""
     if spaces.discrete:
         return rng.integers(spaces.num_actions, size=count)
     return rng.uniform(-1.0, 1.0, (count, spaces.action_dim)).astype(np.float32)
 
 
 class Collector:
-    """Steps an `EnvPool` with a learner's exploring policy and fills a replay buffer."""
+    """Steps an `EnvPool` with the exploration policy of a learner and fills a replay buffer."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class Collector:
         reward_map: tuple[float, float] = (1.0, 0.0),
         moments: RunningMoments | None = None,
     ) -> None:
-        """`reward_map`: the (scale, shift) of the prior data's rewards; reported returns stay the environment's.
+        """`reward_map`: (scale, shift) of the prior data's rewards, not applied to reported returns.
 
-        `moments` count every observation that is acted on, the learner sees by them; without, its map is fixed.
+        `moments`: running statistics of the observations, which the learner's normaliser uses; None: it is fixed.
         """
         self.envs = envs
-        self.width = len(envs.envs)  # steps that are one step of all
+        self.width = len(envs.envs)  # environment steps per vector step
         self.spaces = spaces
         self.learner = learner
         self.buffer = buffer
@@ -72,19 +72,19 @@ class Collector:
         self.returns: deque[float] = deque(maxlen=_WINDOW)
         self.lengths: deque[int] = deque(maxlen=_WINDOW)
         self.obs: NDArray[np.float32] = np.empty((0, spaces.obs_dim), dtype=np.float32)
-        self._chosen: NDArray[Any] = np.empty(0)  # internal actions that the environments were sent
+        self._chosen: NDArray[Any] = np.empty(0)  # internal actions that were sent to the environments
 
     def start(self) -> None:
         """Reset every environment."""
         self._set_obs(np.stack([self._reset(i) for i in range(self.width)]))
 
     def step(self) -> None:
-        """One step of every environment."""
+        """Step every environment once."""
         self.act()
         self.receive()
 
     def act(self) -> None:
-        """The first half of a step: choose actions and send them to the environments."""
+        """The first half of a vector step: choose actions and send them to the environments."""
         self._chosen = self._actions()
         try:
             self.envs.send(self.spaces.to_env(self._chosen))
@@ -93,7 +93,7 @@ class Collector:
             raise
 
     def receive(self) -> None:
-        """The second half: store what the environments answer, and reset those whose episode ended."""
+        """The second half of a vector step: store the transitions and reset environments whose episode ended."""
         try:
             transitions = self.envs.receive()
         except EnvironmentFailure:
@@ -102,7 +102,7 @@ class Collector:
         next_obs = np.array([t.obs for t in transitions])
         dones = np.array([t.terminated for t in transitions], dtype=np.float32)
         scale, shift = self.reward_map
-        with np.errstate(over="ignore", invalid="ignore"):  # the rows are looked at below
+        with np.errstate(over="ignore", invalid="ignore"):  # `_check_rows` raises
             rewards = scale * np.array([t.reward for t in transitions], dtype=np.float32) + shift
         rows = self.layout.pack(self.obs, self._chosen, rewards, next_obs, dones)
         self._check_rows(rows, next_obs, transitions, rewards)
@@ -117,7 +117,7 @@ class Collector:
         self._set_obs(next_obs)
 
     def _set_obs(self, obs: NDArray[np.float32]) -> None:
-        """Take up the observations to act on next; the last of an episode is not among them and does not count."""
+        """Set the observations to act on, which `moments` include; the last one of an episode is not among them."""
         self.obs = obs
         self._count(obs)
 
@@ -128,7 +128,7 @@ class Collector:
             self.learner.normalize_by(mean, std)
 
     def _actions(self) -> NDArray[Any]:
-        """Internal actions: uniform for `random_steps`, the learner's exploration after."""
+        """Internal actions: uniform for the first `random_steps` steps, then from the exploration policy."""
         n = len(self.obs)
         if self.steps < self.random_steps:
             return random_actions(self.rng, self.spaces, n)
@@ -137,7 +137,6 @@ class Collector:
             obs = torch.from_numpy(self.obs)
             actions: NDArray[Any] = self.learner.explore(self.acting.current(), obs, self.rng, progress).numpy()
         if not np.isfinite(actions).all():
-            # The networks are to blame, not the environment that would be stepped with this.
             check_finite(self.learner, f"by step {self.steps}")
             raise DivergedError(
                 f"the policy's action is not finite at step {self.steps}; lower learning_rate", first_bad="action"
@@ -151,10 +150,7 @@ class Collector:
         answers: Sequence[Transition],
         rewards: NDArray[np.float32],
     ) -> None:
-        """One look at all that will be stored; who is to blame is asked only if something is wrong.
-
-        `rewards` are those of `answers` after `reward_map`.
-        """
+        """Raise if `rows` are not finite; `rewards` are those of `answers` after `reward_map`."""
         if np.isfinite(rows).all():
             return
         self._require_finite(obs, [answer.reward for answer in answers])
@@ -167,20 +163,20 @@ class Collector:
         )
 
     def _require_finite(self, obs: NDArray[Any], rewards: Sequence[float], first: int = 0) -> None:
-        """Say which of the environments from number `first` on is to blame for a number that is none."""
+        """Raise if an observation or reward is not finite; `first` is the index of the first environment."""
 
-        def blame(index: int, what: str, said: str) -> DivergedError:
+        def error(index: int, quantity: str, value: str) -> DivergedError:
             return DivergedError(
-                f"environment {first + index} returned {said} at step {self.steps}; fix the environment",
-                first_bad=f"{what} of environment {first + index}",
+                f"environment {first + index} returned {value} at step {self.steps}; fix the environment",
+                first_bad=f"{quantity} of environment {first + index}",
             )
 
         for index, values in enumerate(obs):
             if not np.isfinite(values).all():
-                raise blame(index, "observation", "a non-finite observation")
+                raise error(index, "observation", "a non-finite observation")
         for index, reward in enumerate(rewards):
             if not abs(reward) <= LARGEST_REWARD:
-                raise blame(index, "reward", f"the reward {reward}")
+                raise error(index, "reward", f"the reward {reward}")
 
     def _reset(self, index: int) -> NDArray[np.float32]:
         obs = self.envs.reset(index)
@@ -217,7 +213,7 @@ class Collector:
         return record
 
     def save(self) -> Saved:
-        """The replay buffer, the random numbers of exploration and the running episodes."""
+        """The replay buffer, the random state of exploration and the running episodes."""
         buffer, tensors = self.buffer, {"obs": torch.from_numpy(self.obs)}
         for i, episode in enumerate(self.envs.episodes):
             if episode.actions:
@@ -257,7 +253,7 @@ class Collector:
             return problems + self.resume(tensors["obs"].numpy().copy(), episodes)
 
     def resume(self, obs: NDArray[np.float32], episodes: Sequence[Episode]) -> list[str]:
-        """Continue `episodes`, whose last observations are `obs`; returns what could not be replayed exactly."""
+        """Replay `episodes`, whose last observations are `obs`; returns a phrase for each that was not exact."""
         if len(episodes) != self.width or len(obs) != self.width:
             raise ValueError(f"{len(episodes)} running episodes for {self.width} environments")
         self.obs = obs

@@ -1,4 +1,4 @@
-"""`Experience`: what a run needs of environments that are stepped with its policy into a replay buffer."""
+"""`Experience`: the interface between a run and the environments that fill its replay buffer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rl_training.experiment.checkpointing import Checkpoint, Saved
 
 
 class Experience(Protocol):
-    """Environments, the policy that acts in them and the replay buffer they fill; saves and restores itself."""
+    """Environments, the policy that acts in them and the replay buffer; saves and restores its own state."""
 
     acting: ActingPolicy
     buffer: ReplayBuffer
@@ -30,7 +30,7 @@ class Experience(Protocol):
         """The first half of a vector step: choose actions and send them to the environments."""
 
     def receive(self) -> None:
-        """The second half: store the transitions, and reset environments whose episode has ended."""
+        """The second half of a vector step: store the transitions and reset environments whose episode ended."""
 
     def statistics(self) -> dict[str, float]:
         """Means over the last episodes."""
@@ -39,10 +39,10 @@ class Experience(Protocol):
         """A phrase for each environment whose running episode a resumed run cannot replay."""
 
     def record(self) -> dict[str, Any]:
-        """Plain data of the checkpoint record `collector`."""
+        """The checkpoint record `collector`, as plain data."""
 
     def save(self) -> Saved:
-        """Everything that `restore` needs, the rows of the replay buffer included."""
+        """Everything that `restore` needs, including the rows of the replay buffer."""
 
     def restore(self, checkpoint: Checkpoint) -> list[str]:
         """Restore what `save` saved; returns a phrase for each thing that could not be restored exactly."""

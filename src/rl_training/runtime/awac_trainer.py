@@ -1,4 +1,4 @@
-"""AWAC through the offline loop."""
+"""`train_awac`: train AWAC offline."""
 
 from rl_training.algorithms.awac import AWAC
 from rl_training.runtime.offline import Offline

@@ -1,4 +1,4 @@
-"""BC through the offline loop."""
+"""`train_bc`: train BC offline, on continuous or discrete actions."""
 
 from rl_training.algorithms.bc import BC
 from rl_training.algorithms.discrete_bc import DiscreteBC

@@ -1,4 +1,4 @@
-"""`build_control_callbacks`: `eval_interval`, `early_stopping` and `max_hours` as callbacks."""
+"""Public location of `build_control_callbacks`, which is defined in `runs.controls`."""
 
 from rl_training.runs.controls import ControlConfig, EarlyStopping, build_control_callbacks
 

@@ -1,4 +1,4 @@
-"""CQL through the offline loop."""
+"""`train_cql`: train CQL offline, on continuous or discrete actions."""
 
 from rl_training.algorithms.cql import CQL
 from rl_training.algorithms.discrete_cql import DiscreteCQL

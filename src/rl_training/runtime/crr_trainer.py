@@ -1,4 +1,4 @@
-"""CRR through the offline loop."""
+"""`train_crr`: train CRR offline."""
 
 from rl_training.algorithms.crr import CRR
 from rl_training.runtime.offline import Offline

@@ -1,4 +1,4 @@
-"""DDPG through the online loop."""
+"""`train_ddpg`: train DDPG online."""
 
 from rl_training.algorithms.ddpg import DDPG
 from rl_training.runtime.online import Online

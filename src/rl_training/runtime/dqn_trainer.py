@@ -1,4 +1,4 @@
-"""DQN through the online loop, with defaults of its own: rounds of updates, and a target that follows each."""
+"""`train_dqn`: train DQN online, with 64 updates after every 128 environment steps."""
 
 from rl_training.algorithms.dqn import DQN
 from rl_training.runtime.online import Online

@@ -1,4 +1,4 @@
-"""EDAC through the offline loop."""
+"""`train_edac`: train EDAC offline."""
 
 from rl_training.algorithms.edac import EDAC
 from rl_training.runtime.offline import Offline

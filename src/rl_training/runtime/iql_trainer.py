@@ -1,4 +1,4 @@
-"""IQL through the offline loop, with defaults of its own."""
+"""`train_iql`: train IQL offline, on continuous or discrete actions; the learning rate has a cosine schedule."""
 
 from rl_training.algorithms.discrete_iql import DiscreteIQL
 from rl_training.algorithms.iql import IQL

@@ -1,4 +1,4 @@
-"""Policies and value functions of a checkpoint, on the CPU. Predicting needs no environment."""
+"""Load the policy or the value functions of a checkpoint on the CPU; no environment is needed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rl_training.spaces import SpaceSpec
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A policy on the CPU with what is needed to use it."""
+    """A policy on the CPU with its spaces and configuration."""
 
     policy: Policy
     spaces: SpaceSpec
@@ -43,9 +43,9 @@ class LoadedPolicy:
     def predict(
         self, obs: ArrayLike, *, deterministic: bool = True, rng: np.random.Generator | None = None
     ) -> NDArray[Any]:
-        """Actions in the environment's units, one for one observation, a batch for a batch.
+        """Actions in the environment's units for one observation or a batch.
 
-        Without `deterministic` a stochastic policy is sampled, with `rng` or fresh randomness.
+        If `deterministic` is False, a stochastic policy is sampled with `rng`, or with a new random generator.
         """
         batch, noise = self.spaces.observations(obs), None
         if not deterministic and self.policy.stochastic:
@@ -55,21 +55,18 @@ class LoadedPolicy:
         return result[0] if self.spaces.is_single(obs) else result
 
     def act(self, batch: NDArray[np.float32], noise: NDArray[np.float32] | None = None) -> NDArray[Any]:
-        """The actions for finite flat observations `[B, O]`: the mode, or what standard normal `noise` selects."""
+        """Actions for finite flat observations `[B, O]`: the mode, or a sample given standard normal `noise`."""
         with torch.inference_mode():
             inputs = torch.from_numpy(batch)
             actions = (
                 self.policy.mode(inputs) if noise is None else self.policy.sample(inputs, torch.from_numpy(noise))
             )
-        # An observation near the end of float32 may overflow inside the network; the middle of the range is legal.
+        # A very large observation may overflow inside the network; the middle of the range is a valid action.
         return self.spaces.to_env(np.nan_to_num(actions.numpy(), nan=0.0))
 
 
 class Values(NamedTuple):
-    """What the critics expect: their mean, and how far they are apart (standard deviation; 0 of a single one).
-
-    `[B]` each, or plain numbers for one observation.
-    """
+    """Mean and standard deviation (0 for a single critic) over the critics: `[B]` each, or scalars."""
 
     mean: NDArray[np.float64]
     spread: NDArray[np.float64]
@@ -83,9 +80,9 @@ class LoadedValues:
     spaces: SpaceSpec
 
     def predict(self, obs: ArrayLike, action: ArrayLike | None = None) -> Values:
-        """Q of `action`, in the environment's units, or V: for one observation or a batch.
+        """Q of `action`, in the environment's units, or V if it is None; for one observation or a batch.
 
-        One observation may have a batch of actions.
+        One observation may be combined with a batch of actions.
         """
         batch, single = self.spaces.observations(obs), self.spaces.is_single(obs)
         with torch.inference_mode():
@@ -108,7 +105,7 @@ class LoadedValues:
 
 
 def load_values(checkpoint: Checkpoint) -> LoadedValues:
-    """Rebuild the value functions of a checkpoint; raises `ConfigError` where there are none."""
+    """Rebuild the value functions of a checkpoint; raises `ConfigError` if it has none."""
     model, spaces, config = _build_model(checkpoint)
     if not model.has_values:
         raise ConfigError(f"{config.algo} learns no value function; predict_value needs an algorithm with critics")
@@ -121,7 +118,7 @@ def load_values(checkpoint: Checkpoint) -> LoadedValues:
 
 
 def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
-    """Rebuild the policy of a checkpoint; its folder is all that is needed."""
+    """Rebuild the policy of a checkpoint."""
     model, spaces, config = _build_model(checkpoint)
     _load_networks(model.policy if is_policy_alone(checkpoint) else model, checkpoint)
     policy = copy.deepcopy(model.policy).requires_grad_(False)
@@ -129,7 +126,7 @@ def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
 
 
 def _build_model(checkpoint: Checkpoint) -> tuple[Model, SpaceSpec, TrainConfig]:
-    """The networks of a checkpoint's learner as they were before it learned, and what they were made for."""
+    """The model of a checkpoint with untrained networks, its spaces and its configuration."""
     config, spaces = config_of(checkpoint), spaces_from(checkpoint)
     kinds = get_algorithm_spec(config.algo).sections
     with checkpoint_errors(checkpoint):
@@ -147,12 +144,12 @@ def _build_model(checkpoint: Checkpoint) -> tuple[Model, SpaceSpec, TrainConfig]
 
 
 def _load_networks(part: Model | Policy, checkpoint: Checkpoint) -> None:
-    """Every network of a model, or of a policy alone: none may be missing, none be left over."""
+    """Load the networks of a model or of a policy; raises if one is missing or left over."""
     names = checkpoint.tensors["networks"]
     with checkpoint_errors(checkpoint, "networks"):
         part.load_state_dict({k.removeprefix("model."): v for k, v in names.items() if k.startswith("model.")})
 
 
 def open_checkpoint(path: str | Path, warn: Callable[[str], None] = warnings.warn) -> Checkpoint:
-    """Read and verify the checkpoint at `path`: a checkpoint, a run folder (its newest valid one) or `best`."""
+    """Read and verify a checkpoint; `path` is its folder, a run folder (newest valid checkpoint) or `best`."""
     return read_run_checkpoint(find_checkpoint(Path(path), warn))

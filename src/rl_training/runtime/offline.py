@@ -1,4 +1,4 @@
-"""The offline loop, written once, and how every trainer that learns from data gets its spaces and data set."""
+"""Offline training: the loop `fit_offline`, the regime `Offline`, and the data set of every run that uses one."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from rl_training.spaces import SpaceSpec
 from rl_training.updates.schedules import OptimizationConfig
 from rl_training.updates.updater import Updater
 
-# A loop looks whether a signal has arrived at every multiple of so many updates.
+# Signals are checked after every multiple of this number of updates.
 _BLOCK = 250
 
 
 class BudgetConfig(Settings):
-    """Bounds beside `total_timesteps`: updates, and epochs (one epoch is one pass over the data).
+    """Bounds in addition to `total_timesteps`: updates, and epochs (one epoch is one pass over the data).
 
     RLPD: `max_updates` bounds both phases together, `max_epochs` the pretraining.
     """
 
     max_updates: PositiveInt | None = None
-    """bound on updates beside `total_timesteps`"""
+    """bound on updates, in addition to `total_timesteps`"""
     max_epochs: PositiveInt | None = None
     """bound on passes over the data"""
 
@@ -61,14 +61,14 @@ class BudgetConfig(Settings):
 
 
 def updates_per_epoch(dataset_size: int, batch_size: int) -> int:
-    """Updates in which as many rows are drawn as the data set has."""
+    """Number of updates that draw as many rows as the data set contains."""
     return max(1, -(-dataset_size // batch_size))
 
 
 def _infer_env_spaces(
     config: TrainConfig, *, discrete: bool | None = False, given: UserEnvironments | None = None
 ) -> SpaceSpec | None:
-    """The environment's spaces, or None where the run has no environment and the data must tell."""
+    """The spaces of the environment, or None if the run has none and the data define them."""
     return None if config.env_id is None else spaces_of(config, discrete=discrete, given=given)
 
 
@@ -82,7 +82,7 @@ def _build_offline_dataset(
     extras: tuple[Column, ...] = (),
     budgets: MemoryBudget | None = None,
 ) -> TransitionDataset:
-    """The configured data set, or the one the caller has in memory, checked against the environment."""
+    """The configured data set, or `given`, checked against the spaces of the environment."""
     if given is not None:
         env = config.env_id
         if spaces is not None and (difference := given.spaces.difference(spaces, "the data have", f"{env} has")):
@@ -98,7 +98,7 @@ def _build_offline_dataset(
 
 
 def fit_offline(session: Session, updater: Updater, *, updates: int) -> Iterator[Event]:
-    """Updates on the updater's source until the learner has made `updates`, or somebody stops the run."""
+    """Train until the learner has made `updates` updates or the session stops."""
     learner, clock = session.learner, session.clock
     while session.running and learner.updates < updates:
         count = min(updates - learner.updates, session.until_due(_BLOCK - learner.updates % _BLOCK))
@@ -111,21 +111,21 @@ def fit_offline(session: Session, updater: Updater, *, updates: int) -> Iterator
         yield Advanced()
 
 
-def _budgets(config: TrainConfig) -> MemoryBudget:
-    """What the rows of a run may take; what cannot be packed beside the data goes to its output folder."""
+def _memory_budget(config: TrainConfig) -> MemoryBudget:
+    """The memory for rows; packed files that cannot be stored next to the data go to the output folder."""
     spare = Path(config.output_dir) / ".rows"
     return MemoryBudget(choose_device(config.device), config.device_memory, config.host_memory, spare)
 
 
 def _place_rows(data: TransitionDataset, budgets: MemoryBudget) -> Tensor:
-    """The rows where they stay: on the device, if it has room for them."""
+    """The rows on the device if they fit there, else in host memory or a file."""
     return data.rows_on(budgets.device, budgets.on_device() if budgets.device.type == "cuda" else None)
 
 
-class Prepared:
-    """Data, spaces and learner of a run that learns from data; the normaliser is fixed to the data's moments.
+class OfflineSetup:
+    """Data, spaces and learner of a run with a data set, whose moments the normaliser uses.
 
-    `spec` is the one given, with the learner that the data's actions ask for.
+    `spec` has the learner and settings for the actions of the data.
     """
 
     held_out: TransitionDataset | None = None
@@ -135,7 +135,7 @@ class Prepared:
         env_spaces = _infer_env_spaces(spec.config, discrete=spec.sections.takes_discrete, given=spec.given)
         if spec.checkpoint is not None:
             require_data(spec.checkpoint.records["dataset"], spec.dataset, spec.checkpoint.path)
-        budgets = _budgets(spec.config)
+        budgets = _memory_budget(spec.config)
         data = spec.once(
             "data",
             lambda: _build_offline_dataset(
@@ -175,7 +175,7 @@ class Prepared:
         self.fingerprint = spec.once("fingerprint", data.fingerprint)
 
     def dataset_record(self) -> dict[str, Any]:
-        """What run.json and each checkpoint say of the data."""
+        """The description of the data in run.json and checkpoints."""
         raw, folder = self.dataset.raw, self.spec.resolved[DatasetConfig].folder()
         return {
             "name": self.dataset.name,
@@ -188,13 +188,13 @@ class Prepared:
 
 
 def require_data(record: Mapping[str, Any], dataset: TransitionDataset | None, place: Path) -> None:
-    """Refuse to go on without the arrays a run was given: no configuration can bring them back."""
+    """Raise if a run that was trained on arrays in memory is resumed without them."""
     if record.get("in_memory") and dataset is None:
         raise ConfigError(f"{place} was trained on arrays in memory; resume it with resume(dataset=…)")
 
 
 class Offline(Regime):
-    """Data alone: updates draw from a fixed set; an environment, if there is one, is only for evaluation."""
+    """Train on a fixed data set; an environment, if there is one, is only used for evaluation."""
 
     name = "offline"
     sections = (OptimizationConfig, DatasetConfig, ValidationConfig, BudgetConfig, ControlConfig)
@@ -203,11 +203,11 @@ class Offline(Regime):
     def __init__(self, spec: RunSpec) -> None:
         fraction = spec.resolved[ValidationConfig].validation_fraction
         _require_whole_episodes(spec, fraction)
-        self.prepared = Prepared(spec, validation_fraction=fraction)
-        self.spec = spec = self.prepared.spec
-        self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
-        self.dataset_record, self.remarks = self.prepared.dataset_record(), self.prepared.remarks
-        self.size, self.batch_size = len(self.prepared.dataset), spec.resolved[OptimizationConfig].batch_size
+        self.setup = OfflineSetup(spec, validation_fraction=fraction)
+        self.spec = spec = self.setup.spec
+        self.learner, self.spaces = self.setup.learner, self.setup.spaces
+        self.dataset_record, self.remarks = self.setup.dataset_record(), self.setup.remarks
+        self.size, self.batch_size = len(self.setup.dataset), spec.resolved[OptimizationConfig].batch_size
         budget = spec.resolved[BudgetConfig]
         self.total_ticks = self.total_updates = budget.updates(
             spec.config.total_timesteps, self.size, self.batch_size
@@ -215,17 +215,17 @@ class Offline(Regime):
         self.validation = self._validation()
 
     def ready(self) -> None:
-        self.updates = self.updater(self.prepared.source)
+        self.updates = self.updater(self.setup.source)
 
     def fit(self, session: Session) -> Iterator[Event]:
         return fit_offline(session, self.updates, updates=self.total_updates)
 
     def _validation(self) -> Validation | None:
         """Metrics on held-out episodes; None if none are held out."""
-        held_out = self.prepared.held_out
+        held_out = self.setup.held_out
         if held_out is None:
             return None
-        rows = self.spec.once("held-out rows", lambda: _place_rows(held_out, self.prepared.budgets))
+        rows = self.spec.once("held-out rows", lambda: _place_rows(held_out, self.setup.budgets))
         return Validation(held_out, rows, self.learner)
 
     def callbacks(self) -> list[Callback]:
@@ -241,10 +241,10 @@ class Offline(Regime):
 
 
 def _require_whole_episodes(spec: RunSpec, fraction: float) -> None:
-    """Refuse to hold out a share of the best episodes: whoever judges by the file would hold out others."""
+    """Raise if a share of the best episodes would be held out: OPE on the file holds out other episodes."""
     if fraction and spec.resolved[DatasetConfig].top_fraction < 1:
         raise ConfigError(
-            "algo_kwargs.validation_fraction cannot stand beside top_fraction: what is held out would be a share "
-            "of the best episodes; leave one out",
+            "algo_kwargs.validation_fraction cannot be combined with top_fraction: the held-out episodes would be "
+            "a share of the best ones; leave one out",
             key="algo_kwargs.validation_fraction",
         )

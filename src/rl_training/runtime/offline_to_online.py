@@ -1,4 +1,4 @@
-"""Prior data, then experience: the offline loop, then the online loop on minibatches mixed from both."""
+"""Offline-to-online training: the offline loop on prior data, then the online loop on mixed minibatches."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rl_training.runs.controls import ControlConfig
 from rl_training.runs.regime import Event, Regime
 from rl_training.runs.session import Session
 from rl_training.runs.spec import RunSpec
-from rl_training.runtime.offline import BudgetConfig, Prepared, fit_offline
+from rl_training.runtime.offline import BudgetConfig, OfflineSetup, fit_offline
 from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, make_collector, require_updates
 from rl_training.settings import Fraction, NonNegativeInt, Settings
 from rl_training.updates.schedules import OptimizationConfig
 
 
 class PriorDataConfig(Settings):
-    """`offline_batch_ratio`: the prior data's share of each online minibatch."""
+    """How the prior data are used."""
 
     offline_pretrain_updates: NonNegativeInt = 0
     """updates on the prior data before the first environment step"""
@@ -42,21 +42,21 @@ class OfflineToOnline(Regime):
             )
         self.online, prior = spec.resolved[OnlineConfig], spec.resolved[PriorDataConfig]
         batch_size, self.budget = spec.resolved[OptimizationConfig].batch_size, spec.resolved[BudgetConfig]
-        self.prepared = Prepared(spec, updates_per_step=self.online.gradient_updates_per_step)
-        self.spec = spec = self.prepared.spec
-        self.learner, self.spaces = self.prepared.learner, self.prepared.spaces
-        self.dataset_record = self.prepared.dataset_record()
+        self.setup = OfflineSetup(spec, updates_per_step=self.online.gradient_updates_per_step)
+        self.spec = spec = self.setup.spec
+        self.learner, self.spaces = self.setup.learner, self.setup.spaces
+        self.dataset_record = self.setup.dataset_record()
         buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, spec.config.num_envs)
         if buffer.device.type != self.learner.device.type:
             raise ConfigError(
-                "algo_kwargs.buffer_capacity does not fit on the GPU beside the prior data; lower it",
+                "algo_kwargs.buffer_capacity does not fit on the GPU together with the prior data; lower it",
                 key="algo_kwargs.buffer_capacity",
             )
-        self.mixed = MixedSource(self.prepared.source, buffer, ratio=prior.offline_batch_ratio)
+        self.mixed = MixedSource(self.setup.source, buffer, ratio=prior.offline_batch_ratio)
         self.split = self.mixed.split(batch_size)
-        size = len(self.prepared.dataset)
+        size = len(self.setup.dataset)
         self.pretraining = self.budget.updates(prior.offline_pretrain_updates, size, batch_size)
-        self.remarks = *self.prepared.remarks, *self.online.remarks(spec, before=self.pretraining)
+        self.remarks = *self.setup.remarks, *self.online.remarks(spec, before=self.pretraining)
         self.first_phase = "pretrain" if self.pretraining else "online"
         self.total_ticks = self.pretraining + spec.config.total_timesteps
         self.total_updates = self.pretraining + self.online.earned(spec.config.total_timesteps)
@@ -64,11 +64,11 @@ class OfflineToOnline(Regime):
         if self.budget.max_updates is not None:
             self.total_updates = min(self.total_updates, self.budget.max_updates)
         self.experience = make_collector(
-            spec, self.spaces, self.learner, buffer, reward_map=self.prepared.dataset.reward_map
+            spec, self.spaces, self.learner, buffer, reward_map=self.setup.dataset.reward_map
         )
 
     def ready(self) -> None:
-        self.prior_updates = self.updater(self.prepared.source)
+        self.prior_updates = self.updater(self.setup.source)
         together = self.online.together(self.spec.config.num_envs)
         self.mixed_updates = self.updater(self.mixed, together=together, acting=self.experience.acting)
 
@@ -80,7 +80,7 @@ class OfflineToOnline(Regime):
                 yield from fit_offline(session, self.prior_updates, updates=self.pretraining)
         if session.running:
             session.enter_phase("online")
-            self.learner.period_offset = session.clock.pretrain_updates  # each environment step is a whole period
+            self.learner.period_offset = session.clock.pretrain_updates  # each environment step starts a new period
             most = self.budget.max_updates
             yield from fit_online(session, self.mixed_updates, self.experience, self.online, max_updates=most)
 
@@ -90,5 +90,5 @@ class OfflineToOnline(Regime):
             "pretrain_updates_done": float(clock.pretrain_updates),
             "offline_batch_size": float(prior_rows),
             "online_batch_size": float(online_rows),
-            "dataset_size": float(len(self.prepared.dataset)),
+            "dataset_size": float(len(self.setup.dataset)),
         }

@@ -1,4 +1,4 @@
-"""The online loop, written once: one vector step, the updates it earned, whatever is due."""
+"""Online training: the loop `fit_online` and the regime `Online`."""
 
 from __future__ import annotations
 
@@ -34,43 +34,43 @@ _log = logging.getLogger(__name__)
 
 
 class OnlineConfig(Settings):
-    """The rhythm of collecting and learning, in environment steps whatever `num_envs`."""
+    """When to collect and when to update, in environment steps, independent of `num_envs`."""
 
     buffer_capacity: PositiveInt = 1_000_000
-    """transitions the replay buffer keeps"""
+    """maximum number of transitions in the replay buffer"""
     learning_starts: NonNegativeInt = 1_000
     """environment steps before the first update"""
     random_steps: NonNegativeInt | None = None
-    """environment steps with random actions; null: `learning_starts`, or none where `init_from` gives a policy"""
+    """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy"""
     train_frequency: PositiveInt = 1
     """environment steps between rounds of updates"""
     gradient_updates_per_step: PositiveInt = 1
     """updates per round"""
     overlap: bool = False
-    """make the updates of a step while the environments are at it: they do not see its rows yet (they see those up
-    to the step before)"""
+    """compute the updates of a step while the environments execute it; minibatches then contain rows up to the
+    previous step"""
 
     def earned(self, step: int) -> int:
-        """Updates that should have been made by `step`: so many per `train_frequency` steps after the start."""
+        """Number of updates due by `step`; none before `learning_starts`."""
         first = max(self.learning_starts, 1)
         if step < first:
             return 0
         return (step // self.train_frequency - (first - 1) // self.train_frequency) * self.gradient_updates_per_step
 
     def together(self, num_envs: int) -> int:
-        """Updates that a step of `num_envs` environments earns, where it earns any."""
+        """Usual number of updates per step of `num_envs` environments."""
         return max(1, num_envs // self.train_frequency) * self.gradient_updates_per_step
 
     def acts_randomly_until(self, config: TrainConfig) -> int:
-        """The step from which the policy acts: at once, if it was taken over from another run."""
+        """Number of steps with random actions."""
         if self.random_steps is not None:
             return self.random_steps
         return self.learning_starts if config.init_from is None else 0
 
     def remarks(self, spec: RunSpec, before: int = 0) -> tuple[str, ...]:
-        """One line: how many steps come without updates or at random, unless they are over; none where none do.
+        """A line about the first steps, without updates or with random actions; empty if they are over.
 
-        `before`: updates that come before the first step.
+        `before`: number of updates before the first step.
         """
         done = 1 if spec.checkpoint is None else max(1, spec.checkpoint.step - before)
         random_until = self.acts_randomly_until(spec.config)
@@ -80,12 +80,12 @@ class OnlineConfig(Settings):
         ]
         if random_until == self.learning_starts:
             spans = [("random actions and no updates", random_until, "learning_starts")]
-        told = [f"{what} in the first {steps:,} steps ({name})" for what, steps, name in spans if steps > done]
-        return (", ".join(told),) if told else ()
+        parts = [f"{what} in the first {steps:,} steps ({name})" for what, steps, name in spans if steps > done]
+        return (", ".join(parts),) if parts else ()
 
 
 def require_updates(spec: RunSpec, updates: int) -> None:
-    """Refuse a new run that would end before it learns anything."""
+    """Raise if a new run would end before its first update."""
     if updates == 0 and spec.checkpoint is None:
         total, online = spec.config.total_timesteps, spec.resolved[OnlineConfig]
         every = f" and then every {online.train_frequency} steps" if online.train_frequency > 1 else ""
@@ -104,7 +104,7 @@ def fit_online(
     *,
     max_updates: int | None = None,
 ) -> Iterator[Event]:
-    """Train until `total_timesteps` environment steps or `max_updates` are done, or somebody stops the run."""
+    """Train until `total_timesteps` environment steps or `max_updates` updates are done or the session stops."""
     total, learner = session.config.total_timesteps, session.learner
     while session.running and collector.steps < total and (max_updates is None or learner.updates < max_updates):
         after = collector.steps + collector.width
@@ -125,7 +125,7 @@ def fit_online(
 
 
 def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, num_envs: int) -> ReplayBuffer:
-    """A ring on the learner's device; in pinned host memory if it does not fit there; an error if nowhere."""
+    """A replay buffer on the learner's device, or in pinned host memory; raises if it does not fit in either."""
     if learner.extras:
         raise ConfigError(
             f"algo: {learner.name} needs the column {learner.extras[0].name!r}, which replay buffers do not have; "
@@ -159,7 +159,7 @@ def make_collector(
     reward_map: tuple[float, float] = (1.0, 0.0),
     moments: RunningMoments | None = None,
 ) -> Collector:
-    """The configured environments, stepped with the learner's exploring policy into `buffer`."""
+    """A collector that steps the configured environments and writes to `buffer`."""
     require_room_for_environments(spec.config)
     return Collector(
         EnvPool(spec.config, given=spec.given),
@@ -174,7 +174,7 @@ def make_collector(
 
 
 def running_moments(spec: RunSpec, spaces: SpaceSpec) -> RunningMoments | None:
-    """Statistics to go on counting with; None where observations are not normalised, or by a map that is fixed."""
+    """The running statistics of observations; None if they are not normalised, or by fixed moments."""
     if not spec.resolved[ObservationConfig].normalize_observations:
         return None
     moments = RunningMoments(spaces.obs_dim)
@@ -190,7 +190,7 @@ def running_moments(spec: RunSpec, spaces: SpaceSpec) -> RunningMoments | None:
 
 
 class Online(Regime):
-    """An environment alone: experience fills a replay buffer, updates draw from it."""
+    """Train on a replay buffer that is filled with experience from an environment."""
 
     name = "online"
     sections = (OptimizationConfig, ObservationConfig, OnlineConfig, ControlConfig)

@@ -1,4 +1,4 @@
-"""Which runs may be trained together, and how a population is started."""
+"""Start a population, and check which runs may be trained together."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from rl_training.runs.fleet import train
 from rl_training.runs.session import TrainResult
 from rl_training.runs.spec import RunOptions
 
-# Settings that do not affect what a run computes; members may differ in them.
-_OF_THE_FOLDER = TrainConfig.affecting("run")
-Made = TypeVar("Made")
+# Settings that do not affect the result of a run; members may differ in them.
+_MAY_DIFFER = TrainConfig.affecting("run")
+T = TypeVar("T")
 
 
 def structure(config: TrainConfig) -> dict[str, Any]:
-    """The settings in which members of one population may not differ: all but seeds, places and plain numbers."""
+    """The settings that must be equal in a population: all but seeds, paths and float hyperparameters."""
     resolved, spec = resolve(config), get_algorithm_spec(config.algo)
-    fields = {key: value for key, value in config.to_dict().items() if key not in _OF_THE_FOLDER}
+    fields = {key: value for key, value in config.to_dict().items() if key not in _MAY_DIFFER}
     hyperparameters = resolved[LearnerConfig]
     others = {key: value for key, value in resolved.to_dict().items() if key not in dict(hyperparameters)}
     return fields | {"algo_kwargs": others | spec.learner.structure(hyperparameters)}
 
 
 def signature(config: TrainConfig) -> str:
-    """`structure` as text: runs of one signature may be trained together."""
+    """`structure` as text; runs with the same signature may be trained together."""
     return files.encode_json(structure(config)).decode()
 
 
@@ -51,10 +51,10 @@ def train_population(
     run_suffix: str | None = None,
     **others: Any,
 ) -> list[TrainResult]:
-    """Train every configuration, as many at a time as `population` and the memory allow; results in their order.
+    """Train all configurations, as many at a time as `population` and the memory allow; results in their order.
 
-    Several members get copies of `callbacks` and loggers. `others` are fields of `RunSpec`: `dataset` replaces the
-    configured data, `given` has environments without an id, `options` say how the runs are started.
+    If there are several, each gets its own copy of `callbacks` and loggers. `given` are environments without an id;
+    `others` are further fields of `RunSpec`.
     """
     _require_alike(configs)
     _require_enough_environments(configs, given)
@@ -78,7 +78,7 @@ def _require_alike(configs: Sequence[TrainConfig]) -> None:
         for key in {**flat[0], **flat[1]}:
             if flat[0].get(key) != flat[1].get(key):
                 raise ConfigError(
-                    f"{key}: members of a population may differ in seed and in numbers with a fraction, not in "
+                    f"{key}: members of a population may differ in seed and in float hyperparameters, not in "
                     f"this: {flat[0].get(key)} and {flat[1].get(key)}",
                     key=key,
                 )
@@ -93,19 +93,19 @@ def _require_enough_environments(configs: Sequence[TrainConfig], given: UserEnvi
     maker.probe(first.env_kwargs)
     if maker.single_instance:
         raise ConfigError(
-            f"seeds: {maker.name} cannot be made again for every member; give its class or a callable that makes a "
-            "new one",
+            f"seeds: {maker.name} cannot be duplicated for every member; pass its class or a callable that "
+            "creates a new one",
             key="seeds",
         )
 
 
-def copied(things: Sequence[Made], what: str) -> tuple[Made, ...]:
-    """Copies for one member; `what` names them in an error. They keep state, so members cannot share them."""
-    found = []
+def copied(things: Sequence[T], what: str) -> tuple[T, ...]:
+    """Copies of stateful objects, which members cannot share; `what` names them in an error."""
+    copies = []
     for thing in things:
         try:
-            found.append(copy.deepcopy(thing))
+            copies.append(copy.deepcopy(thing))
         except Exception as error:
             name = type(thing).__name__
             raise ConfigError(f"{what}: {name} cannot be copied for each member: {error}", key=what) from error
-    return tuple(found)
+    return tuple(copies)

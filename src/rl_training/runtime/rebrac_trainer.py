@@ -1,4 +1,4 @@
-"""ReBRAC through the offline loop."""
+"""`train_rebrac`: train ReBRAC offline."""
 
 from rl_training.algorithms.rebrac import ReBRAC
 from rl_training.runtime.offline import Offline

@@ -1,4 +1,4 @@
-"""REDQ through the online loop, with defaults of its own."""
+"""`train_redq`: train REDQ online, with 20 updates per environment step."""
 
 from rl_training.algorithms.redq import REDQ
 from rl_training.runtime.online import Online

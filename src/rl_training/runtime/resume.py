@@ -1,4 +1,4 @@
-"""Resume runs: find the checkpoint, apply changed settings, refuse what a run cannot change, and train on."""
+"""Resume runs: find the checkpoint, apply and check changed settings, continue training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rl_training.runtime.offline import require_data
 from rl_training.runtime.populations import copied
 from rl_training.settings import at_home
 
-# Settings of which one value makes, or leaves out, something that is learned.
+# Settings for which one value determines whether a parameter is learned.
 _SWITCHES = {"alpha": "auto", "lagrange_threshold": None}
 
 
@@ -72,14 +72,14 @@ def resume(
     All resume at the newest step that every member has saved; `runs.resume_points` has the exceptions. `others` are
     arguments of `resumed_run`.
     """
-    homes = [] if alone else _companions(Path(path))
+    homes = [] if alone else _population_of(Path(path))
     turns = turns_of(dict.fromkeys(homes, True), [_home_of(Path(path))], warn) if len(homes) > 1 else []
     places, numbers = in_order(turns, homes)
     if len(places) < 2:
         options = RunOptions(quiet=quiet, loggers=tuple(loggers))
         run = resumed_run(path, callbacks=callbacks, options=options, warn=warn, **others)
         if alone:
-            _leave(Path(path), warn)
+            _remove_from_population(Path(path), warn)
         return train([run])
     with ExitStack() as probe:  # fail now if one is in use; each run takes its lock again when it opens
         for place in places:
@@ -96,7 +96,7 @@ def resume(
 def in_order(
     turns: Sequence[Sequence[ResumePoint]], homes: Sequence[Path]
 ) -> tuple[list[ResumePoint], list[list[int]]]:
-    """The places of all turns in the order of `homes`, and the turns as indices into them."""
+    """The resume points of all turns in the order of `homes`, and the turns as indices into them."""
     found = sorted((place for turn in turns for place in turn), key=lambda place: homes.index(place.home))
     return found, [[found.index(place) for place in turn] for turn in turns]
 
@@ -104,7 +104,7 @@ def in_order(
 def resumed_member(
     place: ResumePoint, options: RunOptions, *, warn: Callable[[str], None], **others: Any
 ) -> RunSpec:
-    """A member of a population as it resumes at `place`; `others` are arguments of `resumed_run`."""
+    """The `RunSpec` of a member that resumes at `place`; `others` are arguments of `resumed_run`."""
     if place.rewinds:
         warn(str(place))
     options = replace(options, rewinds=place.rewinds)
@@ -133,7 +133,7 @@ def train_in_folders(
         raise
     except MembersFailed as failed:
         return failed.errors
-    except (Exception, SystemExit) as error:  # of all members
+    except (Exception, SystemExit) as error:  # raised before the members were trained
         return [as_exception(error)] * len(members)
     return [None] * len(members)
 
@@ -149,26 +149,26 @@ def resumed_run(
     warn: Callable[[str], None] = warnings.warn,
     **others: Any,
 ) -> RunSpec:
-    """A run as it resumes from its folder or a checkpoint.
+    """The `RunSpec` of a run that resumes from its folder or a checkpoint.
 
     `changes` replace fields of the configuration, `overrides` do the same as `key=value`; `given` are
-    environments without an id; `others` are fields of `RunSpec`. If `options.rewinds`, a run folder starts from its
-    first step although it has checkpoints.
+    environments without an id; `others` are fields of `RunSpec`. If `options.rewinds` is set, a run folder starts
+    from its first step although it has checkpoints.
     """
     options, home = options or RunOptions(), Path(path)
     rewinds = options.rewinds and (home / RECORD).is_file()
     checkpoint = None if rewinds or _has_no_checkpoint(home) else open_checkpoint(path, warn)
     if checkpoint is None:
-        config = _restarted(home, rewinds, changes, overrides, dataset, warn)
+        config = _config_to_restart(home, rewinds, changes, overrides, dataset, warn)
         options = replace(options, home=home)
     else:
-        config = _continued(checkpoint, changes, overrides, dataset, given)
+        config = _config_to_continue(checkpoint, changes, overrides, dataset, given)
     return get_algorithm_spec(config.algo).run_spec(
         config, checkpoint=checkpoint, dataset=dataset, given=given, options=options, **others
     )
 
 
-def _restarted(
+def _config_to_restart(
     home: Path,
     rewinds: bool,
     changes: Mapping[str, Any] | None,
@@ -179,7 +179,7 @@ def _restarted(
     """The settings of a run that starts again in its folder."""
     record = read_run_record(home)
     if not rewinds:
-        _require_nothing_to_lose(home, record)
+        _require_no_results(home, record)
     before = _config_of_run(home, record)
     data = record.get("dataset", {})
     config = _with_data(before, changed_config(before, changes, overrides), data, dataset)
@@ -191,7 +191,7 @@ def _restarted(
     return config
 
 
-def _continued(
+def _config_to_continue(
     checkpoint: Checkpoint,
     changes: Mapping[str, Any] | None,
     overrides: Sequence[str],
@@ -216,7 +216,7 @@ def _continued(
 
 
 def changed_config(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
-    """A run's configuration with some settings changed, all of them checked; the algorithm stays."""
+    """A run's configuration with changed settings, all of them validated; the algorithm cannot change."""
     changed = config.replace(**(changes or {})).with_overrides(overrides, setting_names)
     if changed.algo != config.algo:
         raise ConfigError(
@@ -239,25 +239,25 @@ def _require_same_seed(before: TrainConfig, now: TrainConfig) -> None:
 def _with_data(
     before: TrainConfig, now: TrainConfig, record: Mapping[str, Any], given: TransitionDataset | None
 ) -> TrainConfig:
-    """`now` with its data files found. A relative path of the run starts from the folder where the run began."""
+    """`now` with located data files; relative paths start from the folder where the run was started."""
     if given is not None:
         return now
     folder = Path(str(record.get("folder", Path.cwd())))
-    known = {one.get("dataset_path") for one in _choices(before)}
+    known = {one.get("dataset_path") for one in _dataset_settings(before)}
     mixture = bool(now.algo_kwargs.get("datasets"))
     remedy = f"if it was moved, add --set {'datasets' if mixture else 'dataset_path'}=…"
-    found = [{**one, **_found(one.get("dataset_path"), known, folder, remedy)} for one in _choices(now)]
+    found = [{**one, **_located(one.get("dataset_path"), known, folder, remedy)} for one in _dataset_settings(now)]
     return now.replace(algo_kwargs={**now.algo_kwargs, "datasets": found} if mixture else found[0])
 
 
-def _choices(config: TrainConfig) -> list[Mapping[str, Any]]:
+def _dataset_settings(config: TrainConfig) -> list[Mapping[str, Any]]:
     """Settings that may name a data file: those of each part of a mixture, or the algorithm's own."""
     parts = config.algo_kwargs.get("datasets") or (config.algo_kwargs,)
     return [one for one in parts if isinstance(one, Mapping)]
 
 
-def _found(path: Any, known: Container[Any], folder: Path, remedy: str) -> dict[str, str]:
-    """`dataset_path` as it is from here; empty if it stays the same."""
+def _located(path: Any, known: Container[Any], folder: Path, remedy: str) -> dict[str, str]:
+    """`dataset_path` relative to the current folder; empty if it does not change."""
     path = at_home(path)
     if not isinstance(path, str):
         return {}
@@ -271,7 +271,7 @@ def _found(path: Any, known: Container[Any], folder: Path, remedy: str) -> dict[
 
 
 def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
-    """Refuse what a run cannot change under way."""
+    """Raise if settings have changed that a resumed run cannot change."""
     if now.num_envs != before.num_envs:
         raise ConfigError(
             f"num_envs: {now.num_envs} differs from the run's {before.num_envs}, whose episodes are under way",
@@ -289,8 +289,8 @@ def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
             )
         if name in _SWITCHES and (value == _SWITCHES[name]) != (was == _SWITCHES[name]):
             raise ConfigError(
-                f"algo_kwargs.{name}: cannot become {value} where it was {was}: a run under way cannot begin or "
-                "stop learning it; start a new run, with --init-from for these networks",
+                f"algo_kwargs.{name}: cannot change from {was} to {value}: a resumed run cannot start or stop "
+                "learning it; start a new run, with --init-from for these networks",
                 key=f"algo_kwargs.{name}",
             )
 
@@ -305,12 +305,12 @@ def _require_same_capacity(checkpoint: Checkpoint, now: TrainConfig) -> None:
 
 
 def _has_no_checkpoint(home: Path) -> bool:
-    """Whether `home` is a run folder without a checkpoint: it never had one, or they were deleted."""
+    """Whether `home` is a run folder without checkpoints."""
     return (home / RECORD).is_file() and (home / RESOLVED).is_file() and not list_checkpoints(home / "checkpoints")
 
 
-def _require_nothing_to_lose(home: Path, record: Mapping[str, Any]) -> None:
-    """Starting again in place would replace what the run left behind: refuse unless that is only a log."""
+def _require_no_results(home: Path, record: Mapping[str, Any]) -> None:
+    """Raise if starting again in place would replace results; a log is not a result."""
     if results := results_of(home, record):
         best = home / "best"
         way = (
@@ -322,7 +322,7 @@ def _require_nothing_to_lose(home: Path, record: Mapping[str, Any]) -> None:
 
 
 def _config_of_run(home: Path, record: Mapping[str, Any]) -> TrainConfig:
-    """The configuration a run folder was made with; like a checkpoint, it cannot permit imports."""
+    """The configuration of a run folder, with `allow_import` off: a file cannot permit imports."""
     place = home / RESOLVED
     values = parse_yaml(place.read_text(encoding="utf-8", errors="replace"), str(place)).value
     if not isinstance(values, dict):
@@ -335,12 +335,12 @@ def _config_of_run(home: Path, record: Mapping[str, Any]) -> TrainConfig:
 
 
 def _home_of(path: Path) -> Path:
-    """The run folder of a path, spelt so that its parent is known."""
+    """The run folder of `path`, as a path with a name."""
     home = path.parent.parent if path.parent.name == "checkpoints" else path
     return home if home.name not in ("", "..") else home.resolve()
 
 
-def _companions(path: Path) -> list[Path]:
+def _population_of(path: Path) -> list[Path]:
     """The folders of a run's population, including its own but not those that were taken out.
 
     Empty if the run has no population, or if `path` is an older checkpoint, which resumes in a new folder.
@@ -366,7 +366,7 @@ def _population_record(home: Path) -> dict[str, Any]:
     return record
 
 
-def _leave(path: Path, warn: Callable[[str], None]) -> None:
+def _remove_from_population(path: Path, warn: Callable[[str], None]) -> None:
     """Take a run out of its population, in the records of all members."""
     home = _home_of(path)
     if not (home / "run.json").is_file() or not (record := _population_record(home)):

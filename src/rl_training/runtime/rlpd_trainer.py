@@ -1,8 +1,8 @@
-"""RLPD through the offline and then the online loop."""
+"""`train_rlpd`: pretrain RLPD on prior data, then train it online on mixed minibatches."""
 
 from rl_training.algorithms.rlpd import RLPD
 from rl_training.runtime.offline_to_online import OfflineToOnline
 from rl_training.runtime.trainers import algorithm
 
-SPEC = algorithm(RLPD, OfflineToOnline, "RL with Prior Data; plain: SAC on both, the paper's: rlpd/paper", 2023)
+SPEC = algorithm(RLPD, OfflineToOnline, "RL with Prior Data (plain SAC; the paper's settings: rlpd/paper)", 2023)
 train_rlpd = SPEC.train

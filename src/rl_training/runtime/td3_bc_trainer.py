@@ -1,4 +1,4 @@
-"""TD3BC through the offline loop, with defaults of its own."""
+"""`train_td3_bc`: train TD3+BC offline, on normalised observations."""
 
 from rl_training.algorithms.td3_bc import TD3BC
 from rl_training.runtime.offline import Offline

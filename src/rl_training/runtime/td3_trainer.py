@@ -1,4 +1,4 @@
-"""TD3 through the online loop."""
+"""`train_td3`: train TD3 online."""
 
 from rl_training.algorithms.td3 import TD3
 from rl_training.runtime.online import Online

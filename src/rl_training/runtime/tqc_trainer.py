@@ -1,4 +1,4 @@
-"""TQC through the online loop."""
+"""`train_tqc`: train TQC online."""
 
 from rl_training.algorithms.tqc import TQC
 from rl_training.runtime.online import Online

@@ -1,4 +1,4 @@
-"""`AlgorithmSpec`: one algorithm as the rest of the package sees it, declared once in its `<algo>_trainer.py`."""
+"""`AlgorithmSpec`: the declaration of one algorithm, made in its `<algo>_trainer.py`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rl_training.runs.spec import RunOptions, RunSpec
 
 @dataclass(frozen=True)
 class AlgorithmSpec:
-    """One algorithm. Evaluating and predicting are generic, so a learner, its regimes and settings suffice.
+    """One algorithm: its learner, regimes and settings.
 
-    `regimes`: the ways to train it; the first is the default. `kinds`: the sections of each, in the same order.
+    `regimes`: the ways to train it; the first is the default. `kinds`: the sections of each regime, in that order.
     """
 
     name: str
@@ -56,7 +56,7 @@ class AlgorithmSpec:
 
     @property
     def actions(self) -> str:
-        """The kind of actions it needs, in words."""
+        """The supported kinds of actions, in words."""
         return {None: "continuous or discrete", True: "discrete", False: "continuous"}[self.sections.takes_discrete]
 
     def run_spec(self, config: TrainConfig, *, regime: str | None = None, **others: Any) -> RunSpec:
@@ -79,10 +79,9 @@ def algorithm(
     discrete: type[Learner] | None = None,
     **defaults: Any,
 ) -> AlgorithmSpec:
-    """Declare an algorithm; `defaults` are those in which it differs from the sections' own.
+    """Declare an algorithm; `defaults` override those of its sections.
 
-    `discrete` is the learner for discrete actions, if it differs from the learner for continuous ones. The train
-    function takes a configuration and fields of `RunSpec`.
+    `discrete` is the learner for discrete actions if `learner` only supports continuous ones.
     """
     regimes = regimes if isinstance(regimes, tuple) else (regimes,)
 
@@ -116,6 +115,6 @@ def algorithm(
         return result
 
     train.__name__ = train.__qualname__ = f"train_{learner.name}"
-    train.__doc__ = f"Train {learner.__name__} as `config` says, from the start or from `checkpoint_state`."
+    train.__doc__ = f"Train {learner.__name__} with `config`, from the start or from `checkpoint_state`."
     spec = AlgorithmSpec(learner.name, title, year, regimes, kinds, train)
     return spec

@@ -1,7 +1,7 @@
-"""Held-out episodes of a run that learns from data: how its policy does on what it has not seen.
+"""Validation of offline training on held-out episodes.
 
-Whole episodes are set aside (`validation_fraction`), the same in every run. At each evaluation, and at the end, the
-distance of the policy's actions from theirs is logged; for behaviour cloning that is its error on unseen data.
+`validation_fraction` holds out whole episodes, the same in every run. At each evaluation, and at the end, the
+distance between the policy's actions and theirs is logged; for behaviour cloning this is the error on unseen data.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from rl_training.runs.clock import Cadence
 from rl_training.runs.session import Session
 from rl_training.settings import Settings
 
-# Rows whose actions are compared.
-_COMPARED = 10_000
+# Maximum number of rows whose actions are compared.
+_MAX_ROWS = 10_000
 
 
 class ValidationConfig(Settings):
-    """Data that are not learned from."""
+    """Data that are held out from training."""
 
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """share of the episodes that is held out; the distance of the policy's actions from theirs is logged at each
-    evaluation and at the end"""
+    """share of the episodes that is held out; the distance between the policy's actions and theirs is logged at
+    each evaluation and at the end"""
 
 
 class Validation:
@@ -38,16 +38,16 @@ class Validation:
 
     def __init__(self, held_out: TransitionDataset, rows: Tensor, learner: Learner) -> None:
         self.discrete = held_out.spaces.discrete
-        self._known: tuple[int, dict[str, float]] = (-1, {})
-        compared = held_out.layout.unpack(rows[:: max(1, len(rows) // _COMPARED)].to(learner.device))
+        self._cached: tuple[int, dict[str, float]] = (-1, {})
+        compared = held_out.layout.unpack(rows[:: max(1, len(rows) // _MAX_ROWS)].to(learner.device))
         self._obs, self._actions = compared.obs, compared.actions.view(len(compared.obs), -1).to(compared.obs.dtype)
 
     def measure(self, learner: Learner) -> dict[str, float]:
-        """The metrics of a learner's policy, acting by its mode, once after each update."""
-        if self._known[0] != learner.updates:
+        """The metrics of the learner's policy, which acts deterministically; cached until the next update."""
+        if self._cached[0] != learner.updates:
             distance = action_distance(acts(learner.model.policy, self._obs), self._actions, self.discrete)
-            self._known = learner.updates, {"validation_distance": distance}
-        return self._known[1]
+            self._cached = learner.updates, {"validation_distance": distance}
+        return self._cached[1]
 
 
 class ValidationCallback(Callback):

@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint, predict with it, record a video of it, resume it."""
+"""Evaluate a checkpoint, predict with it, record a video of it, resume its run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
-from rl_training.environments.filming import filmed, frame_rate, prepare_drawing, told, without_render_mode
+from rl_training.environments.filming import filmed, frame_rate, prepare_drawing, with_progress, without_render_mode
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator, Played
 from rl_training.environments.user_environments import UserEnvironments
@@ -39,7 +39,7 @@ def evaluate_checkpoint(
     overrides: Sequence[str] = (),
     given: UserEnvironments | None = None,
 ) -> dict[str, float]:
-    """Mean return and its companions over fixed evaluation seeds; see `play_checkpoint`."""
+    """The metrics of an evaluation on fixed seeds; see `play_checkpoint`."""
     metrics, _ = play_checkpoint(
         path, num_episodes, deterministic=deterministic, changes=changes, overrides=overrides, given=given
     )
@@ -55,25 +55,25 @@ def play_checkpoint(
     overrides: Sequence[str] = (),
     given: UserEnvironments | None = None,
 ) -> tuple[dict[str, float], Played]:
-    """The metrics of an evaluation, and the episodes they sum up.
+    """The metrics of an evaluation on fixed seeds, and its episodes.
 
-    Without `deterministic` a stochastic policy is sampled, with noise that belongs to the episode: the same again.
-    `changes` replace fields of the configuration, `overrides` do the same as `key=value`; `given` are
-    environments that have no id.
+    If `deterministic` is False, a stochastic policy is sampled with noise that is seeded per episode. `changes`
+    replace fields of the configuration, `overrides` do the same as `key=value`; `given` are environments without an
+    id.
     """
     loaded = load_policy(open_checkpoint(path))
     config = changed_config(loaded.config, changes, overrides)
     episodes = config.eval_episodes or 5 if num_episodes is None else num_episodes
     evaluator = Evaluator(config, loaded.spaces, given)
     _require_playable(path, loaded, evaluator, episodes)
-    played = _played(evaluator, loaded, episodes, deterministic)
+    played = _play(evaluator, loaded, episodes, deterministic)
     if evaluator.notice:
         warnings.warn(evaluator.notice, stacklevel=2)
     return evaluator.summary(played), played
 
 
 def _require_playable(path: str | Path, loaded: LoadedPolicy, evaluator: Evaluator, episodes: int) -> None:
-    """Refuse what the policy cannot play in, before anything is played."""
+    """Raise if the policy cannot be evaluated in this environment."""
     config, given = evaluator.config, evaluator.given
     if episodes < 1:
         raise ConfigError(f"num_episodes must be >= 1, got {episodes}")
@@ -84,7 +84,7 @@ def _require_playable(path: str | Path, loaded: LoadedPolicy, evaluator: Evaluat
         raise ConfigError(f"env_id: {config.env_id} does not fit the policy ({difference})", key="env_id")
 
 
-def _played(evaluator: Evaluator, loaded: LoadedPolicy, episodes: int, deterministic: bool) -> Played:
+def _play(evaluator: Evaluator, loaded: LoadedPolicy, episodes: int, deterministic: bool) -> Played:
     try:
         return evaluator.play(loaded.policy, episodes, deterministic=deterministic)
     finally:
@@ -93,7 +93,7 @@ def _played(evaluator: Evaluator, loaded: LoadedPolicy, episodes: int, determini
 
 @dataclass(frozen=True)
 class Recording:
-    """A video of a policy: where it is, how much it shows, and the episodes in it."""
+    """A video of a policy: its file, its length, and the returns and lengths of its episodes."""
 
     path: Path
     frames: int
@@ -116,10 +116,11 @@ def record_checkpoint(
     given: UserEnvironments | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Recording:
-    """Film the first episodes of an evaluation, or those of another `seed`, into a new `.mp4` or `.gif` file.
+    """Record the first episodes of an evaluation, or those of another `seed`, as a new `.mp4` or `.gif` file.
 
-    A frame is drawn after each reset and each step. `fps` is by default what the environment says of itself,
-    `max_steps` cuts episodes, `say` is told how far it is; the rest is as in `play_checkpoint`.
+    A frame is rendered after each reset and each step. `fps` defaults to the frame rate of the environment,
+    `max_steps` truncates episodes, and `say` is called with progress messages. For the other arguments see
+    `play_checkpoint`.
     """
     target = video_target(output)
     if fps is not None:
@@ -129,19 +130,19 @@ def record_checkpoint(
     config = without_render_mode(changed_config(loaded.config, changes, overrides))
     if max_steps is not None:
         config = config.replace(eval_max_steps=max_steps)
-    plain = Evaluator(config, loaded.spaces, given)
-    _require_playable(path, loaded, plain, num_episodes)
-    own = frame_rate(plain.config, plain.given)
+    unfilmed = Evaluator(config, loaded.spaces, given)
+    _require_playable(path, loaded, unfilmed, num_episodes)
+    own = frame_rate(unfilmed.config, unfilmed.given)
     with new_video(target, checked_fps(own if fps is None else fps)) as video:
-        config, given = filmed(plain.config, plain.given, told(video.add, say))
+        config, given = filmed(unfilmed.config, unfilmed.given, with_progress(video.add, say))
         seed = EVALUATION_SEED if seed is None else seed
         evaluator = Evaluator(config, loaded.spaces, given, seed=seed, one_by_one=True)
-        played = _played(evaluator, loaded, num_episodes, deterministic)
+        played = _play(evaluator, loaded, num_episodes, deterministic)
     if evaluator.notice and max_steps is None:
         warnings.warn(evaluator.notice, stacklevel=2)
     return Recording(target, video.frames, video.seconds, played.returns.tolist(), played.lengths.tolist())
 
 
 def predict_checkpoint(path: str | Path, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
-    """The checkpoint's action for one observation or a batch, in the environment's units."""
+    """The actions of a checkpoint's policy for one observation or a batch, in the environment's units."""
     return load_policy(open_checkpoint(path)).predict(obs, deterministic=deterministic)
