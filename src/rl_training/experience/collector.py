@@ -117,7 +117,7 @@ class Collector:
         self._set_obs(next_obs)
 
     def _set_obs(self, obs: NDArray[np.float32]) -> None:
-        """Set the observations to act on, which `moments` include; the last one of an episode is not among them."""
+        """Set the observations to act on and add them to `moments`; the last one of an episode is not added."""
         self.obs = obs
         self._count(obs)
 
@@ -239,7 +239,7 @@ class Collector:
             if saved is not None and own:
                 buffer.generator.set_state(saved["host"])
             elif saved is not None or own:
-                problems = ["the replay buffer was in another memory; its random numbers start anew"]
+                problems = ["the replay buffer was in another memory; its random state is not restored"]
             record, tensors = checkpoint.records["collector"], checkpoint.tensors["collector"]
             self.steps = int(record["steps"])
             self.rng.bit_generator.state = record["rng"]

@@ -10,7 +10,7 @@ class Clock:
     """Progress of a run in ticks: environment steps online, gradient updates offline.
 
     `phase` is online, offline, or pretrain (RLPD before its first environment step). `now` counts the ticks of the
-    current phase, in which intervals are measured; `ticks` counts all phases and never decreases.
+    current phase, to which intervals refer; `ticks` counts all phases and never decreases.
     """
 
     phase: str = "online"

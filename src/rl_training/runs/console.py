@@ -21,7 +21,7 @@ class Display:
         self._lock = threading.Lock()  # each member logs from its own thread
 
     def join(self, member: MemberProgress, total: int, opening: Sequence[str], **options: Any) -> Progress:
-        """Add a member and return the shared console; lines that several members open with are printed once."""
+        """Add a member and return the shared console; an opening line of several members is printed once."""
         with self._lock:
             self._members.append(member)
             if self._progress is None:

@@ -78,7 +78,7 @@ class Member:
         self.home: Path | None = None
         self.display: Display | None = None  # shared by the members that are trained together
         self.alive = True
-        self.done = 0  # updates computed of those for which it waits
+        self.done = 0  # requested updates that have been computed
         self._training = training(spec, guard, self._console)
 
     def _console(self, *arguments: Any, **options: Any) -> Progress:

@@ -67,7 +67,7 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
 
 
 def _warn_about_distribution(learner: Learner, checkpoint: Checkpoint) -> None:
-    """Warn if `policy_distribution` differs: the same network then is a policy of another spread."""
+    """Warn if `policy_distribution` differs: the policy then has the same mode, but another spread."""
     now, config = getattr(learner.model.actor, "distribution", None), config_of(checkpoint)
     before = config.algo_kwargs.get("policy_distribution", "gaussian" if config.algo == "iql" else "tanh")
     if now is not None and now != before:

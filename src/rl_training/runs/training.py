@@ -12,7 +12,7 @@ each other; `fleet` continues it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from rl_training.environments.playing import Evaluator
 from rl_training.errors import ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid
-from rl_training.experiment.loggers import Logger, RunFacts, make_loggers
+from rl_training.experiment.loggers import RunFacts, make_loggers
 from rl_training.experiment.logging import CsvSink, MetricsLog, Sink, TensorBoardSink, set_log_aside
 from rl_training.experiment.retention import discard_after, sweep
 from rl_training.experiment.runs import RunDirectory
@@ -56,7 +56,7 @@ Training = Generator[Built | Opened | Event, None, TrainResult]
 
 
 def training(spec: RunSpec, guard: SignalGuard, console: Callable[..., Progress]) -> Training:
-    """Train one run, from the start or from its checkpoint. The caller throws an error of an update into it.
+    """Train one run, from the start or from its checkpoint; errors of updates are thrown into the generator.
 
     `console` is called with the arguments of `Progress` after the run is built.
     """
@@ -68,13 +68,13 @@ def training(spec: RunSpec, guard: SignalGuard, console: Callable[..., Progress]
         stack.enter_context(duration(session))
         stack.enter_context(status(session))
         if spec.checkpoint is not None:
-            scores_reset = _restore(session, spec, spec.checkpoint, regime)
+            scores_reset = _restore(session, regime, spec.checkpoint)
         elif regime.experience is not None:
             regime.experience.start()
         accelerate(regime.learner, spec.config.acceleration)
         yield Opened(session, session.running and session.clock.ticks < regime.total_ticks)
         regime.ready()
-        _record_start(session, spec, regime)
+        _record_start(session, regime)
         session.begin()
         if scores_reset:
             session.save()  # a killed run must not resume in the former environment, whose scores are gone
@@ -84,12 +84,12 @@ def training(spec: RunSpec, guard: SignalGuard, console: Callable[..., Progress]
         return session.finish()
 
 
-def _restore(session: Session, spec: RunSpec, checkpoint: Checkpoint, regime: Regime) -> bool:
+def _restore(session: Session, regime: Regime, checkpoint: Checkpoint) -> bool:
     """Restore the session from the checkpoint, and report what has changed or could not be restored.
 
     Returns whether the run continues in another environment.
     """
-    changes = spec.changes()
+    spec, changes = regime.spec, regime.spec.changes()
     problems = state.restore(session, checkpoint)
     problems += [f"changed since the run began: {change}" for change in session.run.machine_changes]
     data = state.changed_data(checkpoint.records["dataset"], regime.dataset_record or {})
@@ -123,8 +123,9 @@ def _announce_longer_schedules(session: Session, spec: RunSpec, former_total: in
         )
 
 
-def _record_start(session: Session, spec: RunSpec, regime: Regime) -> None:
+def _record_start(session: Session, regime: Regime) -> None:
     """Write the data set and the settings to the run's folder."""
+    spec = regime.spec
     if spec.checkpoint is None:
         session.note_inexact([])
     if regime.dataset_record is not None and session.run.record.get("dataset") != dict(regime.dataset_record):
@@ -133,7 +134,7 @@ def _record_start(session: Session, spec: RunSpec, regime: Regime) -> None:
         session.run.reconfigure(spec.config, spec.settings)
     if spec.config.env_id is None and spec.config.eval_env is None:
         session.say("no environment (env_id: null): evaluation is skipped")
-    elif _has_single_environment(spec, regime):
+    elif _has_single_environment(regime):
         session.say(
             f"{spec.config.env_id}: this instance cannot be duplicated, so it is used for training only; pass "
             "eval_env=… to evaluate"
@@ -143,22 +144,21 @@ def _record_start(session: Session, spec: RunSpec, regime: Regime) -> None:
 @contextmanager
 def _open_session(regime: Regime, guard: SignalGuard, console: Callable[..., Progress]) -> Iterator[Session]:
     """Open a session in a new run folder, or in the folder of its checkpoint."""
-    spec = regime.spec
-    checkpoint, options = spec.checkpoint, spec.options
-    evaluator = _evaluator(spec, regime)
+    spec, checkpoint = regime.spec, regime.spec.checkpoint
+    evaluator = _evaluator(regime)
     with _run_directory(spec) as folder:
-        opening = [_summary(spec, regime), *regime.remarks, _location(folder, checkpoint)]
+        opening = [_summary(regime), *regime.remarks, _location(folder, checkpoint)]
         if changed := str(spec.changes()):
             opening.append(f"changed settings: {changed}")
         progress = console(
             regime.total_ticks,
             start=0 if checkpoint is None else checkpoint.step,
-            quiet=options.quiet,
+            quiet=spec.options.quiet,
             unit="updates" if regime.first_phase == "offline" else "steps",
             opening=opening,
         )
         try:
-            log = _open_log(folder, spec, progress, options.loggers)
+            log = _open_log(folder, spec, progress)
         except BaseException:
             progress.close()
             with suppress(OSError):
@@ -173,9 +173,9 @@ def _open_session(regime: Regime, guard: SignalGuard, console: Callable[..., Pro
                 evaluator.close()
 
 
-def _summary(spec: RunSpec, regime: Regime) -> str:
+def _summary(regime: Regime) -> str:
     """Algorithm, environment or data, budget, seed and device, in one line."""
-    config, data = spec.config, regime.dataset_record
+    config, data = regime.spec.config, regime.dataset_record
     env = f"{config.num_envs} x {config.env_id}" if config.num_envs > 1 else str(config.env_id)
     sources = [] if regime.experience is None else [env]
     if data is not None:
@@ -197,19 +197,19 @@ def _location(folder: RunDirectory, checkpoint: Checkpoint | None) -> str:
     return f"resuming {checkpoint.path} at step {checkpoint.step:,} in a new run folder: {folder.path}"
 
 
-def _has_single_environment(spec: RunSpec, regime: Regime) -> bool:
+def _has_single_environment(regime: Regime) -> bool:
     """Whether the run trains in the caller's only environment instance."""
-    maker = spec.given.env
-    single = maker is not None and maker.single_instance and spec.config.eval_env is None
+    maker = regime.spec.given.env
+    single = maker is not None and maker.single_instance and regime.spec.config.eval_env is None
     return single and regime.experience is not None
 
 
-def _evaluator(spec: RunSpec, regime: Regime) -> Evaluator | None:
+def _evaluator(regime: Regime) -> Evaluator | None:
     """Environments to evaluate in, checked against the run's spaces; None if there are none."""
-    config = spec.config
+    spec, config = regime.spec, regime.spec.config
     if config.env_id is None and config.eval_env is None:
         return None
-    if _has_single_environment(spec, regime):
+    if _has_single_environment(regime):
         if spec.resolved[ControlConfig].early_stopping is not None:
             raise ConfigError(
                 f"algo_kwargs.early_stopping needs evaluations, and {config.env_id} cannot be duplicated; pass "
@@ -227,7 +227,7 @@ def _evaluator(spec: RunSpec, regime: Regime) -> Evaluator | None:
     return evaluator
 
 
-def _open_log(folder: RunDirectory, spec: RunSpec, progress: Progress, loggers: Sequence[Logger]) -> MetricsLog:
+def _open_log(folder: RunDirectory, spec: RunSpec, progress: Progress) -> MetricsLog:
     """Open the log of a run; rows written after the checkpoint from which it resumes are deleted."""
 
     def warn(text: str) -> None:
@@ -250,7 +250,7 @@ def _open_log(folder: RunDirectory, spec: RunSpec, progress: Progress, loggers: 
         warn(f"TensorBoard is switched off for the rest of the run: {type(error).__name__}: {error}")
     log = MetricsLog([*sinks, progress], warn=warn, rows=rows, last=last)
     facts = RunFacts(folder.path, folder.path.name, spec.settings, resumed_from)
-    for logger in [*make_loggers(spec.config.loggers), *loggers]:
+    for logger in [*make_loggers(spec.config.loggers), *spec.options.loggers]:
         log.add(logger, facts, kept)
     for step, values in unwritten:
         log.log(step, values)

@@ -123,7 +123,7 @@ def _place_rows(data: TransitionDataset, budgets: MemoryBudget) -> Tensor:
 
 
 class OfflineSetup:
-    """Data, spaces and learner of a run with a data set, whose moments the normaliser uses.
+    """Data, spaces and learner of a run with a data set; observations are normalised by its moments, if at all.
 
     `spec` has the learner and settings for the actions of the data.
     """
