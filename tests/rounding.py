@@ -32,7 +32,7 @@ from rl_training.models.policies import log_tanh_slope, squashed_log_prob, squas
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
 from rl_training.runtime.populations import members_of, train_population
-from rl_training.runtime.resume import resume as resume_population
+from rl_training.runtime.resume import resume_population
 from rl_training.runtime.workflows import play_checkpoint
 from tests.reliability.processes import Child
 from tests.runs import QUIET, KillAt, differences, interrupted, resume, tiny, train, unlike

@@ -256,7 +256,9 @@ def test_an_episode_that_does_not_replay_is_reset_and_reported(tmp_path: Path) -
         collector.step()
     obs, running = collector.obs.copy(), collector.envs.episodes
     changed = collector_of(scripted("sac", tmp_path, {(0, 0): episode(2, 99, "truncated")}))
-    assert changed.resume(obs, running) == ["environment 0 did not replay its episode exactly and was reset"]
+    assert changed.replay_episodes(obs, running) == [
+        "environment 0 did not replay its episode exactly and was reset"
+    ]
     assert changed.envs.episodes[0].number == 1
     assert changed.obs[0, 1] == 0
 

@@ -130,9 +130,9 @@ def test_an_episode_that_cannot_be_replayed_counts_the_observation_it_starts_ane
     collector.learner.model.normalizer = Normalizer(3, enabled=True)
     collector.start()
     collector.step()
-    collector.resume(collector.obs.copy(), list(collector.envs.episodes))
+    collector.replay_episodes(collector.obs.copy(), list(collector.envs.episodes))
     assert collector.moments.count == 2
-    assert len(collector.resume(collector.obs + 1.0, list(collector.envs.episodes))) == 1
+    assert len(collector.replay_episodes(collector.obs + 1.0, list(collector.envs.episodes))) == 1
     assert collector.obs[0, :2].tolist() == [20, 0]
     assert (collector.moments.count, collector.moments.mean[0]) == (3, pytest.approx(40 / 3))
 

@@ -24,7 +24,7 @@ from rl_training.runs.fleet import MembersFailed
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.signals import SignalGuard
 from rl_training.runtime.populations import members_of, train_population
-from rl_training.runtime.resume import resume as resume_all
+from rl_training.runtime.resume import resume_population as resume_all
 from rl_training.updates.stacked import StackedUpdater
 from tests.reliability.processes import Child
 from tests.runs import QUIET, differences, mostly_slow, run_record, tiny

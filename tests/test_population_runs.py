@@ -35,7 +35,7 @@ from rl_training.runs.callbacks import Callback
 from rl_training.runs.fleet import MembersFailed
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runtime.populations import members_of, signature, structure, train_population
-from rl_training.runtime.resume import resume as resume_all
+from rl_training.runtime.resume import resume_population as resume_all
 from rl_training.seeding import TRAINING, episode_seed
 from rl_training.updates.stacked import StackedUpdater
 from tests.reliability.processes import Child

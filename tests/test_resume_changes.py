@@ -13,7 +13,7 @@ from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.report.reading import read_runs
 from rl_training.runs.changes import same_environment
 from rl_training.runs.session import Session, TrainResult
-from rl_training.runtime.resume import resume as resume_all
+from rl_training.runtime.resume import resume_population as resume_all
 from rl_training.runtime.workflows import resume_training
 from tests.dataset_files import episodes, save_npz
 from tests.runs import QUIET, KillAt, Killed, interrupted, resume, run_record, tiny, train

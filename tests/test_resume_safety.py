@@ -16,7 +16,7 @@ from rl_training.experiment.logging import CsvSink
 from rl_training.experiment.runs import lock_run
 from rl_training.runs import state
 from rl_training.runtime import online
-from rl_training.runtime.resume import resume as resume_all
+from rl_training.runtime.resume import resume_population as resume_all
 from tests.runs import KillAt, Killed, resume, run_record, tiny, train
 
 

@@ -38,7 +38,7 @@ from rl_training.experiment.checkpointing import find_checkpoint, list_checkpoin
 from rl_training.experiment.config import TrainConfig
 from rl_training.runs.spec import RunOptions
 from rl_training.runtime.populations import members_of, train_population
-from rl_training.runtime.resume import resume
+from rl_training.runtime.resume import resume_population
 from rl_training.updates.stack import Stack
 from rl_training.updates.stacked import StackedUpdater
 from rl_training.updates.updater import Updater
@@ -155,7 +155,7 @@ def kills(count: int) -> Iterator[Entry]:
             }
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                resume(_homes(folder)[0], quiet=True)
+                resume_population(_homes(folder)[0], quiet=True)
             yield {
                 "apart": len(steps) > 1,
                 "equal": _equal(folder, Path(place) / "undisturbed"),

@@ -250,9 +250,9 @@ class Collector:
             episodes = [
                 _restored_episode(saved, tensors.get(f"actions.{i}")) for i, saved in enumerate(record["episodes"])
             ]
-            return problems + self.resume(tensors["obs"].numpy().copy(), episodes)
+            return problems + self.replay_episodes(tensors["obs"].numpy().copy(), episodes)
 
-    def resume(self, obs: NDArray[np.float32], episodes: Sequence[Episode]) -> list[str]:
+    def replay_episodes(self, obs: NDArray[np.float32], episodes: Sequence[Episode]) -> list[str]:
         """Replay `episodes`, whose last observations are `obs`; returns a phrase for each that was not exact."""
         if len(episodes) != self.width or len(obs) != self.width:
             raise ValueError(f"{len(episodes)} running episodes for {self.width} environments")

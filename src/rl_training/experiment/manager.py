@@ -18,7 +18,7 @@ from rl_training.experiment.registry import (
 )
 from rl_training.runs.session import TrainResult
 from rl_training.runtime.populations import members_of, train_population
-from rl_training.runtime.resume import resume, resume_training
+from rl_training.runtime.resume import resume_population, resume_training
 from rl_training.runtime.workflows import evaluate_checkpoint
 
 
@@ -66,7 +66,7 @@ class ExperimentManager:
 
     def resume_all(self, path: str | Path, **options: Any) -> list[TrainResult]:
         """Resume a run and, if it is a member of a population, the others; see `runtime.resume`."""
-        return resume(path, **options)
+        return resume_population(path, **options)
 
     def evaluate(self, path: str | Path, num_episodes: int | None = None, **options: Any) -> dict[str, float]:
         """Evaluate a checkpoint; see `evaluate_checkpoint`."""

@@ -102,6 +102,14 @@ class Member:
         elif not self.alive:
             self.regime = self.session = None  # frees memory for the members that follow
 
+    def build(self) -> Regime:
+        """Continue until the run is built; raises the error that prevents it."""
+        self.advance()
+        if self.error is not None:
+            raise self.error
+        assert self.regime is not None
+        return self.regime
+
     @property
     def ready(self) -> bool:
         """Whether the run can continue: it does not wait for updates, or all of them are computed."""
@@ -141,13 +149,11 @@ def as_exception(error: Exception | SystemExit | None) -> Exception | None:
 
 def _build(members: Sequence[Member], population: str | int) -> list[Member]:
     """Build as many of `members` as fit into memory; raises the error of a member that cannot be built."""
-    group = list(members[:1])
-    for member in group:
-        member.advance()
-        if member.error is not None:
-            raise member.error
-        if member is members[0] and member.regime is not None:
-            group += members[1 : _number_that_fits(member.regime, len(members), population)]
+    first, *others = members
+    regime = first.build()
+    group = [first, *others[: _number_that_fits(regime, len(members), population) - 1]]
+    for member in group[1:]:
+        member.build()
     return group
 
 

@@ -61,7 +61,7 @@ class Regime(ABC):
     def __init__(self, spec: RunSpec) -> None: ...
 
     @abstractmethod
-    def ready(self) -> None:
+    def make_updaters(self) -> None:
         """Create the updaters. Called after restoring, because a captured update stores addresses of tensors."""
 
     @abstractmethod

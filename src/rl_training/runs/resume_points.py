@@ -41,7 +41,7 @@ class ResumePoint:
     def rewinds(self) -> bool:
         return self.step < self.newest
 
-    def __str__(self) -> str:
+    def rewind_warning(self) -> str:
         where = "the start" if self.checkpoint is None else f"step {self.step}"
         return (
             f"{self.home}: goes back from step {self.newest} to {where}, which all members of its population have"

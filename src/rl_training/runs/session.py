@@ -338,7 +338,7 @@ class Session:
             )
             self._record_inexact(problems)
 
-    def resume_or_stop(self, former_total: int) -> None:
+    def clear_stop(self, former_total: int) -> None:
         """Clear the stop of a resumed run; one by early stopping is only cleared if the budget was increased."""
         if not self.should_stop:
             return

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is started; nothing here changes what it computes."""
+    """How and where a run starts; its settings and results do not depend on it."""
 
     quiet: bool = False  # no progress on the console; warnings still show
     text: str | None = None  # the source of the configuration, stored as config.yaml

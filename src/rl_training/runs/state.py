@@ -1,11 +1,14 @@
-"""The contents of a checkpoint: every record is written and read in this module.
+"""The contents of a checkpoint: every record is written and read in this module or by `Experience`.
 
-    networks, optimizers, random   tensors of the learner       trainer     progress of the run
-    collector, replay_random       running episodes             config      every setting, with defaults
-    replay/                        the replay buffer's rows     spaces, dataset
+    networks, optimizers, random   tensors of the learner, state of its generator
+    collector                      running episodes, exploration's generator, episode statistics, moments
+    replay_random, replay/         state of the replay buffer's generator, its rows
+    trainer                        clock, cadences, stop flags, best score, callbacks
+    config, spaces, dataset        every setting with its default, the spaces, the data
 
-`save` collects the state of all objects and `restore` writes it back; only `init_from` also restores networks.
-Fields that a record of an older version lacks are filled in when it is read.
+`restore` restores a session from them. In addition `training` restores the log, `init_from` copies networks alone,
+and an `Updater` computes the learning rate, which is not stored. Fields that a record of an older version lacks are
+filled in when it is read.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def training(spec: RunSpec, guard: SignalGuard, console: Callable[..., Progress]
             regime.experience.start()
         accelerate(regime.learner, spec.config.acceleration)
         yield Opened(session, session.running and session.clock.ticks < regime.total_ticks)
-        regime.ready()
+        regime.make_updaters()
         _record_start(session, regime)
         session.begin()
         if scores_reset:
@@ -104,7 +104,7 @@ def _restore(session: Session, regime: Regime, checkpoint: Checkpoint) -> bool:
         own = regime.total_ticks >= spec.config.total_timesteps
         bound = "total_timesteps" if own else "max_updates or max_epochs"
         session.say(f"this run is complete; increase {bound} to continue")
-    session.resume_or_stop(former_total)
+    session.clear_stop(former_total)
     _announce_longer_schedules(session, spec, former_total)
     session.note_inexact(problems)
     return changes.environment

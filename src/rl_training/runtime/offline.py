@@ -214,11 +214,11 @@ class Offline(Regime):
         )
         self.validation = self._validation()
 
-    def ready(self) -> None:
-        self.updates = self.updater(self.setup.source)
+    def make_updaters(self) -> None:
+        self.own_updater = self.updater(self.setup.source)
 
     def fit(self, session: Session) -> Iterator[Event]:
-        return fit_offline(session, self.updates, updates=self.total_updates)
+        return fit_offline(session, self.own_updater, updates=self.total_updates)
 
     def _validation(self) -> Validation | None:
         """Metrics on held-out episodes; None if none are held out."""

@@ -67,7 +67,7 @@ class OfflineToOnline(Regime):
             spec, self.spaces, self.learner, buffer, reward_map=self.setup.dataset.reward_map
         )
 
-    def ready(self) -> None:
+    def make_updaters(self) -> None:
         self.prior_updates = self.updater(self.setup.source)
         together = self.online.together(self.spec.config.num_envs)
         self.mixed_updates = self.updater(self.mixed, together=together, acting=self.experience.acting)

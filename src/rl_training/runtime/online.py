@@ -224,9 +224,9 @@ class Online(Regime):
         moments = running_moments(spec, self.spaces)
         self.experience = make_collector(spec, self.spaces, self.learner, buffer, moments=moments)
 
-    def ready(self) -> None:
+    def make_updaters(self) -> None:
         together = self.online.together(self.spec.config.num_envs)
-        self.updates = self.updater(self.experience.buffer, together=together, acting=self.experience.acting)
+        self.own_updater = self.updater(self.experience.buffer, together=together, acting=self.experience.acting)
 
     def fit(self, session: Session) -> Iterator[Event]:
-        return fit_online(session, self.updates, self.experience, self.online)
+        return fit_online(session, self.own_updater, self.experience, self.online)

@@ -57,7 +57,7 @@ def resume_training(
     return result
 
 
-def resume(
+def resume_population(
     path: str | Path,
     *,
     alone: bool = False,
@@ -106,7 +106,7 @@ def resumed_member(
 ) -> RunSpec:
     """The `RunSpec` of a member that resumes at `place`; `others` are arguments of `resumed_run`."""
     if place.rewinds:
-        warn(str(place))
+        warn(place.rewind_warning())
     options = replace(options, rewinds=place.rewinds)
     return resumed_run(place.checkpoint or place.home, options=options, warn=warn, **others)
 

@@ -30,19 +30,9 @@ __all__ = [
 ]
 
 
-def evaluate_checkpoint(
-    path: str | Path,
-    num_episodes: int | None = None,
-    *,
-    deterministic: bool = True,
-    changes: Mapping[str, Any] | None = None,
-    overrides: Sequence[str] = (),
-    given: UserEnvironments | None = None,
-) -> dict[str, float]:
-    """The metrics of an evaluation on fixed seeds; see `play_checkpoint`."""
-    metrics, _ = play_checkpoint(
-        path, num_episodes, deterministic=deterministic, changes=changes, overrides=overrides, given=given
-    )
+def evaluate_checkpoint(path: str | Path, num_episodes: int | None = None, **options: Any) -> dict[str, float]:
+    """The metrics of an evaluation on fixed seeds; `options` are arguments of `play_checkpoint`."""
+    metrics, _ = play_checkpoint(path, num_episodes, **options)
     return metrics
 
 
