@@ -1,0 +1,1 @@
+"""Deprecated: see `rl_training.runtime.populations`."""
