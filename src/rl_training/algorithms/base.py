@@ -203,7 +203,7 @@ class Learner:
     def update(self, batch: Mapping[str, Any] | TransitionBatch, *, global_step: int) -> UpdateResult:
         """One update on the caller's batch: a `TransitionBatch` or a mapping with its columns.
 
-        Training loops call `step` instead, with rows that were checked when they were loaded or collected.
+        Training runs call `gradient_step` through an `Updater`, with rows that were checked when they were stored.
         """
         if global_step < 0:
             raise ConfigError(f"global_step must be >= 0, got {global_step}")

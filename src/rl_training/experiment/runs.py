@@ -222,7 +222,6 @@ class RunDirectory:
                 status="running",
                 cause=None,
                 resumed=[*run._record["resumed"], _now()],
-                **machine_record(),
             )
         return run
 
@@ -237,10 +236,10 @@ class RunDirectory:
             raise
 
     def reconfigure(self, config: RunConfig, resolved: Mapping[str, Any]) -> None:
-        """Write the settings of a resumed run."""
+        """Write the settings, versions and CPU settings of a resumed run."""
         with _one_line(f"{self.path}: the run cannot be continued"):
             self._write(RESOLVED, dump_yaml(dict(resolved)))
-            self.update(env_id=config.env_id, seed=config.seed, device=config.device)
+            self.update(env_id=config.env_id, seed=config.seed, device=config.device, **machine_record())
 
     def update(self, **fields: Any) -> None:
         """Merge fields into run.json, atomically."""

@@ -99,8 +99,9 @@ def turns_of(
 ) -> list[list[ResumePoint]]:
     """The resume points of the runs in `homes`, grouped by which runs are trained together.
 
-    `homes` maps each folder to whether its run has begun. A member that has already diverged is left out unless it
-    is in `wanted`.
+    `homes` maps each folder to whether its run has begun. Members that had ended by the common step come last, in a
+    group of their own; those without a checkpoint are left out. A member that has already diverged is left out
+    unless it is in `wanted`.
     """
     members = [_Member.of(home, begun, warn) for home, begun in homes.items()]
     groups: dict[tuple[str, ...], list[_Member]] = {}
@@ -117,7 +118,7 @@ def turns_of(
             if ended and one.status == "diverged" and one.home not in wanted:
                 continue
             if ended and step is not None:
-                late.append(ResumePoint(one.home, one.newest, one.step))
+                late += [ResumePoint(one.home, one.newest, one.step)] if one.newest is not None else []
             else:
                 turn.append(ResumePoint(one.home, one.newest if step is None else one.at(step), one.step))
         turns.append(turn)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,7 +141,8 @@ def _restore_trainer(session: Session, trainer: Mapping[str, Any]) -> None:
     session.best_return = None if best is None else float(best)
     session.last_evaluation = trainer["last_evaluation"]
     session.evaluated_at = trainer["evaluated_at"]
-    session.callback_index = _callback_number(trainer.get("broken_off"))
+    names = [name for name, _ in named_callbacks(session.callbacks)]
+    session.callback_index = _callback_index(trainer.get("broken_off"), list(trainer["callbacks"]), names)
     session.logged = {str(name): float(value) for name, value in trainer.get("logged", {}).items()}
     session.log_cadence.last = int(trainer["cadence"]["log"])
     session.save_cadence.last = int(trainer["cadence"]["save"])
@@ -151,10 +152,14 @@ def _restore_trainer(session: Session, trainer: Mapping[str, Any]) -> None:
     session.mark = (time.monotonic(), session.clock.ticks)
 
 
-def _callback_number(value: Any) -> int | None:
-    if value is not None and (type(value) is not int or value < 0):
+def _callback_index(value: Any, before: Sequence[str], now: Sequence[str]) -> int | None:
+    """The first of the callbacks `now` that `advance` had not called; `value` is its index in those `before`."""
+    if value is None:
+        return None
+    if type(value) is not int or value < 0:
         raise ValueError(f"broken_off is {value!r}")
-    return value
+    left = set(before[value:])
+    return next((index for index, name in enumerate(now) if name in left), len(now))
 
 
 def covered_log(checkpoint: Checkpoint) -> tuple[int, list[str] | None]:

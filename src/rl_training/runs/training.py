@@ -14,19 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from rl_training.display.progress import Progress
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.errors import ConfigError
-from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid
 from rl_training.experiment.loggers import RunFacts, make_loggers
 from rl_training.experiment.logging import CsvSink, MetricsLog, Sink, TensorBoardSink, set_log_aside
 from rl_training.experiment.retention import discard_after, sweep
-from rl_training.experiment.runs import RunDirectory
+from rl_training.experiment.runs import RunDirectory, machine_changes, read_run_record
 from rl_training.runs import state
 from rl_training.runs.controls import ControlConfig
 from rl_training.runs.regime import Advanced, Event, Regime
@@ -91,7 +89,7 @@ def _restore(session: Session, regime: Regime, checkpoint: Checkpoint) -> bool:
     """
     spec, changes = regime.spec, regime.spec.changes()
     problems = state.restore(session, checkpoint)
-    problems += [f"changed since the run began: {change}" for change in session.run.machine_changes]
+    problems += _changed_machine(session, checkpoint)
     data = state.changed_data(checkpoint.records["dataset"], regime.dataset_record or {})
     problems += data + changes.problems
     if changes.environment or data:
@@ -108,6 +106,18 @@ def _restore(session: Session, regime: Regime, checkpoint: Checkpoint) -> bool:
     _announce_longer_schedules(session, spec, former_total)
     session.note_inexact(problems)
     return changes.environment
+
+
+def _changed_machine(session: Session, checkpoint: Checkpoint) -> list[str]:
+    """A phrase for each version or CPU setting that has changed since the checkpoint, and for missing members."""
+    changes, missing = session.run.machine_changes, []
+    home = checkpoint.path.parent.parent
+    if checkpoint.path.parent != session.run.checkpoints and (home / "run.json").is_file():
+        record = read_run_record(home)
+        changes = machine_changes(record)
+        others = [name for name in record.get("trained_with") or () if name != home.name]
+        missing = [f"it was trained together with {', '.join(others)}, and resumes without"] if others else []
+    return [f"changed since the run began: {change}" for change in changes] + missing
 
 
 def _announce_longer_schedules(session: Session, spec: RunSpec, former_total: int) -> None:
@@ -144,33 +154,38 @@ def _record_start(session: Session, regime: Regime) -> None:
 @contextmanager
 def _open_session(regime: Regime, guard: SignalGuard, console: Callable[..., Progress]) -> Iterator[Session]:
     """Open a session in a new run folder, or in the folder of its checkpoint."""
-    spec, checkpoint = regime.spec, regime.spec.checkpoint
-    evaluator = _evaluator(regime)
-    with _run_directory(spec) as folder:
-        opening = [_summary(regime), *regime.remarks, _location(folder, checkpoint)]
-        if changed := str(spec.changes()):
-            opening.append(f"changed settings: {changed}")
-        progress = console(
-            regime.total_ticks,
-            start=0 if checkpoint is None else checkpoint.step,
-            quiet=spec.options.quiet,
-            unit="updates" if regime.first_phase == "offline" else "steps",
-            opening=opening,
-        )
-        try:
+    spec, checkpoint, evaluator = regime.spec, regime.spec.checkpoint, _evaluator(regime)
+    with _run_directory(spec) as folder, ExitStack() as opened:
+        if evaluator is not None:
+            opened.callback(evaluator.close)
+        with _status_restored_on_error(folder):
+            _clean(folder, spec)
+            opening = [_summary(regime), *regime.remarks, _location(folder, checkpoint)]
+            if changed := str(spec.changes()):
+                opening.append(f"changed settings: {changed}")
+            progress = console(
+                regime.total_ticks,
+                start=0 if checkpoint is None else checkpoint.step,
+                quiet=spec.options.quiet,
+                unit="updates" if regime.first_phase == "offline" else "steps",
+                opening=opening,
+            )
+            opened.callback(progress.close)  # the log does not close it if it was dropped after an error
             log = _open_log(folder, spec, progress)
-        except BaseException:
-            progress.close()
-            with suppress(OSError):
-                folder.update(status=folder.status_before or "failed")
-            raise
-        try:
-            yield Session(regime, folder, log=log, progress=progress, guard=guard, evaluator=evaluator)
-        finally:
-            log.close(folder.record["status"])
-            progress.close()  # the log does not close it if it was dropped after an error
-            if evaluator is not None:
-                evaluator.close()
+            opened.callback(lambda: log.close(folder.record["status"]))
+            session = Session(regime, folder, log=log, progress=progress, guard=guard, evaluator=evaluator)
+        yield session
+
+
+@contextmanager
+def _status_restored_on_error(folder: RunDirectory) -> Iterator[None]:
+    """Until a session writes the status itself, a reopened run keeps the status it had."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            folder.update(status=folder.status_before or "failed")
+        raise
 
 
 def _summary(regime: Regime) -> str:
@@ -259,26 +274,26 @@ def _open_log(folder: RunDirectory, spec: RunSpec, progress: Progress) -> Metric
 
 def _run_directory(spec: RunSpec) -> RunDirectory:
     checkpoint, options = spec.checkpoint, spec.options
+    if checkpoint is None and options.home is not None:
+        return RunDirectory.open(options.home, options.fence)
     if checkpoint is None:
-        if options.home is not None:
-            folder = _reopen(options.home, options.fence, START if options.rewinds else None)
-            set_log_aside(folder.metrics_csv)
-            return folder
         return RunDirectory.create(
             spec.config, spec.settings, options.suffix, text=options.text, path=options.folder, fence=options.fence
         )
     home = checkpoint.path.parent.parent
     is_run = checkpoint.path.parent.name == "checkpoints" and (home / "run.json").is_file()
     if is_run and (options.rewinds or latest_valid(checkpoint.path.parent)[0] == checkpoint.path):
-        return _reopen(home, options.fence, checkpoint.step if options.rewinds else None)
+        return RunDirectory.open(home, options.fence)
     return RunDirectory.create(spec.config, spec.settings, options.suffix or "resumed")
 
 
-def _reopen(home: Path, fence: files.Fence, newest: int | None) -> RunDirectory:
-    """Open an existing run folder, and delete checkpoints after step `newest`, if given, and partial files."""
-    folder = RunDirectory.open(home, fence)
-    if newest is not None:
-        discard_after(folder.checkpoints, newest)
+def _clean(folder: RunDirectory, spec: RunSpec) -> None:
+    """Remove from a reopened folder what the run will write again: newer checkpoints, partial files, the log."""
+    if folder.status_before is None:
+        return
+    if spec.options.rewinds:
+        discard_after(folder.checkpoints, START if spec.checkpoint is None else spec.checkpoint.step)
     for parent in (folder.checkpoints, folder.best):
         sweep(parent)
-    return folder
+    if spec.checkpoint is None:
+        set_log_aside(folder.metrics_csv)

@@ -72,14 +72,15 @@ def resume_population(
     All resume at the newest step that every member has saved; `runs.resume_points` has the exceptions. `others` are
     arguments of `resumed_run`.
     """
-    homes = [] if alone else _population_of(Path(path))
-    turns = turns_of(dict.fromkeys(homes, True), [_home_of(Path(path))], warn) if len(homes) > 1 else []
+    path = _with_name(path)
+    homes = [] if alone else _population_of(path)
+    turns = turns_of(dict.fromkeys(homes, True), [_home_of(path)], warn) if len(homes) > 1 else []
     places, numbers = in_order(turns, homes)
     if len(places) < 2:
         options = RunOptions(quiet=quiet, loggers=tuple(loggers))
         run = resumed_run(path, callbacks=callbacks, options=options, warn=warn, **others)
-        if alone:
-            _remove_from_population(Path(path), warn)
+        if alone and _resumes_in_place(path):
+            _remove_from_population(path, warn)
         return train([run])
     with ExitStack() as probe:  # fail now if one is in use; each run takes its lock again when it opens
         for place in places:
@@ -155,9 +156,9 @@ def resumed_run(
     environments without an id; `others` are fields of `RunSpec`. If `options.rewinds` is set, a run folder starts
     from its first step although it has checkpoints.
     """
-    options, home = options or RunOptions(), Path(path)
+    options, home = options or RunOptions(), _with_name(path)
     rewinds = options.rewinds and (home / RECORD).is_file()
-    checkpoint = None if rewinds or _has_no_checkpoint(home) else open_checkpoint(path, warn)
+    checkpoint = None if rewinds or _has_no_checkpoint(home) else open_checkpoint(home, warn)
     if checkpoint is None:
         config = _config_to_restart(home, rewinds, changes, overrides, dataset, warn)
         options = replace(options, home=home)
@@ -334,25 +335,37 @@ def _config_of_run(home: Path, record: Mapping[str, Any]) -> TrainConfig:
     return with_defaults_of(record.get("schema"), config)
 
 
+def _with_name(path: str | Path) -> Path:
+    """`path`, resolved if the name of the run folder is not part of it; `RUN/checkpoints` means `RUN`."""
+    path = Path(path)
+    if path.name == "checkpoints" and (path.parent / RECORD).is_file():
+        path = path.parent
+    needed = (path, path.parent, path.parent.parent) if path.name.startswith("step_") else (path,)
+    return path.resolve() if any(one.name in ("", "..") for one in needed) else path
+
+
 def _home_of(path: Path) -> Path:
-    """The run folder of `path`, as a path with a name."""
-    home = path.parent.parent if path.parent.name == "checkpoints" else path
-    return home if home.name not in ("", "..") else home.resolve()
+    """The run folder of a run or checkpoint."""
+    return path.parent.parent if path.parent.name == "checkpoints" else path
+
+
+def _resumes_in_place(path: Path) -> bool:
+    """Whether `path` is a run or its newest checkpoint; an older checkpoint resumes in a new folder."""
+    older = path.parent.name == "checkpoints" and latest_valid(path.parent)[0] != path
+    return (_home_of(path) / RECORD).is_file() and not older
 
 
 def _population_of(path: Path) -> list[Path]:
     """The folders of a run's population, including its own but not those that were taken out.
 
-    Empty if the run has no population, or if `path` is an older checkpoint, which resumes in a new folder.
+    Empty if the run has no population, or if it resumes in a new folder.
     """
-    home = _home_of(path)
-    if not (home / "run.json").is_file() or (
-        path.parent.name == "checkpoints" and latest_valid(path.parent)[0] != path
-    ):
+    if not _resumes_in_place(path):
         return []
+    home = _home_of(path)
     names = _population_record(home).get("members", [])
     homes = [home.parent / Path(str(name)).name for name in names]
-    if missing := [one for one in homes if not (one / "run.json").is_file()]:
+    if missing := [one for one in homes if not (one / RECORD).is_file()]:
         raise ConfigError(
             f"{missing[0]}: missing, a member of the population of {home}; --alone takes one run out and resumes it"
         )
@@ -369,7 +382,7 @@ def _population_record(home: Path) -> dict[str, Any]:
 def _remove_from_population(path: Path, warn: Callable[[str], None]) -> None:
     """Take a run out of its population, in the records of all members."""
     home = _home_of(path)
-    if not (home / "run.json").is_file() or not (record := _population_record(home)):
+    if not (record := _population_record(home)):
         return
     names = [name for name in record["members"] if name != home.name]
     folders = [home.parent / Path(str(name)).name for name in names]
