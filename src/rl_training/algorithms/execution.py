@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ class Execution:
     def parallel(self, jobs: Sequence[Callable[[], Result]]) -> list[Result]:
         """Run independent functions: the first on the current stream, the others on branches."""
         if not self.branches:
-            return [job() for job in jobs]
+            return list(map(operator.call, jobs))
         contexts: list[AbstractContextManager[Any]] = [nullcontext() for _ in jobs]
         branches = self.branches[: max(0, len(jobs) - 1)]
         for i, branch in enumerate(branches, start=1):

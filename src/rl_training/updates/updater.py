@@ -14,7 +14,7 @@ import logging
 import shutil
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -203,7 +203,9 @@ class Updater:
                 self._staged.copy_(rows, non_blocking=True)
             if self._side is None:
                 self._set_rates(rates[0])
-                self._finish(self._step(variants[0]), size)
+                with self._while_compiling(variants[0]):
+                    terms = self._update(self._inputs(variants[0]), variants[0])
+                self._finish(terms, size)
             else:
                 self._replay(variants, rates, self._side)
             count -= size
@@ -258,13 +260,12 @@ class Updater:
         if self.schedule is not None:
             self.learner.set_learning_rates(rates)
 
-    def _step(self, variant: Hashable) -> Terms:
-        """Run one update without a graph; the first one of a variant may compile."""
+    def _while_compiling(self, variant: Hashable) -> AbstractContextManager[None]:
+        """Hides known warnings during the first update of a variant, which may be compiled."""
         if variant in self._compiled:
-            return self._update(self._inputs(variant), variant)
+            return nullcontext()
         self._compiled.add(variant)
-        with _known_warnings_ignored():
-            return self._update(self._inputs(variant), variant)
+        return _known_warnings_ignored()
 
     def _replay(self, variants: tuple[Hashable, ...], rates: list[list[float]], side: torch.cuda.Stream) -> None:
         if variants not in self._graphs:
