@@ -33,7 +33,7 @@ nitpick_ignore_regex = [
 nitpick_ignore = [
     ("py:class", f"rl_training.{name}")
     for name in (
-        "data.transitions.Column",
+        "data.extra_columns.Column",
         "data.weighted.Part",
         "environments.user_environments.UserEnvironments",
         "models.networks.NetworkOptions",

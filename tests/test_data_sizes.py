@@ -21,11 +21,11 @@ from rl_training import cli
 from rl_training.data import columns, mapped
 from rl_training.data.building import unpacked
 from rl_training.data.episodes import hold_out
+from rl_training.data.extra_columns import NEXT_ACTIONS, Column
 from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.data.mapped import open_packed
 from rl_training.data.packing import Linked, Walk
 from rl_training.data.placement import MemoryBudget
-from rl_training.data.transitions import NEXT_ACTIONS, Column
 from rl_training.errors import ConfigError, DatasetError, MemoryLimitError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec

@@ -13,9 +13,10 @@ from rl_training.algorithms import TD3BC
 from rl_training.algorithms.base import Terms
 from rl_training.data import datasets as datasets_module
 from rl_training.data.datasets import TransitionDataset
+from rl_training.data.extra_columns import NEXT_ACTIONS
 from rl_training.data.mixing import mix
 from rl_training.data.sources import BatchSource
-from rl_training.data.transitions import NEXT_ACTIONS, RowLayout, TransitionBatch
+from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.runtime.offline import Offline
@@ -146,7 +147,7 @@ def test_data_with_next_actions_mix_only_with_their_like() -> None:
     data = line([0, 1], [0, 0])
     rows = data.with_next_actions()
     assert numbers(view(mix([(rows, 1.0), (rows, 1.0)])).next_actions) == [1, 1, 1, 1]
-    with pytest.raises(DatasetError, match="cannot be mixed: only one has next actions"):
+    with pytest.raises(DatasetError, match="mixed: the first has next_actions, the second has no extra columns"):
         mix([(rows, 1.0), (data, 1.0)])
 
 

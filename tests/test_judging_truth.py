@@ -12,8 +12,7 @@ import torch
 from rl_training.algorithms.fqe import FQEConfig
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, resamples
-from rl_training.data.fillers import returns_to_go
-from rl_training.experience.fqe_data import Units
+from rl_training.experience.fqe_data import Units, estimated_returns
 from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Policy
 from rl_training.off_policy_evaluation.fitting import Fit, Plan, fit
@@ -110,14 +109,14 @@ def test_the_same_call_gives_the_same_numbers() -> None:
         assert np.array_equal(getattr(first, name), getattr(second, name))
 
 
-def test_returns_to_go_are_sums_over_the_rest_of_an_episode() -> None:
+def test_estimated_returns_are_sums_over_the_rest_of_an_episode() -> None:
     rng = np.random.default_rng(0)
     lengths = np.array([1, 7, 2, 16, 5])
     rewards, dones = rng.normal(size=lengths.sum()), np.zeros(lengths.sum(), np.float32)
     starts = np.cumsum(lengths) - lengths
     episodes = Episodes(starts, lengths)
     dones[episodes.ends[[0, 2]]] = 1.0
-    found, gamma = returns_to_go(rewards, dones, episodes, 0.9), 0.9
+    found, gamma = estimated_returns(rewards, dones, episodes, 0.9), 0.9
     for start, length, over in zip(starts, lengths, dones[episodes.ends]):
         following = 0.0 if over else rewards.mean() / (1.0 - gamma)
         for row in range(start + length - 1, start - 1, -1):

@@ -884,7 +884,7 @@ _DATA = [
     _mistake(
         "sampling",
         "the next action is the present one",
-        "data/fillers.py",
+        "data/extra_columns.py",
         "columns_at(index + continued[index])",
         "columns_at(index)",
         "test_dataset_next_actions.py",

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.execution import Execution
 from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Polyak, polyak_update
-from rl_training.data.transitions import Column, TransitionBatch
+from rl_training.data.extra_columns import Column
+from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model as ModelBase
 from rl_training.models.mlp import NetworkConfig, NetworkShape
@@ -81,7 +82,7 @@ class Learner:
     scheduled: ClassVar[tuple[str, ...] | None] = None
     # Whether `explore` depends on `progress`.
     explores_by_progress: ClassVar[bool] = False
-    # Extra columns that minibatches must have. Data sets can provide them, replay buffers cannot.
+    # Extra columns of minibatches: computed when data are loaded; online runs are refused.
     extras: ClassVar[tuple[Column, ...]] = ()
 
     @property

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Learner, TargetConfig, Terms
 from rl_training.algorithms.losses import td_target
-from rl_training.data.transitions import NEXT_ACTIONS, TransitionBatch
+from rl_training.data.extra_columns import NEXT_ACTIONS
+from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import NetworkShape
 from rl_training.models.mlp_fqe import MLPFQEModel
 from rl_training.settings import NonNegativeFloat

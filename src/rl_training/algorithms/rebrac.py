@@ -23,7 +23,8 @@ from torch import Tensor
 from rl_training.algorithms.base import Learner, TargetConfig, Terms
 from rl_training.algorithms.losses import critic_terms, td_target
 from rl_training.algorithms.td3 import smoothed_action
-from rl_training.data.transitions import NEXT_ACTIONS, TransitionBatch
+from rl_training.data.extra_columns import NEXT_ACTIONS
+from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import ThreeLayerConfig
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.settings import NonNegativeFloat, PositiveFloat, PositiveInt

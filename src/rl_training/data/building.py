@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from rl_training.data.columns import Columns
 from rl_training.data.datasets import RawRows, TransitionDataset
+from rl_training.data.extra_columns import NEXT_ACTIONS, Column
 from rl_training.data.mapped import Contents, as_tensor
 from rl_training.data.mixing import mix, require_same_spaces
 from rl_training.data.placement import MemoryBudget
-from rl_training.data.transitions import NEXT_ACTIONS, Column, RowLayout
+from rl_training.data.transitions import RowLayout
 from rl_training.data.validation import settled_spaces
 from rl_training.data.weighted import Part
 from rl_training.spaces import SpaceSpec
@@ -55,14 +56,14 @@ class Build:
             made.append(self._place(part, spaces, rows[used:]))
             used += len(made[-1])
         dataset = mix(list(zip(made, self.weights)), rows=rows[:used]) if self.weights else made[0]
-        return self.transform(dataset.as_raw()).filled(self.layout.extras)
+        return self.transform(dataset.as_raw()).fill_reserved()
 
     def _place(
         self, part: Columns | TransitionDataset, spaces: SpaceSpec, rows: NDArray[np.float32]
     ) -> TransitionDataset:
         """Copy one data set to the first of `rows`, with room for the extra columns."""
         if isinstance(part, Columns):
-            return TransitionDataset.from_columns(part, spaces=spaces, rows=rows, extras=self.layout.extras)
+            return TransitionDataset.from_columns(part, spaces=spaces, rows=rows, reserve=self.layout.extras)
         self.layout.pack_batch(part.layout.unpack(as_tensor(part.rows)), out=rows[: len(part)])
         return replace(part, rows=rows[: len(part)], extras=self.layout.extras, checksum=None)
 

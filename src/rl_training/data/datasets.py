@@ -19,14 +19,14 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from rl_training.data.columns import ArrayColumn, Columns
-from rl_training.data.fillers import FILLERS
+from rl_training.data.extra_columns import NEXT_ACTIONS, Column, describe
 from rl_training.data.formats import FileKind, read_columns
 from rl_training.data.mapped import as_tensor, read_ahead
 from rl_training.data.packing import allocate_rows, pack
 from rl_training.data.sources import TensorSource
 from rl_training.data.statistics import DatasetStatistics, floats, moments_of, returns_of, statistics_of
-from rl_training.data.transforms import chunks, fill, keep_spans, map_rewards
-from rl_training.data.transitions import NEXT_ACTIONS, Column, RowLayout, TransitionBatch
+from rl_training.data.transforms import chunks, keep_spans, map_rewards, write_columns
+from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.data.validation import settled_spaces, with_action_space
 from rl_training.data.weighted import Part, WeightedSource
 from rl_training.errors import ConfigError, DatasetError
@@ -88,9 +88,10 @@ class TransitionDataset:
 
         `terminals` marks terminations, `timeouts` time limits and cuts; if both are set, `terminals` takes
         precedence. If `next_observations` is missing, the following row's observation of the episode is used. The
-        action space is given by `action_low` and `action_high` (one number or one per component), by `num_actions`
-        and `start`, or by `spaces`; bounds are never inferred from the data. Integer actions `[n]` without any of
-        these are discrete actions from 0 to the largest.
+        last row of each episode that did not terminate is then left out, with its reward. The action space is
+        given by `action_low` and `action_high` (one number or one per component), by `num_actions` and `start`, or
+        by `spaces`; bounds are never inferred from the data. Integer actions `[n]` without any of these are
+        discrete actions from 0 to the largest.
         """
         given = {
             "observations": observations,
@@ -144,20 +145,20 @@ class TransitionDataset:
         spaces: SpaceSpec | None = None,
         memory_limit: int | None = None,
         rows: NDArray[np.float32] | None = None,
-        extras: tuple[Column, ...] = (),
+        reserve: tuple[Column, ...] = (),
     ) -> Self:
         """Check and pack columns; `spaces` are the environment's, if there is one.
 
-        They are packed into `rows`, by default new memory or a temporary file. `extras` only leaves room for
-        these columns (see `filled`).
+        They are packed into `rows`, by default new memory or a temporary file. The extra columns `reserve` are
+        zero (see `fill_reserved`).
         """
         spaces = settled_spaces(columns, spaces)
-        wide = RowLayout.of(spaces, extras)
+        wide = RowLayout.of(spaces, reserve)
         room = allocate_rows(columns.name, len(columns), wide.width, memory_limit) if rows is None else rows
         packed, ends, notes = pack(columns, spaces, wide, room)
         if len(ends) == 1:
             notes = (*notes, "one episode only")
-        return cls(packed, spaces, ends, columns.name, notes, extras=extras, memory_limit=memory_limit)
+        return cls(packed, spaces, ends, columns.name, notes, extras=reserve, memory_limit=memory_limit)
 
     @property
     def layout(self) -> RowLayout:
@@ -300,27 +301,28 @@ class TransitionDataset:
         if set(extras) <= set(self.extras):
             return self
         if self.extras:
-            has, needed = (", ".join(column.name for column in some) for some in (self.extras, extras))
             raise DatasetError(
-                f"{self.name}: the rows have {has} and need {needed}; use data without extra columns"
+                f"{self.name}: the rows have {describe(self.extras)} and need {describe(extras)}; use data without "
+                "extra columns"
             )
-        return self.filled(extras)
+        return self._with_values(extras, reserved=False)
 
-    def filled(self, extras: tuple[Column, ...]) -> Self:
-        """`with_extras`, in place if the rows have room for these columns already."""
-        if not extras:
-            return self
-        fills = {column.name: FILLERS[column.name](self, *column.bound) for column in extras}
+    def fill_reserved(self) -> Self:
+        """`with_extras`, in place, for the columns that `from_columns` has reserved."""
+        return self._with_values(self.extras, reserved=True) if self.extras else self
+
+    def _with_values(self, extras: tuple[Column, ...], *, reserved: bool) -> Self:
+        values = {column.name: column.values(self) for column in extras}
         kept = np.ones(len(self), np.bool_)
-        for filled in fills.values():
-            kept[filled.lacking] = False
+        for column in values.values():
+            kept[column.lacking] = False
         starts = self.episodes("extra columns")[0]
         remaining = np.add.reduceat(kept, starts, dtype=np.int64)
         wide, rows = RowLayout.of(self.spaces, extras), self.rows
-        if self.extras != extras:
+        if not reserved:
             rows = allocate_rows(self.name, int(remaining.sum()), wide.width, self.memory_limit)
-        fill(self.rows, self.layout, rows, wide, kept, fills, _CHUNK_ROWS)
-        notes = [f"{len(one.lacking)} rows left out: {one.reason}" for one in fills.values() if len(one.lacking)]
+        write_columns(self.rows, self.layout, rows, wide, kept, values, _CHUNK_ROWS)
+        notes = [f"{len(one.lacking)} rows left out: {one.reason}" for one in values.values() if len(one.lacking)]
         return self._changed(
             rows[: remaining.sum()],
             episode_ends=np.cumsum(remaining[remaining > 0]) - 1,

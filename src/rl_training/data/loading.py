@@ -12,11 +12,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from rl_training.data.building import Build, unpacked
 from rl_training.data.columns import Columns
 from rl_training.data.datasets import TransitionDataset
+from rl_training.data.extra_columns import NEXT_ACTIONS, Column
 from rl_training.data.formats import read_columns
 from rl_training.data.formats.minari import minari_folder
 from rl_training.data.packing import allocate_rows
 from rl_training.data.placement import MemoryBudget, PackedFile
-from rl_training.data.transitions import NEXT_ACTIONS, Column
 from rl_training.data.validation import with_action_space
 from rl_training.errors import ConfigError
 from rl_training.settings import (

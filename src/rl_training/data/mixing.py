@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.datasets import TransitionDataset
+from rl_training.data.extra_columns import describe
 from rl_training.data.packing import allocate_rows
 from rl_training.data.weighted import Part
 from rl_training.errors import ConfigError, DatasetError
@@ -32,9 +33,11 @@ def mix(
             key = f"datasets.{index}.weight"
             raise ConfigError(f"{key} must be > 0, got {weight}", key=key)
         require_same_spaces(first.name, first.spaces, dataset.name, dataset.spaces)
-        if differing := set(first.extras) ^ set(dataset.extras):
-            column = min(differing).name.replace("_", " ")
-            raise DatasetError(f"{first.name} and {dataset.name} cannot be mixed: only one has {column}")
+        if first.extras != dataset.extras:
+            has, other = describe(first.extras), describe(dataset.extras)
+            raise DatasetError(
+                f"{first.name} and {dataset.name} cannot be mixed: the first has {has}, the second has {other}"
+            )
     name = " + ".join(dataset.name for dataset, _ in components)
     sizes = [len(dataset) for dataset, _ in components]
     offsets = np.cumsum([0, *sizes])

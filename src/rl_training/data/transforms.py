@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.fillers import Filled
+from rl_training.data.extra_columns import ColumnValues
 from rl_training.data.mapped import as_tensor
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import DatasetError
 
 Rows = NDArray[np.float32]
-Fills = Mapping[str, Filled]
+Values = Mapping[str, ColumnValues]
 
 
 def chunks(start: int, stop: int, step: int) -> Iterator[slice]:
@@ -48,15 +48,15 @@ def keep_spans(rows: Rows, out: Rows, starts: NDArray[np.int64], lengths: NDArra
             written = stop
 
 
-def fill(
-    rows: Rows, layout: RowLayout, out: Rows, wide: RowLayout, kept: NDArray[np.bool_], fills: Fills, step: int
+def write_columns(
+    rows: Rows, layout: RowLayout, out: Rows, wide: RowLayout, kept: NDArray[np.bool_], values: Values, step: int
 ) -> None:
-    """Write all `kept` rows with the columns `fills`; `layout` is that of `rows`, `wide` that of `out`."""
+    """Write all `kept` rows with the extra columns `values`; `layout` is that of `rows`, `wide` that of `out`."""
     written = 0
     for chunk in chunks(0, len(rows), step):
         index = chunk.start + np.flatnonzero(kept[chunk])
         here = layout.unpack(as_tensor(rows[index]))._asdict()
-        columns = {name: here[name].numpy() for name in wide.places if name not in fills}
-        columns |= {name: filled.values(index) for name, filled in fills.items()}
+        columns = {name: here[name].numpy() for name in wide.places if name not in values}
+        columns |= {name: column.at(index) for name, column in values.items()}
         wide.pack(**columns, out=out[written : written + len(index)])
         written += len(index)

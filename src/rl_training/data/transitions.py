@@ -12,35 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl_training.data.extra_columns import NEXT_ACTIONS, Column
 from rl_training.errors import ConfigError
 from rl_training.spaces import SpaceSpec
 
-
-class Column(NamedTuple):
-    """An extra column of a row: declared in `Learner.extras`, computed by its function in `fillers.FILLERS`.
-
-    `settings` names the hyperparameters that its values depend on; `bound` holds theirs (see `bind`).
-    """
-
-    name: str
-    like: Literal["obs", "actions", "rewards"]  # the column with the same shape and type
-    meaning: str
-    settings: tuple[str, ...] = ()
-    bound: tuple[Any, ...] = ()
-
-    def bind(self, config: Any) -> Column:
-        """This column for the hyperparameters of `config`."""
-        return self._replace(bound=tuple(getattr(config, name) for name in self.settings))
-
-
-NEXT_ACTIONS = Column("next_actions", "actions", "the data's next action [B, A]")
 # Each column of every batch, in the order of `TransitionBatch`, and the column with the same shape and type.
 _LIKE = {"obs": "obs", "actions": "actions", "rewards": "rewards", "next_obs": "obs", "dones": "rewards"}
 
@@ -53,7 +35,8 @@ class TransitionBatch(NamedTuple):
     """A minibatch. `dones` is 1 only if the episode terminated, 0 at a time limit.
 
     `next_actions`, the data's actions in `next_obs`, is None unless the learner's `extras` include it. It is
-    undefined where `dones` is 1. A batch with other extra columns has one more field for each (see `extra`).
+    undefined where `dones` is 1. A batch with other extra columns has one more field for each (see
+    `extra_columns.extra`).
     """
 
     obs: Tensor  # [B, O]
@@ -87,12 +70,6 @@ class TransitionBatch(NamedTuple):
         return _batch_type(extras)(
             **{name: column.long() if like[name] == whole else column.float() for name, column in given.items()}
         )
-
-
-def extra(batch: TransitionBatch, name: str) -> Tensor:
-    """Column `name` of a batch, one of the learner's `extras`."""
-    column: Tensor = getattr(batch, name)
-    return column
 
 
 @cache

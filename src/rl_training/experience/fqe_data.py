@@ -19,7 +19,6 @@ from torch import Tensor
 from rl_training.algorithms.fqe import FQE, FQEConfig, value_bounds
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, Resample
-from rl_training.data.fillers import returns_to_go
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import DatasetError
 from rl_training.models.mlp import NetworkConfig
@@ -41,7 +40,7 @@ class Units(NamedTuple):
 
     @classmethod
     def of(cls, dataset: TransitionDataset, episodes: Episodes, gamma: float) -> Units:
-        """Mean and standard deviation of the returns-to-go of all rows, and the bounds of any value."""
+        """Mean and standard deviation of the estimated returns of all rows, and the bounds of any value."""
         rewards, dones = dataset.rewards.astype(np.float64), dataset.dones
         low, high = value_bounds(float(rewards.min()), float(rewards.max()), gamma, terminates=bool(np.any(dones)))
         if max(-low, high) > _LARGEST_VALUE:
@@ -49,10 +48,29 @@ class Units(NamedTuple):
                 f"{dataset.name}: rewards from {rewards.min():.3g} to {rewards.max():.3g} with discount {gamma:g} "
                 "have values that float32 cannot hold; scale the rewards, or use a smaller gamma"
             )
-        returns = returns_to_go(rewards, dones, episodes, gamma)
+        returns = estimated_returns(rewards, dones, episodes, gamma)
         std = float(returns.std())
         scale = std if std > 1e-6 * max(1.0, abs(high), abs(low)) else max(1.0, abs(high), abs(low))
         return cls(float(returns.mean()), scale, low, high)
+
+
+def estimated_returns(
+    rewards: NDArray[np.float64], dones: NDArray[np.float32], episodes: Episodes, gamma: float
+) -> NDArray[np.float64]:
+    """The discounted sum of rewards from each row to the end of its episode, `[n]`; `gamma` is below 1.
+
+    A truncated episode is assumed to continue with the mean reward. Sums over 2n rows are built from sums over n.
+    """
+    sums, ends = rewards.copy(), episodes.ends
+    cut = ends[dones[ends] == 0]
+    sums[cut] += gamma * rewards.mean() / (1.0 - gamma)
+    left = np.repeat(ends, episodes.lengths) - np.arange(len(rewards))  # rows after this one in its episode
+    span, weight = 1, gamma
+    while span <= left.max(initial=0) and weight > 1e-12:
+        later = np.flatnonzero(left >= span)
+        sums[later] += weight * sums[later + span]
+        span, weight = 2 * span, weight * weight
+    return sums
 
 
 def build_fqe(

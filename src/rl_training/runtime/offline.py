@@ -12,9 +12,9 @@ from torch import Tensor
 from rl_training.algorithms.base import Learner, LearnerConfig
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import hold_out
+from rl_training.data.extra_columns import Column
 from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.data.placement import MemoryBudget
-from rl_training.data.transitions import Column
 from rl_training.environments.making import spaces_of
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import ConfigError
@@ -122,6 +122,23 @@ def _place_rows(data: TransitionDataset, budgets: MemoryBudget) -> Tensor:
     return data.rows_on(budgets.device, budgets.on_device() if budgets.device.type == "cuda" else None)
 
 
+def _extra_columns(spec: RunSpec) -> tuple[Column, ...]:
+    """The extra columns of the learner, for its settings."""
+    return tuple(column.bind(spec.resolved[LearnerConfig]) for column in spec.sections.learner.extras)
+
+
+def _load(spec: RunSpec, env_spaces: SpaceSpec | None, budgets: MemoryBudget) -> TransitionDataset:
+    """The data set of a run with the extra columns of its learner.
+
+    If discrete actions have another learner, the columns are added after loading, when the actions are known.
+    """
+    section, extras = spec.resolved[DatasetConfig], () if spec.sections.discrete else _extra_columns(spec)
+    data = _build_offline_dataset(
+        spec.config, section, env_spaces, spec.dataset, spec.given, extras=extras, budgets=budgets
+    )
+    return data.with_extras(_extra_columns(spec.for_actions(data.spaces, data.name)))
+
+
 class OfflineSetup:
     """Data, spaces and learner of a run with a data set; observations are normalised by its moments, if at all.
 
@@ -131,23 +148,12 @@ class OfflineSetup:
     held_out: TransitionDataset | None = None
 
     def __init__(self, spec: RunSpec, *, updates_per_step: int = 1, validation_fraction: float = 0.0) -> None:
-        section, settings = spec.resolved[DatasetConfig], spec.resolved[LearnerConfig]
+        section = spec.resolved[DatasetConfig]
         env_spaces = _infer_env_spaces(spec.config, discrete=spec.sections.takes_discrete, given=spec.given)
         if spec.checkpoint is not None:
             require_data(spec.checkpoint.records["dataset"], spec.dataset, spec.checkpoint.path)
         budgets = _memory_budget(spec.config)
-        data = spec.once(
-            "data",
-            lambda: _build_offline_dataset(
-                spec.config,
-                section,
-                env_spaces,
-                spec.dataset,
-                spec.given,
-                extras=tuple(column.bind(settings) for column in spec.sections.learner.extras),
-                budgets=budgets,
-            ),
-        )
+        data = spec.once("data", lambda: _load(spec, env_spaces, budgets))
         self.spec = spec = spec.for_actions(data.spaces, data.name)
         if validation_fraction:
             data, self.held_out = spec.once("split", lambda: hold_out(data, validation_fraction))

@@ -1,0 +1,89 @@
+"""Extra columns of rows, each with the function that computes it when data are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl_training.errors import ConfigError, DatasetError
+
+if TYPE_CHECKING:
+    from rl_training.data.datasets import TransitionDataset
+    from rl_training.data.transitions import TransitionBatch
+
+
+class ColumnValues(NamedTuple):
+    """The values of an extra column: `at(index)` for rows `index [n]`.
+
+    `lacking` rows, at the ends of episodes, have no value and are left out for `reason`.
+    """
+
+    at: Callable[[NDArray[np.int64]], NDArray[Any]]
+    lacking: NDArray[np.int64] = np.zeros(0, np.int64)
+    reason: str = ""
+
+
+class Column(NamedTuple):
+    """An extra column of a row, declared in `Learner.extras`.
+
+    `compute(data, *bound)` returns its values. `settings` names the hyperparameters that they depend on; `bound`
+    has the values of these. A packed file is found by `name` and `bound`: rename a column if its function changes.
+    """
+
+    name: str
+    like: Literal["obs", "actions", "rewards"]  # the column with the same shape and type
+    meaning: str
+    compute: Callable[..., ColumnValues]
+    settings: tuple[str, ...] = ()
+    bound: tuple[Any, ...] = ()
+
+    def bind(self, config: Any) -> Column:
+        """This column for the hyperparameters of `config`."""
+        return self._replace(bound=tuple(getattr(config, name) for name in self.settings))
+
+    def values(self, data: TransitionDataset) -> ColumnValues:
+        """The values for the rows of `data`."""
+        if len(self.bound) != len(self.settings):
+            raise ConfigError(f"column {self.name}: {', '.join(self.settings)} is not set; use bind(config)")
+        return self.compute(data, *self.bound)
+
+
+def describe(columns: Iterable[Column]) -> str:
+    """The names of columns with their settings, for a message."""
+    words = []
+    for column in columns:
+        settings = ", ".join(f"{name} {value}" for name, value in zip(column.settings, column.bound))
+        words.append(f"{column.name} ({settings})" if settings else column.name)
+    return ", ".join(words) or "no extra columns"
+
+
+def extra(batch: TransitionBatch, column: Column) -> Tensor:
+    """An extra column of a batch."""
+    values: Tensor = getattr(batch, column.name)
+    return values
+
+
+def _next_actions(data: TransitionDataset) -> ColumnValues:
+    """The action of the following row.
+
+    The last row of a terminated episode gets its own action, which `dones` masks. The last row of a cut episode
+    lacks one.
+    """
+    lengths = data.episodes("learning from next actions")[1]
+    cut = data.dones[data.episode_ends] == 0
+    if not (lengths - cut).any():
+        raise DatasetError(f"{data.name}: no row has a next action, every episode is cut after its first row")
+    continued = np.ones(len(data), np.bool_)
+    continued[data.episode_ends] = False
+
+    def at(index: NDArray[np.int64]) -> NDArray[Any]:
+        return data.columns_at(index + continued[index]).actions.numpy()
+
+    return ColumnValues(at, data.episode_ends[cut], "the last of a cut episode, without a next action")
+
+
+NEXT_ACTIONS = Column("next_actions", "actions", "the data's next action [B, A]", _next_actions)
