@@ -1,0 +1,185 @@
+"""`MujocoBatch`: Gymnasium's MuJoCo environments, all simulations stepped in one call and on several threads.
+
+Observations, rewards and ends equal those of Gymnasium to the bit, for any number of simulations and threads. An
+environment or argument for which this does not hold is not supported; there is no approximation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.utils import seeding
+from numpy.typing import NDArray
+
+from rl_training.environments.mujoco_runners import Ant, HalfCheetah, Hopper, Humanoid, Swimmer, Walker2d
+from rl_training.environments.mujoco_tasks import (
+    Array,
+    InvertedDoublePendulum,
+    InvertedPendulum,
+    Pusher,
+    Reacher,
+    Task,
+    Values,
+)
+from rl_training.memory import available_cores
+
+# Tasks by the module of the Gymnasium environment, without its version.
+TASKS: dict[str, type[Task]] = {
+    "ant": Ant,
+    "half_cheetah": HalfCheetah,
+    "hopper": Hopper,
+    "humanoid": Humanoid,
+    "inverted_double_pendulum": InvertedDoublePendulum,
+    "inverted_pendulum": InvertedPendulum,
+    "pusher": Pusher,
+    "reacher": Reacher,
+    "swimmer": Swimmer,
+    "walker2d": Walker2d,
+}
+_ENTRY_POINT = re.compile(r"gymnasium\.envs\.mujoco\.(\w+)_v([45]):\w+")
+# Versions of Gymnasium whose arithmetic was compared; another one may compute the last bit in another way.
+_COMPARED = re.compile(r"1\.4\..*")
+
+
+class Steps(NamedTuple):
+    """The answers of `n` simulations; observations are the true successors, also at the end of an episode."""
+
+    obs: NDArray[np.float32]  # [n, O]
+    rewards: Array  # [n]
+    terminated: NDArray[np.bool_]  # [n]
+    truncated: NDArray[np.bool_]  # [n]
+
+
+@cache
+def batch_class() -> Any:
+    """MuJoCo's `Batch`; None if this installation does not have it."""
+    try:
+        from mujoco.batch import Batch
+    except Exception:  # a binary that does not fit its library raises more than ImportError
+        return None
+    return Batch
+
+
+def supports(env_id: str | None, env_kwargs: Mapping[str, Any]) -> bool:
+    """Whether `MujocoBatch` can step `gymnasium.make(env_id, **env_kwargs)`."""
+    return _find(env_id, env_kwargs) is not None and batch_class() is not None
+
+
+def _find(env_id: str | None, env_kwargs: Mapping[str, Any]) -> tuple[Task, int | None] | None:
+    """The task and the time limit of a registered environment; None if it is not supported."""
+    spec = gym.registry.get(env_id or "")
+    entry = None if spec is None else _ENTRY_POINT.fullmatch(str(spec.entry_point))
+    if spec is None or entry is None or spec.additional_wrappers or not _COMPARED.fullmatch(gym.__version__):
+        return None
+    kwargs = {**spec.kwargs, **env_kwargs}
+    limit = kwargs.pop("max_episode_steps", None)
+    if limit is None:
+        limit = spec.max_episode_steps
+    if limit is not None and (type(limit) is not int or not (limit > 0 or limit == -1)):
+        return None
+    kind, version = TASKS.get(entry[1]), int(entry[2])
+    if kind is None or not kind.accepts(version, kwargs):
+        return None
+    return kind(version=version, **kwargs), None if limit == -1 else limit
+
+
+class MujocoBatch:
+    """`num_envs` simulations of one environment.
+
+    Each simulation is reset with its own seed, as `gymnasium.make(env_id, **env_kwargs).reset(seed=seed)`. Nothing
+    is reset automatically.
+    """
+
+    def __init__(
+        self, env_id: str, env_kwargs: Mapping[str, Any], num_envs: int, threads: int | None = None
+    ) -> None:
+        """`threads`: None for as many as there are cores; never more than simulations."""
+        found = _find(env_id, env_kwargs)
+        if found is None or batch_class() is None:
+            raise ValueError(f"{env_id} with {dict(env_kwargs)} is not supported")
+        self.task, self.max_episode_steps = found
+        self.model = _load_model(self.task)
+        self.task.attach(self.model)
+        # Contact forces are computed after a step from the simulation's own MjData.
+        self._contacts = "cfrc_ext" in self.task.reads
+        threads = min(threads or available_cores(), num_envs)
+        self._batch = batch_class()(self.model, num_envs, nthread=threads, persistent=self._contacts)
+        self._fields = {name: self._batch.bind(name) for name in self.task.reads if name != "cfrc_ext"}
+        if self._contacts:
+            self._data = self._batch.get_data(0)
+            self._fields["cfrc_ext"] = np.zeros((num_envs, *self._data.cfrc_ext.shape))
+        self._qpos, self._qvel, self._ctrl = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
+        self._carried = self.task.carried(self._fields)
+        self._steps = np.zeros(num_envs, dtype=np.int64)
+        self.action_size = int(self.model.nu)
+
+    def reset(self, index: int, seed: int) -> NDArray[np.float32]:
+        """Start a new episode in one simulation; returns its first observation."""
+        ids = np.array([index], dtype=np.int32)
+        self._batch.reset(ids, stage=0)
+        rng, _ = seeding.np_random(seed)
+        self._qpos[index], self._qvel[index] = self.task.initial(rng)
+        self._batch.forward(ids)
+        if self._contacts:  # as in Gymnasium, which computes them only after a step
+            self._fields["cfrc_ext"][index] = 0
+        now = self._values(ids)
+        self._carried[index] = self.task.carried(now)[0]
+        self._steps[index] = 0
+        return self.task.observation(now)[0].astype(np.float32)
+
+    def step(self, actions: NDArray[np.float32], ids: NDArray[np.int32] | None = None) -> Steps:
+        """Step all simulations, or those in `ids` (ascending); `actions` has one row for each."""
+        rows: Any = slice(None) if ids is None else ids
+        self._ctrl[rows] = actions
+        self._batch.step(ids, nstep=self.task.frame_skip)
+        if self._contacts:
+            self._compute_contact_forces(range(len(self._steps)) if ids is None else ids)
+        now = self._values(ids)
+        after = self.task.carried(now)
+        rewards, terminated = self.task.outcome(now, self._carried[rows], after, actions)
+        self._carried[rows] = after
+        self._steps[rows] += 1
+        if self.max_episode_steps is None:
+            truncated = np.zeros(len(rewards), dtype=np.bool_)
+        else:
+            truncated = self._steps[rows] >= self.max_episode_steps
+        return Steps(self.task.observation(now).astype(np.float32), rewards, terminated, truncated)
+
+    def _values(self, ids: NDArray[np.int32] | None) -> Values:
+        """The fields that the task reads, of all simulations or of `ids`."""
+        return self._fields if ids is None else {name: field[ids] for name, field in self._fields.items()}
+
+    def _compute_contact_forces(self, ids: Any) -> None:
+        import mujoco
+
+        for index in ids:
+            self._batch.get_data(index, self._data)
+            mujoco.mj_rnePostConstraint(self.model, self._data)
+            self._fields["cfrc_ext"][index] = self._data.cfrc_ext
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Everything that later steps depend on, independent of the number of threads."""
+        return {"state": self._batch.state.copy(), "carried": self._carried.copy(), "steps": self._steps.copy()}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from `state_dict()` of the same environment and number of simulations."""
+        own = {"state": self._batch.state, "carried": self._carried, "steps": self._steps}
+        for name, target in own.items():
+            if state[name].shape != target.shape:
+                raise ValueError(f"{name} has shape {list(state[name].shape)}, expected {list(target.shape)}")
+        for name, target in own.items():
+            target[...] = state[name]
+
+
+def _load_model(task: Task) -> Any:
+    import mujoco
+    from gymnasium.envs import mujoco as environments
+
+    file = task.model_file if task.version == 5 else task.model_file_v4 or task.model_file
+    return mujoco.MjModel.from_xml_path(str(Path(environments.__file__).parent / "assets" / file))

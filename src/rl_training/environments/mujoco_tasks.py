@@ -1,0 +1,232 @@
+"""Gymnasium's MuJoCo tasks as functions of many simulations at once.
+
+A task is a dataclass. Its fields are the keyword arguments of the Gymnasium environment, with their defaults. Its
+methods take `[n, …]` arrays and compute every number with the operations, types and order of Gymnasium, so that
+each bit agrees: a sum over the float32 action stays float32, a scalar power stays a scalar power.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+# Values `[n, …]` of the fields of MjData that a task reads.
+Values = Mapping[str, Array]
+Range = tuple[float, float]
+
+
+@dataclass
+class Task:
+    """A model, its reset, observation, reward and termination."""
+
+    model_file: ClassVar[str]
+    model_file_v4: ClassVar[str | None] = None  # if it is another one
+    versions: ClassVar[tuple[int, ...]] = (4, 5)
+    # Arguments that only version 5 has.
+    only_v5: ClassVar[frozenset[str]] = frozenset({"frame_skip"})
+
+    version: int = 5
+    frame_skip: int = 5
+
+    @classmethod
+    def accepts(cls, version: int, kwargs: Mapping[str, Any]) -> bool:
+        """Whether every argument is one of this task in this version, and of the type of its default."""
+        if version not in cls.versions:
+            return False
+        defaults = {field.name: field.default for field in fields(cls) if field.name != "version"}
+        known = defaults.keys() - (cls.only_v5 if version == 4 else frozenset())
+        return all(name in known and _same_type(defaults[name], value) for name, value in kwargs.items())
+
+    def attach(self, model: Any) -> None:
+        """Read constants from the model; called before any other method."""
+        self.model = model
+        self.dt = model.opt.timestep * self.frame_skip
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields of MjData that `carried`, `observation` and `outcome` read."""
+        return ("qpos", "qvel")
+
+    def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Positions and velocities of a new episode."""
+        raise NotImplementedError
+
+    def carried(self, now: Values) -> Array:
+        """What the reward of the next step needs of this state; its own memory."""
+        return np.empty((len(now["qpos"]), 0))
+
+    def observation(self, now: Values) -> Array:
+        raise NotImplementedError
+
+    def outcome(self, now: Values, before: Array, after: Array, actions: NDArray[Any]) -> tuple[Array, Flags]:
+        """Rewards and terminations of a step; `before` and `after` are the carried values of its two states."""
+        raise NotImplementedError
+
+
+def _same_type(default: Any, value: Any) -> bool:
+    if isinstance(default, tuple):
+        return isinstance(value, list | tuple) and len(value) == 2 and all(_same_type(0.0, one) for one in value)
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    return isinstance(value, int) and value > 0 if isinstance(default, int) else isinstance(value, int | float)
+
+
+def around(rng: np.random.Generator, scale: float, size: int) -> Array:
+    return rng.uniform(low=-scale, high=scale, size=size)
+
+
+def squares(rows: NDArray[Any]) -> Any:
+    """The sum of squares of each row, in the rows' own type."""
+    return np.sum(np.square(rows), axis=1)
+
+
+def lengths(vectors: Array) -> Array:
+    """Euclidean norms; `vecdot` is the dot product that `numpy.linalg.norm` uses."""
+    return np.sqrt(np.vecdot(vectors, vectors))
+
+
+@dataclass
+class InvertedPendulum(Task):
+    model_file: ClassVar[str] = "inverted_pendulum.xml"
+    only_v5: ClassVar[frozenset[str]] = frozenset({"frame_skip", "reset_noise_scale"})
+
+    frame_skip: int = 2
+    reset_noise_scale: float = 0.01
+
+    def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        qpos = self.model.qpos0 + around(rng, self.reset_noise_scale, self.model.nq)
+        return qpos, np.zeros(self.model.nv) + around(rng, self.reset_noise_scale, self.model.nv)
+
+    def observation(self, now: Values) -> Array:
+        return np.concatenate((now["qpos"], now["qvel"]), axis=1)
+
+    def outcome(self, now: Values, before: Array, after: Array, actions: NDArray[Any]) -> tuple[Array, Flags]:
+        obs = self.observation(now)
+        terminated = ~np.isfinite(obs).all(axis=1) | (np.abs(obs[:, 1]) > 0.2)
+        return (np.ones(len(obs)) if self.version == 4 else (~terminated).astype(np.float64)), terminated
+
+
+@dataclass
+class InvertedDoublePendulum(Task):
+    model_file: ClassVar[str] = "inverted_double_pendulum.xml"
+    only_v5: ClassVar[frozenset[str]] = frozenset({"frame_skip", "reset_noise_scale", "healthy_reward"})
+
+    healthy_reward: float = 10.0
+    reset_noise_scale: float = 0.1
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("qpos", "qvel", "site_xpos", "qfrc_constraint")
+
+    def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        qpos = self.model.qpos0 + around(rng, self.reset_noise_scale, self.model.nq)
+        return qpos, np.zeros(self.model.nv) + rng.standard_normal(self.model.nv) * self.reset_noise_scale
+
+    def observation(self, now: Values) -> Array:
+        qpos, forces = now["qpos"], np.clip(now["qfrc_constraint"], -10, 10)
+        angles = qpos[:, 1:].copy()
+        shown = forces if self.version == 4 else forces[:, :1]
+        velocities = np.clip(now["qvel"], -10, 10)
+        return np.concatenate((qpos[:, :1], np.sin(angles), np.cos(angles), velocities, shown), axis=1)
+
+    def outcome(self, now: Values, before: Array, after: Array, actions: NDArray[Any]) -> tuple[Array, Flags]:
+        tips = now["site_xpos"][:, 0]
+        terminated = tips[:, 2] <= 1
+        alive = np.ones(len(tips), dtype=np.bool_) if self.version == 4 else ~terminated
+        rows = zip(tips[:, 0], tips[:, 2], now["qvel"][:, 1], now["qvel"][:, 2], self.healthy_reward * alive)
+        return np.array([self._reward(*row) for row in rows]), terminated
+
+    @staticmethod
+    def _reward(x: np.float64, y: np.float64, v1: np.float64, v2: np.float64, alive: np.float64) -> np.float64:
+        """Of one simulation: the power of a scalar and that of an array may differ in the last bit."""
+        distance = 0.01 * x**2 + (y - 2) ** 2
+        velocity = 0.001 * v1**2 + 0.005 * v2**2
+        return alive - distance - velocity
+
+
+@dataclass
+class Reacher(Task):
+    model_file: ClassVar[str] = "reacher.xml"
+    only_v5: ClassVar[frozenset[str]] = frozenset({"frame_skip", "reward_dist_weight", "reward_control_weight"})
+
+    frame_skip: int = 2
+    reward_dist_weight: float = 1.0
+    reward_control_weight: float = 1.0
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("qpos", "qvel", "xpos")
+
+    def attach(self, model: Any) -> None:
+        super().attach(model)
+        self.fingertip, self.target = model.body("fingertip").id, model.body("target").id
+
+    def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        qpos = around(rng, 0.1, self.model.nq) + self.model.qpos0
+        while np.linalg.norm(goal := around(rng, 0.2, 2)) >= 0.2:
+            pass
+        qpos[-2:] = goal
+        qvel = np.zeros(self.model.nv) + around(rng, 0.005, self.model.nv)
+        qvel[-2:] = 0
+        return qpos, qvel
+
+    def carried(self, now: Values) -> Array:
+        """The vector from the target to the fingertip."""
+        return now["xpos"][:, self.fingertip] - now["xpos"][:, self.target]
+
+    def observation(self, now: Values) -> Array:
+        angles = now["qpos"][:, :2].copy()
+        vector = self.carried(now)[:, : 3 if self.version == 4 else 2]
+        parts = (np.cos(angles), np.sin(angles), now["qpos"][:, 2:], now["qvel"][:, :2], vector)
+        return np.concatenate(parts, axis=1)
+
+    def outcome(self, now: Values, before: Array, after: Array, actions: NDArray[Any]) -> tuple[Array, Flags]:
+        # Version 4 computes the reward before the simulation is stepped.
+        distance = -lengths(before if self.version == 4 else after) * self.reward_dist_weight
+        control = -squares(actions) * self.reward_control_weight
+        return distance + control, np.zeros(len(actions), dtype=np.bool_)
+
+
+@dataclass
+class Pusher(Task):
+    model_file: ClassVar[str] = "pusher_v5.xml"
+    versions: ClassVar[tuple[int, ...]] = (5,)  # version 4 does not run with MuJoCo 3 or later
+
+    reward_near_weight: float = 0.5
+    reward_dist_weight: float = 1.0
+    reward_control_weight: float = 0.1
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("qpos", "qvel", "xpos")
+
+    def attach(self, model: Any) -> None:
+        super().attach(model)
+        self.bodies = [model.body(name).id for name in ("tips_arm", "object", "goal")]
+
+    def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        qpos = self.model.qpos0.copy()
+        place = np.zeros(2)
+        while np.linalg.norm(place) <= 0.17:
+            place = np.concatenate([rng.uniform(low=-0.3, high=0, size=1), rng.uniform(low=-0.2, high=0.2, size=1)])
+        qpos[-4:-2], qpos[-2:] = place, 0
+        qvel = np.zeros(self.model.nv) + around(rng, 0.005, self.model.nv)
+        qvel[-4:] = 0
+        return qpos, qvel
+
+    def observation(self, now: Values) -> Array:
+        bodies = now["xpos"][:, self.bodies].reshape(len(now["xpos"]), -1)
+        return np.concatenate((now["qpos"][:, :7], now["qvel"][:, :7], bodies), axis=1)
+
+    def outcome(self, now: Values, before: Array, after: Array, actions: NDArray[Any]) -> tuple[Array, Flags]:
+        tip, thing, goal = (now["xpos"][:, body] for body in self.bodies)
+        near = -lengths(thing - tip) * self.reward_near_weight
+        distance = -lengths(thing - goal) * self.reward_dist_weight
+        control = -squares(actions) * self.reward_control_weight
+        return distance + control + near, np.zeros(len(actions), dtype=np.bool_)
