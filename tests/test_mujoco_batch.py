@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 mujoco_batch = pytest.importorskip("mujoco.batch")
 
 from rl_training.environments.mujoco_batch import MujocoBatch, supports  # noqa: E402
+from rl_training.experiment.config import TrainConfig  # noqa: E402
+from tests.runs import differences, tiny, train  # noqa: E402
 
 TASKS = [
     (f"{name}-v{version}", {})
@@ -234,3 +237,24 @@ def test_a_registration_by_the_user_is_followed(monkeypatch: pytest.MonkeyPatch)
 def test_another_version_of_gymnasium_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gym, "__version__", "1.5.0")
     assert not supports("HalfCheetah-v5", {})
+
+
+def small(folder: Path, env_id: str = "Hopper-v5", **fields: Any) -> TrainConfig:
+    """A run through several episodes, time limits and terminations, with evaluation."""
+    return tiny(
+        "sac",
+        folder,
+        env_id=env_id,
+        **{"total_timesteps": 160, "checkpoint_interval": 80, "eval_episodes": 3, "log_interval": 40} | fields,
+    )
+
+
+@pytest.mark.parametrize(("env_id", "limit"), [("Hopper-v5", 1_000), ("HalfCheetah-v4", 17)])
+@pytest.mark.parametrize("num_envs", [1, 8])
+def test_a_run_equals_the_run_in_single_environments(
+    env_id: str, limit: int, num_envs: int, tmp_path: Path
+) -> None:
+    config = small(tmp_path, env_id, num_envs=num_envs, env_kwargs={"max_episode_steps": limit})
+    local = train(config.replace(environments="local"))
+    batched = train(config.replace(environments="batched", env_threads=3))
+    assert differences(local, batched) == ["config/env_threads", "config/environments"]

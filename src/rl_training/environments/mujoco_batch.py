@@ -117,7 +117,7 @@ class MujocoBatch:
         self._qpos, self._qvel, self._ctrl = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
         self._carried = self.task.carried(self._fields)
         self._steps = np.zeros(num_envs, dtype=np.int64)
-        self.action_size = int(self.model.nu)
+        self.num_envs, self.action_size = num_envs, int(self.model.nu)
 
     def reset(self, index: int, seed: int) -> NDArray[np.float32]:
         """Start a new episode in one simulation; returns its first observation."""
@@ -139,7 +139,7 @@ class MujocoBatch:
         self._ctrl[rows] = actions
         self._batch.step(ids, nstep=self.task.frame_skip)
         if self._contacts:
-            self._compute_contact_forces(range(len(self._steps)) if ids is None else ids)
+            self._compute_contact_forces(range(self.num_envs) if ids is None else ids)
         now = self._values(ids)
         after = self.task.carried(now)
         rewards, terminated = self.task.outcome(now, self._carried[rows], after, actions)

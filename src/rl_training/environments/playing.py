@@ -89,7 +89,7 @@ class Evaluator:
 
     def start(self) -> None:
         """Start environments in other processes now, because they take seconds to start."""
-        if self.config.environments != "local" and self.config.eval_episodes:
+        if not self.config.in_this_process and self.config.eval_episodes:
             self.open(self.config.eval_episodes)
 
     def open(self, episodes: int) -> EnvPool:

@@ -182,19 +182,24 @@ def require_place(config: TrainConfig) -> None:
 
 
 def _env_class(config: TrainConfig) -> Callable[[TrainConfig, UserEnvironments | None], SteppedEnv]:
-    """The class for the setting `environments`."""
-    if config.environments == "local":
-        return LocalEnv
+    """The class for the setting `environments` if its environments are made one by one."""
+    if config.environments == "processes":
+        from rl_training.environments.processes import ProcessEnv
+
+        return ProcessEnv
     if config.environments == "ray":
         from rl_training.environments.ray_actors import RayEnv
 
         return RayEnv
-    from rl_training.environments.processes import ProcessEnv
-
-    return ProcessEnv
+    return LocalEnv
 
 
 def _make_all(config: TrainConfig, given: UserEnvironments | None) -> list[SteppedEnv]:
+    if config.environments in ("auto", "batched"):
+        from rl_training.environments.batched import batched_envs, can_batch
+
+        if config.environments == "batched" or can_batch(config, given):
+            return batched_envs(config, given)
     make = _env_class(config)
     envs: list[SteppedEnv] = []
     try:

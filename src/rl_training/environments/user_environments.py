@@ -107,10 +107,10 @@ class UserEnvironments:
     def check(self, config: TrainConfig, *, evaluated: bool) -> None:
         """Raise if an environment cannot be created in another process or several times, as the run needs."""
         for maker in (self.env, self.eval_env):
-            if maker is not None and config.environments != "local":
+            if maker is not None and not config.in_this_process:
                 _require_importable(maker.name, maker.importable)
         for name, wrapper in self.wrappers.items():
-            if config.environments != "local":
+            if not config.in_this_process:
                 _require_importable(name, is_importable(wrapper))
         if self.env is not None and (config.num_envs > 1 or (evaluated and config.eval_env is None)):
             self.env.probe(config.env_kwargs)
