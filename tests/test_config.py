@@ -345,7 +345,7 @@ def test_the_removed_setting_evaluate_beside_is_ignored(tmp_path: Path) -> None:
 
 
 def test_env_processes_is_another_name_of_environments(tmp_path: Path) -> None:
-    assert make().environments == "local"
+    assert make().environments == "auto"
     assert not make().env_processes
     for value, meant in ((True, "processes"), (False, "local")):
         for config in (

@@ -11,11 +11,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-mujoco_batch = pytest.importorskip("mujoco.batch")
+pytest.importorskip("mujoco.batch")
 
-from rl_training.environments.mujoco_batch import MujocoBatch, supports  # noqa: E402
-from rl_training.experiment.config import TrainConfig  # noqa: E402
-from tests.runs import differences, tiny, train  # noqa: E402
+from rl_training.console import doctor
+from rl_training.environments import batched, mujoco_batch
+from rl_training.environments.batched import BatchedEnv
+from rl_training.environments.mujoco_batch import MujocoBatch, supports
+from rl_training.environments.playing import Evaluator
+from rl_training.environments.pool import EnvPool, LocalEnv, Transition
+from rl_training.environments.user_environments import UserEnvironments, resolve_env
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
+from rl_training.spaces import SpaceSpec
+from tests.runs import KillAt, differences, interrupted, resume, run_record, tiny, train
 
 TASKS = [
     (f"{name}-v{version}", {})
@@ -258,3 +266,131 @@ def test_a_run_equals_the_run_in_single_environments(
     local = train(config.replace(environments="local"))
     batched = train(config.replace(environments="batched", env_threads=3))
     assert differences(local, batched) == ["config/env_threads", "config/environments"]
+
+
+@pytest.mark.parametrize("num_envs", [1, 8])
+def test_a_resumed_run_is_exact_with_another_number_of_threads(num_envs: int, tmp_path: Path) -> None:
+    config = small(tmp_path, num_envs=num_envs, environments="batched")
+    straight, run = train(config, [KillAt()]), interrupted(config, 80)
+    resumed = resume(run, [KillAt()], changes={"env_threads": 3})
+    assert run_record(run)["exact_resume"] is True
+    assert differences(straight, resumed) == ["config/env_threads"]
+
+
+def pools(**fields: Any) -> tuple[EnvPool, EnvPool]:
+    values = {"algo": "sac", "env_id": "Hopper-v5", "total_timesteps": 1, "num_envs": 4} | fields
+    one, other = (EnvPool(TrainConfig(**values, environments=place)) for place in ("local", "batched"))
+    assert {type(env) for env in other.envs} == {BatchedEnv}
+    return one, other
+
+
+def bits(transitions: list[Transition]) -> list[tuple[bytes, float, bool, bool]]:
+    return [(t.obs.tobytes(), t.reward, t.terminated, t.truncated) for t in transitions]
+
+
+def test_a_pool_steps_any_of_its_environments() -> None:
+    """In any number and order, with resets at any time, and with actions that are sent before they are received."""
+    local, shared = pools()
+    rng = np.random.default_rng(0)
+    for i in range(4):
+        assert local.reset(i).tobytes() == shared.reset(i).tobytes()
+    for _ in range(60):
+        chosen = rng.permutation(4)[: rng.integers(1, 5)].tolist()
+        actions = rng.uniform(-1, 1, (len(chosen), 3)).astype(np.float32)
+        assert bits(local.step(actions, chosen)) == bits(shared.step(actions, chosen))
+        index = int(rng.integers(4))
+        assert local.reset(index).tobytes() == shared.reset(index).tobytes()
+
+
+def test_a_reset_drops_an_action_that_was_sent() -> None:
+    local, shared = pools(num_envs=2)
+    for pool in (local, shared):
+        for i in range(2):
+            pool.reset(i)
+        pool.send(np.ones((2, 3), np.float32))
+        pool.reset(0)
+    actions = np.zeros((1, 3), np.float32)
+    assert bits(local.step(actions, [0])) == bits(shared.step(actions, [0]))
+
+
+def test_answers_and_actions_share_no_memory_with_the_batch() -> None:
+    _, pool = pools(num_envs=2)
+    first = [pool.reset(i) for i in range(2)]
+    actions = np.ones((2, 3), np.float32)
+    pool.send(actions)
+    actions[:] = np.nan
+    answers = pool.receive()
+    kept = [array.copy() for array in (*first, *(answer.obs for answer in answers))]
+    pool.step(np.zeros((2, 3), np.float32))
+    pool.reset(0)
+    for array, copy in zip((*first, *(answer.obs for answer in answers)), kept):
+        assert np.isfinite(array).all()
+        assert array.tobytes() == copy.tobytes()
+
+
+def kinds(given: UserEnvironments | None = None, **fields: Any) -> type[Any]:
+    values = {"algo": "sac", "env_id": "Hopper-v5", "total_timesteps": 1, "num_envs": 2} | fields
+    pool = EnvPool(TrainConfig(**values), given=given)
+    (kind,) = {type(env) for env in pool.envs}
+    pool.close()
+    return kind
+
+
+def test_auto_is_batched_for_several_supported_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TrainConfig(algo="sac", env_id="Hopper-v5", total_timesteps=1).environments == "auto"
+    assert kinds() is BatchedEnv
+    assert kinds(num_envs=1) is LocalEnv
+    assert kinds(environments="local") is LocalEnv
+    assert kinds(env_id="Pendulum-v1") is LocalEnv
+    assert kinds(env_kwargs={"width": 100}) is LocalEnv
+    assert kinds(wrappers=["ClipAction"]) is LocalEnv
+    assert kinds(UserEnvironments(resolve_env(gym.make("Hopper-v5")).maker)) is LocalEnv
+    monkeypatch.setattr(mujoco_batch, "batch_class", lambda: None)
+    assert kinds() is LocalEnv
+
+
+def test_evaluation_is_batched_too(tmp_path: Path) -> None:
+    spaces = SpaceSpec(11, (-1.0,) * 3, (1.0,) * 3)
+    evaluator = Evaluator(small(tmp_path), spaces)
+    assert {type(env) for env in evaluator.open(3).envs} == {BatchedEnv}
+    assert {type(env) for env in Evaluator(small(tmp_path, "Pendulum-v1"), spaces).open(3).envs} == {LocalEnv}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"env_id": "Pendulum-v1"},
+            "Pendulum-v1 is not one of Gymnasium's MuJoCo environments that can be batched",
+        ),
+        ({"env_kwargs": {"width": 9}}, "Hopper-v5 with env_kwargs {'width': 9} is not one of"),
+        (
+            {"wrappers": ["ClipAction"]},
+            "wrappers are applied to one environment at a time; set ",
+        ),
+    ],
+)
+def test_what_cannot_be_batched_is_refused_in_one_line(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=r"^environments: batched: ") as caught:
+        kinds(environments="batched", **fields)
+    assert message in str(caught.value)
+
+
+def test_a_missing_batch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "mujoco.batch" in {finding.subject for finding in doctor.mujoco() if finding.state == "ok"}
+    for module in (mujoco_batch, batched, doctor):
+        monkeypatch.setattr(module, "batch_class", lambda: None)
+    [note] = [finding for finding in doctor.mujoco() if finding.state == "note"]
+    assert note.subject == "mujoco.batch"
+    assert "pip install 'mujoco>=3.17'" in note.text
+    with pytest.raises(ConfigError, match=r"^environments: batched: this installation has no mujoco.batch"):
+        kinds(environments="batched")
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("1", 1), ("", 7), ("0", 7), ("many", 7)])
+def test_threads_by_default(setting: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", setting)
+    monkeypatch.setattr(mujoco_batch, "available_cores", lambda: 7)
+    assert MujocoBatch("Swimmer-v5", {}, 20)._batch.nthread == expected
+    assert MujocoBatch("Swimmer-v5", {}, 20, threads=3)._batch.nthread == 3
+    assert MujocoBatch("Swimmer-v5", {}, 2, threads=3)._batch.nthread == 2

@@ -50,10 +50,15 @@ class _TrainKeys(TypedDict, total=False):
     allow_import: bool
     """allow an `env_id` of the form `module:Env` and wrappers `module:Class`, which import that module; default
     False"""
-    environments: Literal["local", "processes", "ray"]
-    """where environments run: `local` is this process; with `processes` each one runs in its own process, so that a
+    environments: Literal["auto", "local", "batched", "processes", "ray"]
+    """where environments run: `local` is this process; `batched` is this process too, and steps all of them in one
+    call, with the same results: Gymnasium's MuJoCo environments without wrappers; `auto` is `batched` for several
+    environments that it supports, otherwise `local`; with `processes` each one runs in its own process, so that a
     crash or hang does not harm the run (also `env_processes: true`); with `ray` they are actors of a Ray cluster:
-    the one in RAY_ADDRESS, or a new one on this machine; default 'local'"""
+    the one in RAY_ADDRESS, or a new one on this machine; default 'auto'"""
+    env_threads: int | float | None
+    """threads that step batched environments; null: OMP_NUM_THREADS if it is set, otherwise the available cores; ≥
+    1"""
     env_timeout: float
     """seconds after which an environment in another process is considered hung; > 0; default 60.0"""
     acceleration: Literal["auto", "eager", "compile", "graph"]

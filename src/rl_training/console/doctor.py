@@ -19,6 +19,7 @@ import torch
 
 from rl_training.data.transitions import RowLayout
 from rl_training.environments.filming import NO_BACKEND, drawing_backend, has_display
+from rl_training.environments.mujoco_batch import batch_class, supports
 from rl_training.experiment.files import package_version, write_durably
 from rl_training.memory import available_cores, available_memory, human_bytes
 from rl_training.platforms import lock
@@ -148,6 +149,18 @@ def mujoco() -> Iterator[Finding]:
         yield Finding("broken", "mujoco", f"{version} imports, but Hopper-v5 fails: {problem}; {remedy}")
     else:
         yield Finding("ok", "mujoco", f"{version}, Hopper-v5 steps")
+        yield _batched()
+
+
+def _batched() -> Finding:
+    """Whether several MuJoCo environments are stepped in one call."""
+    if batch_class() is None:
+        text = "no mujoco.batch: environments are stepped one by one; pip install 'mujoco>=3.17'"
+    elif not supports("Hopper-v5", {}):
+        text = f"not with gymnasium {_version('gymnasium')}: environments are stepped one by one"
+    else:
+        return Finding("ok", "mujoco.batch", "several environments are stepped in one call")
+    return Finding("note", "mujoco.batch", text)
 
 
 def box2d() -> Iterator[Finding]:

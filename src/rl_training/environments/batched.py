@@ -70,9 +70,8 @@ class _Shared:
             steps = self.batch.step(self._actions)
         else:
             steps = self.batch.step(self._actions[ids], np.array(ids, dtype=np.int32))
-        ends = zip(steps.rewards.tolist(), steps.terminated.tolist(), steps.truncated.tolist())
-        for index, obs, end in zip(ids, steps.obs, ends):
-            self._answers[index] = Transition(obs, *end)
+        ends = (steps.rewards.tolist(), steps.terminated.tolist(), steps.truncated.tolist())
+        self._answers.update(zip(ids, map(Transition, steps.obs, *ends)))
 
 
 class BatchedEnv:

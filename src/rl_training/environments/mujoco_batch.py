@@ -6,6 +6,7 @@ environment or argument for which this does not hold is not supported; there is 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -99,7 +100,7 @@ class MujocoBatch:
     def __init__(
         self, env_id: str, env_kwargs: Mapping[str, Any], num_envs: int, threads: int | None = None
     ) -> None:
-        """`threads`: None for as many as there are cores; never more than simulations."""
+        """`threads`: None for OMP_NUM_THREADS or the available cores; at most one per simulation is used."""
         found = _find(env_id, env_kwargs)
         if found is None or batch_class() is None:
             raise ValueError(f"{env_id} with {dict(env_kwargs)} is not supported")
@@ -108,7 +109,7 @@ class MujocoBatch:
         self.task.attach(self.model)
         # Contact forces are computed after a step from the simulation's own MjData.
         self._contacts = "cfrc_ext" in self.task.reads
-        threads = min(threads or available_cores(), num_envs)
+        threads = min(threads or _default_threads(), num_envs)
         self._batch = batch_class()(self.model, num_envs, nthread=threads, persistent=self._contacts)
         self._fields = {name: self._batch.bind(name) for name in self.task.reads if name != "cfrc_ext"}
         if self._contacts:
@@ -175,6 +176,11 @@ class MujocoBatch:
                 raise ValueError(f"{name} has shape {list(state[name].shape)}, expected {list(target.shape)}")
         for name, target in own.items():
             target[...] = state[name]
+
+
+def _default_threads() -> int:
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) > 0 else available_cores()
 
 
 def _load_model(task: Task) -> Any:

@@ -83,7 +83,7 @@ def around(rng: np.random.Generator, scale: float, size: int) -> Array:
 
 def squares(rows: NDArray[Any]) -> Any:
     """The sum of squares of each row, in the rows' own type."""
-    return np.sum(np.square(rows), axis=1)
+    return np.add.reduce(np.square(rows), axis=1)
 
 
 def lengths(vectors: Array) -> Array:

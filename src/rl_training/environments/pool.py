@@ -195,7 +195,7 @@ def _env_class(config: TrainConfig) -> Callable[[TrainConfig, UserEnvironments |
 
 
 def _make_all(config: TrainConfig, given: UserEnvironments | None) -> list[SteppedEnv]:
-    if config.environments in ("auto", "batched"):
+    if config.environments == "batched" or (config.environments == "auto" and config.num_envs > 1):
         from rl_training.environments.batched import batched_envs, can_batch
 
         if config.environments == "batched" or can_batch(config, given):
