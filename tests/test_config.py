@@ -368,7 +368,10 @@ def test_env_processes_is_another_name_of_environments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("environments: cloud", "10: environments must be 'local', 'processes' or 'ray', got 'cloud'"),
+        (
+            "environments: cloud",
+            "10: environments must be 'auto', 'local', 'batched', 'processes' or 'ray', got 'cloud'",
+        ),
         ("env_processes: 1", "10: env_processes must be true or false, got 1"),
         ("environments: local\nenv_processes: true", "11: env_processes: true contradicts environments: local; "),
         (

@@ -141,6 +141,11 @@ def test_every_bit_is_that_of_gymnasium(case: tuple[str, dict[str, Any]]) -> Non
         assert ends["terminated"] >= 2
 
 
+@pytest.mark.parametrize("env_id", ["Ant-v5", "Humanoid-v5", "Reacher-v5"])
+def test_sums_do_not_depend_on_the_number_of_simulations(env_id: str) -> None:
+    compare(env_id, {}, steps=6, count=33)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*out of date")
 @pytest.mark.parametrize("case", TASKS + VARIANTS, ids=names)

@@ -132,7 +132,8 @@ class MujocoBatch:
         now = self._values(ids)
         self._carried[index] = self.task.carried(now)[0]
         self._steps[index] = 0
-        return self.task.observation(now)[0].astype(np.float32)
+        obs: NDArray[np.float32] = self.task.observation(now)[0].astype(np.float32)
+        return obs
 
     def step(self, actions: NDArray[np.float32], ids: NDArray[np.int32] | None = None) -> Steps:
         """Step all simulations, or those in `ids` (ascending); `actions` has one row for each."""

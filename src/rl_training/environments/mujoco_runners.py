@@ -208,8 +208,9 @@ class Humanoid(Legged):
 
     def carried(self, now: Values) -> Array:
         """The x position of the centre of mass."""
-        mass = self.model.body_mass
-        return (np.einsum("b,nbj->nj", mass, now["xipos"]) / mass.sum())[:, 0].copy()
+        mass: Array = self.model.body_mass
+        centres: Array = np.einsum("b,nbj->nj", mass, now["xipos"]) / mass.sum()
+        return centres[:, 0].copy()
 
     def observation(self, now: Values) -> Array:
         parts = [self._positions(now), now["qvel"]]

@@ -46,7 +46,7 @@ class Task:
     def attach(self, model: Any) -> None:
         """Read constants from the model; called before any other method."""
         self.model = model
-        self.dt = model.opt.timestep * self.frame_skip
+        self.dt: float = model.opt.timestep * self.frame_skip
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -88,7 +88,8 @@ def squares(rows: NDArray[Any]) -> Any:
 
 def lengths(vectors: Array) -> Array:
     """Euclidean norms; `vecdot` is the dot product that `numpy.linalg.norm` uses."""
-    return np.sqrt(np.vecdot(vectors, vectors))
+    norms: Array = np.sqrt(np.vecdot(vectors, vectors))
+    return norms
 
 
 @dataclass
