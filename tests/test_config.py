@@ -397,6 +397,7 @@ def test_every_field_says_what_it_affects_and_the_sets_are_those_of_0_2() -> Non
         "device",
         "keep_checkpoints",
         "environments",
+        "env_threads",
         "loggers",
         "env_timeout",
         "allow_import",
