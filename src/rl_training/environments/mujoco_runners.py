@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.environments.mujoco_tasks import Array, Flags, Range, Task, Values, around, squares
+from rl_training.environments.mujoco_tasks import Array, Flags, Noisy, Range, Values, squares
 
 
 @dataclass
-class Runner(Task):
+class Runner(Noisy):
     """Rewards velocity along x less the cost of control; never terminates."""
 
     hidden: ClassVar[int] = 1  # leading positions that observations leave out
-    normal_velocities: ClassVar[bool] = False  # initial velocities: normal or uniform
 
     forward_reward_weight: float = 1.0
     ctrl_cost_weight: float = 0.1
-    reset_noise_scale: float = 0.1
     exclude_current_positions_from_observation: bool = True
-
-    def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        model, scale = self.model, self.reset_noise_scale
-        qpos = model.qpos0 + around(rng, scale, model.nq)
-        qvel = scale * rng.standard_normal(model.nv) if self.normal_velocities else around(rng, scale, model.nv)
-        return qpos, np.zeros(model.nv) + qvel
 
     def carried(self, now: Values) -> Array:
         return now["qpos"][:, 0].copy()
@@ -123,6 +114,7 @@ class Ant(Legged):
     model_file: ClassVar[str] = "ant.xml"
     hidden: ClassVar[int] = 2
     normal_velocities: ClassVar[bool] = True
+    only_v4: ClassVar[frozenset[str]] = frozenset({"use_contact_forces"})
     only_v5: ClassVar[frozenset[str]] = frozenset(
         {"frame_skip", "forward_reward_weight", "include_cfrc_ext_in_observation"}
     )
@@ -132,11 +124,7 @@ class Ant(Legged):
     healthy_z_range: Range = (0.2, 1.0)
     contact_force_range: Range = (-1.0, 1.0)
     include_cfrc_ext_in_observation: bool = True
-    use_contact_forces: bool = False  # in version 4
-
-    @classmethod
-    def accepts(cls, version: int, kwargs: Mapping[str, Any]) -> bool:
-        return super().accepts(version, kwargs) and not (version == 5 and "use_contact_forces" in kwargs)
+    use_contact_forces: bool = False
 
     @property
     def reads(self) -> tuple[str, ...]:

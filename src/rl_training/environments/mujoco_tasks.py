@@ -28,7 +28,8 @@ class Task:
     model_file: ClassVar[str]
     model_file_v4: ClassVar[str | None] = None  # if it is another one
     versions: ClassVar[tuple[int, ...]] = (4, 5)
-    # Arguments that only version 5 has.
+    # Arguments that only one version has.
+    only_v4: ClassVar[frozenset[str]] = frozenset()
     only_v5: ClassVar[frozenset[str]] = frozenset({"frame_skip"})
 
     version: int = 5
@@ -40,7 +41,7 @@ class Task:
         if version not in cls.versions:
             return False
         defaults = {field.name: field.default for field in fields(cls) if field.name != "version"}
-        known = defaults.keys() - (cls.only_v5 if version == 4 else frozenset())
+        known = defaults.keys() - (cls.only_v5 if version == 4 else cls.only_v4)
         return all(name in known and _same_type(defaults[name], value) for name, value in kwargs.items())
 
     def attach(self, model: Any) -> None:
@@ -93,16 +94,27 @@ def lengths(vectors: Array) -> Array:
 
 
 @dataclass
-class InvertedPendulum(Task):
+class Noisy(Task):
+    """Starts at the model's pose with noise; the noise of velocities is uniform or normal."""
+
+    normal_velocities: ClassVar[bool] = False
+
+    reset_noise_scale: float = 0.1
+
+    def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        model, scale = self.model, self.reset_noise_scale
+        qpos = model.qpos0 + around(rng, scale, model.nq)
+        qvel = scale * rng.standard_normal(model.nv) if self.normal_velocities else around(rng, scale, model.nv)
+        return qpos, np.zeros(model.nv) + qvel
+
+
+@dataclass
+class InvertedPendulum(Noisy):
     model_file: ClassVar[str] = "inverted_pendulum.xml"
     only_v5: ClassVar[frozenset[str]] = frozenset({"frame_skip", "reset_noise_scale"})
 
     frame_skip: int = 2
     reset_noise_scale: float = 0.01
-
-    def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        qpos = self.model.qpos0 + around(rng, self.reset_noise_scale, self.model.nq)
-        return qpos, np.zeros(self.model.nv) + around(rng, self.reset_noise_scale, self.model.nv)
 
     def observation(self, now: Values) -> Array:
         return np.concatenate((now["qpos"], now["qvel"]), axis=1)
@@ -114,20 +126,16 @@ class InvertedPendulum(Task):
 
 
 @dataclass
-class InvertedDoublePendulum(Task):
+class InvertedDoublePendulum(Noisy):
     model_file: ClassVar[str] = "inverted_double_pendulum.xml"
+    normal_velocities: ClassVar[bool] = True
     only_v5: ClassVar[frozenset[str]] = frozenset({"frame_skip", "reset_noise_scale", "healthy_reward"})
 
     healthy_reward: float = 10.0
-    reset_noise_scale: float = 0.1
 
     @property
     def reads(self) -> tuple[str, ...]:
         return ("qpos", "qvel", "site_xpos", "qfrc_constraint")
-
-    def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        qpos = self.model.qpos0 + around(rng, self.reset_noise_scale, self.model.nq)
-        return qpos, np.zeros(self.model.nv) + rng.standard_normal(self.model.nv) * self.reset_noise_scale
 
     def observation(self, now: Values) -> Array:
         qpos, forces = now["qpos"], np.clip(now["qfrc_constraint"], -10, 10)
