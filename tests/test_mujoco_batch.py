@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from rl_training.environments.user_environments import UserEnvironments, resolve
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.spaces import SpaceSpec
+from tests.reliability.processes import Child
 from tests.runs import KillAt, differences, interrupted, resume, run_record, tiny, train
 
 TASKS = [
@@ -390,6 +393,35 @@ def test_a_missing_batch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'mujoco>=3.17'" in note.text
     with pytest.raises(ConfigError, match=r"^environments: batched: this installation has no mujoco.batch"):
         kinds(environments="batched")
+
+
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+def test_closing_a_pool_ends_its_threads() -> None:
+    gc.collect()
+    before = threads()
+    _, pool = pools(env_threads=3)
+    pool.reset(0)
+    assert threads() == before + 2
+    pool.close()
+    pool.close()
+    assert threads() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_does_not_wait_for_threads_it_does_not_have(tmp_path: Path) -> None:
+    batches = [started("Hopper-v5", 4, threads=2)]
+
+    def free() -> None:
+        batches.clear()
+        gc.collect()
+        started("Hopper-v5", 4, threads=2).close()
+
+    assert Child(free, tmp_path / "output.txt").wait(60) == 0
+    batches[0].step(np.zeros((4, 3), np.float32))
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("1", 1), ("", 7), ("0", 7), ("many", 7)])

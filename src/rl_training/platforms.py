@@ -68,6 +68,12 @@ def stop_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[N
 _LOCKED_BYTE = 1 << 30
 
 
+def after_fork(action: Callable[[], object]) -> None:
+    """Call `action` in each process that is forked from this one."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=action)
+
+
 def flags(*names: str) -> int:
     """The flags of `os.open` with these names that this system has, and `O_BINARY` on Windows."""
     return sum(getattr(os, name, 0) for name in {*names, "O_BINARY"})

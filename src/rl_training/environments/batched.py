@@ -91,4 +91,5 @@ class BatchedEnv:
 
     def ask_to_close(self) -> None: ...
 
-    def close(self, seconds: float = CLOSING_SECONDS) -> None: ...
+    def close(self, seconds: float = CLOSING_SECONDS) -> None:
+        self._shared.batch.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from rl_training.environments.mujoco_tasks import (
     Values,
 )
 from rl_training.memory import available_cores
+from rl_training.platforms import after_fork
 
 # Tasks by the module of the Gymnasium environment, without its version.
 TASKS: dict[str, type[Task]] = {
@@ -46,6 +48,12 @@ TASKS: dict[str, type[Task]] = {
 _ENTRY_POINT = re.compile(r"gymnasium\.envs\.mujoco\.(\w+)_v([45]):\w+")
 # Versions of Gymnasium whose arithmetic was compared; another one may compute the last bit in another way.
 _COMPARED = re.compile(r"1\.4\..*")
+
+
+# A forked process has no threads of these batches and would wait for them if it freed one; so it keeps them all.
+_batches: weakref.WeakSet[Any] = weakref.WeakSet()
+_inherited: list[Any] = []
+after_fork(lambda: _inherited.extend(_batches))
 
 
 class Steps(NamedTuple):
@@ -111,6 +119,7 @@ class MujocoBatch:
         self._contacts = "cfrc_ext" in self.task.reads
         threads = min(threads or _default_threads(), num_envs)
         self._batch = batch_class()(self.model, num_envs, nthread=threads, persistent=self._contacts)
+        _batches.add(self._batch)
         self._fields = {name: self._batch.bind(name) for name in self.task.reads if name != "cfrc_ext"}
         if self._contacts:
             self._data = self._batch.get_data(0)
@@ -152,6 +161,11 @@ class MujocoBatch:
         else:
             truncated = self._steps[rows] >= self.max_episode_steps
         return Steps(self.task.observation(now).astype(np.float32), rewards, terminated, truncated)
+
+    def close(self) -> None:
+        """End the threads; only `close` may be called afterwards."""
+        for name in ("_fields", "_qpos", "_qvel", "_ctrl", "_batch"):
+            self.__dict__.pop(name, None)
 
     def _values(self, ids: NDArray[np.int32] | None) -> Values:
         """The fields that the task reads, of all simulations or of `ids`."""
