@@ -198,3 +198,11 @@ def test_a_replay_buffer_stores_the_column_but_experience_does_not_have_it(tmp_p
     assert str(caught.value) == (
         "algo: regressing needs the column 'next_actions', which replay buffers do not have; train it offline"
     )
+
+
+def test_a_mistaken_declaration_is_one_line() -> None:
+    misspelt = Column("returns_to_go", "rewards", "the discounted return [B]", returns_to_go, settings=("gama",))
+    with pytest.raises(ConfigError, match="column returns_to_go: TD3BCConfig has no setting 'gama'"):
+        misspelt.bind(TD3BC.Config())
+    with pytest.raises(ConfigError, match="the batch has no column returns_to_go; declare it in the learner's"):
+        extra(random_batch(), RETURNS)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 class ColumnValues(NamedTuple):
     """The values of an extra column: `at(index)` for rows `index [n]`.
 
-    `lacking` rows, at the ends of episodes, have no value and are left out for `reason`.
+    Rows may be overwritten in order while `at` is called, so it may read row `index` and later rows of the data
+    set; values that depend on earlier rows must be computed before. `lacking` rows, at the ends of episodes, have no
+    value and are left out for `reason`.
     """
 
     at: Callable[[NDArray[np.int64]], NDArray[Any]]
@@ -43,6 +45,8 @@ class Column(NamedTuple):
 
     def bind(self, config: Any) -> Column:
         """This column for the hyperparameters of `config`."""
+        if unknown := [name for name in self.settings if not hasattr(config, name)]:
+            raise ConfigError(f"column {self.name}: {type(config).__name__} has no setting {unknown[0]!r}")
         return self._replace(bound=tuple(getattr(config, name) for name in self.settings))
 
     def values(self, data: TransitionDataset) -> ColumnValues:
@@ -63,7 +67,9 @@ def describe(columns: Iterable[Column]) -> str:
 
 def extra(batch: TransitionBatch, column: Column) -> Tensor:
     """An extra column of a batch."""
-    values: Tensor = getattr(batch, column.name)
+    values: Tensor | None = getattr(batch, column.name, None)
+    if values is None:
+        raise ConfigError(f"the batch has no column {column.name}; declare it in the learner's extras")
     return values
 
 
