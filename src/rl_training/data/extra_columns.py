@@ -20,8 +20,8 @@ class ColumnValues(NamedTuple):
     """The values of an extra column: `at(index)` for rows `index [n]`.
 
     Rows may be overwritten in order while `at` is called, so it may read row `index` and later rows of the data
-    set; values that depend on earlier rows must be computed before. `lacking` rows, at the ends of episodes, have no
-    value and are left out for `reason`.
+    set; values that depend on earlier rows must be computed before. `lacking` rows, at the ends of episodes, have
+    no value and are left out for `reason`.
     """
 
     at: Callable[[NDArray[np.int64]], NDArray[Any]]
