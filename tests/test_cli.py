@@ -974,4 +974,4 @@ def test_a_file_given_as_environment_is_told_how_a_class_is_named() -> None:
 
 def test_the_algorithms_tell_the_plain_rlpd_from_the_papers() -> None:
     (line,) = [line for line in run("algos").stdout.splitlines() if line.startswith("rlpd")]
-    assert "(plain SAC; the paper's settings: rlpd/paper)" in line
+    assert "; plain SAC by default, the paper's settings: rlpd/paper" in line
