@@ -124,6 +124,8 @@ def test_a_finished_member_without_checkpoints_does_not_block_the_others(tmp_pat
     (going / "run.json").write_text(record_text(record | {"status": "interrupted", "ended_at": None}))
     turns = turns_of({done: True, going: True}, [going], lambda text: None)
     assert [[point.home for point in turn] for turn in turns] == [[going]]
+    turns = turns_of({done: True, going: True}, [done, going], lambda text: None)
+    assert [[point.home for point in turn] for turn in turns] == [[going], [done]]
 
 
 def test_an_older_checkpoint_alone_leaves_the_population_as_it_is(tmp_path: Path) -> None:

@@ -100,8 +100,8 @@ def turns_of(
     """The resume points of the runs in `homes`, grouped by which runs are trained together.
 
     `homes` maps each folder to whether its run has begun. Members that had ended by the common step come last, in a
-    group of their own; those without a checkpoint are left out. A member that has already diverged is left out
-    unless it is in `wanted`.
+    group of their own. Members that have ended without a checkpoint or have diverged are left out unless they are
+    in `wanted`.
     """
     members = [_Member.of(home, begun, warn) for home, begun in homes.items()]
     groups: dict[tuple[str, ...], list[_Member]] = {}
@@ -118,7 +118,8 @@ def turns_of(
             if ended and one.status == "diverged" and one.home not in wanted:
                 continue
             if ended and step is not None:
-                late += [ResumePoint(one.home, one.newest, one.step)] if one.newest is not None else []
+                if one.newest is not None or one.home in wanted:
+                    late.append(ResumePoint(one.home, one.newest, one.step))
             else:
                 turn.append(ResumePoint(one.home, one.newest if step is None else one.at(step), one.step))
         turns.append(turn)
