@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from rl_training import seeding
 from rl_training.algorithms.base import Learner
-from rl_training.algorithms.finite import check_finite
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
 from rl_training.environments.pool import EnvPool, Episode, Transition
 from rl_training.errors import ConfigError, DivergedError, EnvironmentFailure
 from rl_training.experience.acting import ActingPolicy
+from rl_training.experience.finite import check_finite
 from rl_training.experience.moments import RunningMoments
 from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, Saved, checkpoint_errors
 from rl_training.spaces import SpaceSpec

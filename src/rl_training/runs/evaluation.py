@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl_training.algorithms.finite import check_finite
 from rl_training.environments.playing import Evaluator
 from rl_training.errors import CheckpointError
 from rl_training.experience.acting import ActingPolicy
+from rl_training.experience.finite import check_finite
 from rl_training.experiment.checkpointing import write_checkpoint
 from rl_training.experiment.metric_names import log_row
 from rl_training.experiment.retention import discard, list_checkpoints, set_aside

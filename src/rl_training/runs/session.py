@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_training.algorithms.finite import check_finite
 from rl_training.display.output import program_name
 from rl_training.display.progress import Progress
 from rl_training.environments.playing import Evaluator, PlayInterrupted
 from rl_training.errors import CheckpointError, ConfigError, NotPlainDataError
+from rl_training.experience.finite import check_finite
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import write_checkpoint
 from rl_training.experiment.logging import MetricsLog

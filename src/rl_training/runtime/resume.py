@@ -74,27 +74,27 @@ def resume_population(
     """
     path = _with_name(path)
     homes = [] if alone else _population_of(path)
-    turns = turns_of(dict.fromkeys(homes, True), [_home_of(path)], warn) if len(homes) > 1 else []
-    places, numbers = in_order(turns, homes)
-    if len(places) < 2:
+    groups = turns_of(dict.fromkeys(homes, True), [_home_of(path)], warn) if len(homes) > 1 else []
+    points, turns = _in_order(groups, homes)
+    if len(points) < 2:
         options = RunOptions(quiet=quiet, loggers=tuple(loggers))
         run = resumed_run(path, callbacks=callbacks, options=options, warn=warn, **others)
         if alone and _resumes_in_place(path):
             _remove_from_population(path, warn)
         return train([run])
     with ExitStack() as probe:  # fail now if one is in use; each run takes its lock again when it opens
-        for place in places:
-            probe.enter_context(lock_run(place.home))
+        for point in points:
+            probe.enter_context(lock_run(point.home))
     shared: dict[str, Any] = {}
     runs = []
-    for place in places:
+    for point in points:
         options = RunOptions(quiet=quiet, loggers=copied(loggers, "loggers"))
         own = copied(callbacks or (), "callbacks")
-        runs.append(resumed_member(place, options, callbacks=own, shared=shared, warn=warn, **others))
-    return train(runs, numbers)
+        runs.append(_resumed_member(point, options, callbacks=own, shared=shared, warn=warn, **others))
+    return train(runs, turns)
 
 
-def in_order(
+def _in_order(
     turns: Sequence[Sequence[ResumePoint]], homes: Sequence[Path]
 ) -> tuple[list[ResumePoint], list[list[int]]]:
     """The resume points of all turns in the order of `homes`, and the turns as indices into them."""
@@ -102,7 +102,7 @@ def in_order(
     return found, [[found.index(place) for place in turn] for turn in turns]
 
 
-def resumed_member(
+def _resumed_member(
     place: ResumePoint, options: RunOptions, *, warn: Callable[[str], None], **others: Any
 ) -> RunSpec:
     """The `RunSpec` of a member that resumes at `place`; `others` are arguments of `resumed_run`."""
@@ -117,14 +117,14 @@ def train_in_folders(
 ) -> list[Exception | None]:
     """Train each configuration in its folder, resuming the runs that have `begun`; returns each member's error."""
     homes = {home: begun(home) for _, home in members}
-    places, turns = in_order(turns_of(homes, homes, warnings.warn), list(homes))
+    places, turns = _in_order(turns_of(homes, homes, warnings.warn), list(homes))
     shared: dict[str, Any] = {}
     runs = []
     try:
         for (config, home), place in zip(members, places, strict=True):
             if homes[home]:
                 changes = {"allow_import": config.allow_import}
-                run = resumed_member(place, options, changes=changes, shared=shared, warn=warnings.warn)
+                run = _resumed_member(place, options, changes=changes, shared=shared, warn=warnings.warn)
             else:
                 spec = get_algorithm_spec(config.algo)
                 run = spec.run_spec(config, options=replace(options, folder=home), shared=shared)
