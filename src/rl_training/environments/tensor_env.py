@@ -1,0 +1,63 @@
+"""`TensorEnv`: N simulations stepped in one call that exchanges tensors `[N, …]`, on a CPU or a GPU.
+
+An environment that resets itself overwrites the last observation of an episode. A stored transition needs that
+observation, so `TensorStep` has it as `final_obs`, and an environment that cannot provide it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import gymnasium as gym
+import torch
+from torch import Tensor
+
+
+class TensorStep(NamedTuple):
+    """The answers of N simulations; those whose episode ended are already reset."""
+
+    obs: Tensor  # [N, O] to act on next: where an episode ended, the first observation of the next one
+    rewards: Tensor  # [N]
+    terminated: Tensor  # [N] bool
+    truncated: Tensor  # [N] bool
+    final_obs: Tensor  # [N, O] the true successor in every row; equals `obs` where no episode ended
+
+
+@runtime_checkable
+class TensorEnv(Protocol):
+    """N simulations of one environment. Every reset draws a new initial state.
+
+    Two optional methods make a resumed run exact: `state_dict()` returns tensors by name, everything that later
+    steps depend on, including random states, and `load_state_dict(state)` restores them in place. An optional
+    attribute `capturable = True` declares that `step` runs only PyTorch operations on `device`, with fixed shapes,
+    changes its tensors in place and draws from `generator`, its `torch.Generator`; then it becomes part of a CUDA
+    graph.
+    """
+
+    num_envs: int
+    device: torch.device
+    single_observation_space: gym.Space[Any]
+    single_action_space: gym.Space[Any]
+    max_episode_steps: int | None
+
+    def reset(self, seed: int) -> Tensor:
+        """Start an episode in every simulation; returns the first observations `[N, O]`."""
+
+    def step(self, actions: Tensor) -> TensorStep:
+        """Step every simulation; `actions` are in the environment's units, `[N, A]` or `[N]` integers."""
+
+    def close(self) -> None:
+        """Free what the environment holds."""
+
+
+class SavableEnv(TensorEnv, Protocol):
+    """A `TensorEnv` whose state can be saved."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+def is_tensor_env(candidate: Any) -> bool:
+    """Whether `candidate` is an instance of a `TensorEnv`."""
+    return not isinstance(candidate, type) and isinstance(candidate, TensorEnv)
