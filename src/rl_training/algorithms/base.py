@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.execution import Execution
+from rl_training.algorithms.execution import Draws, Execution
 from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Polyak, polyak_update
 from rl_training.data.extra_columns import Column
 from rl_training.data.transitions import TransitionBatch
@@ -151,7 +151,7 @@ class Learner:
         """Maps each target network to its source; by default those of the model."""
         return self.model.targets()
 
-    def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
+    def explore(self, policy: Policy, obs: Tensor, rng: Draws, progress: float | Tensor) -> Tensor:
         """Actions `[n, A]` for collecting experience with `policy`, at `progress` in [0, 1] of the run.
 
         A sample, or the mode of a deterministic policy, to which its learner adds noise.
@@ -159,7 +159,7 @@ class Learner:
         if not policy.stochastic:
             return policy.mode(obs)
         noise = rng.standard_normal((obs.shape[0], self.model.action_dim), dtype=np.float32)
-        return policy.sample(obs, torch.from_numpy(noise))
+        return policy.sample(obs, torch.as_tensor(noise))
 
     # Shared by all learners.
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, LearnerConfig, Terms
+from rl_training.algorithms.execution import Draws
 from rl_training.algorithms.losses import td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_q import MLPQNetwork
@@ -77,17 +77,18 @@ class DQN(Learner):
         super().__init__(model=model, **hyperparameters)
         self.optimizers = {"q": self.adam(model.q_network)}
 
-    def epsilon(self, progress: float) -> float:
-        """The probability of a random action at `progress` in [0, 1] of the run."""
+    def epsilon(self, progress: float | Tensor) -> Any:
+        """The probability of a random action at `progress` in [0, 1] of the run; a tensor for a tensor."""
         fraction = self.config.exploration_fraction
-        done = 1.0 if fraction == 0 else min(progress / fraction, 1.0)
         start, end = self.config.exploration_initial_eps, self.config.exploration_final_eps
-        return float(start + done * (end - start))
+        done = 1.0 if fraction == 0 else progress / fraction
+        done = done.clamp(max=1.0) if isinstance(done, Tensor) else min(done, 1.0)
+        return start + done * (end - start)
 
-    def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
+    def explore(self, policy: Policy, obs: Tensor, rng: Draws, progress: float | Tensor) -> Tensor:
         n = len(obs)
-        random = torch.from_numpy(rng.integers(self.model.num_actions, size=n))
-        chance = torch.from_numpy(rng.random(n) < self.epsilon(progress))
+        random = torch.as_tensor(rng.integers(self.model.num_actions, size=n))
+        chance = torch.as_tensor(rng.random(n) < self.epsilon(progress))
         return torch.where(chance, random, policy.mode(obs))
 
     def variant(self, update: int) -> bool:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,29 @@ def draw(kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Tens
     """Standard normal numbers, or uniform numbers in [0, 1)."""
     sample = torch.randn if kind == "normal" else torch.rand
     return sample(shape, device=generator.device, generator=generator)
+
+
+class DeviceRandom:
+    """The methods of `np.random.Generator` that `Learner.explore` uses, on the device of a `torch.Generator`."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def standard_normal(self, size: Sequence[int], dtype: Any = None) -> Tensor:
+        return draw("normal", tuple(size), self.generator)
+
+    def random(self, size: int) -> Tensor:
+        return draw("uniform", (size,), self.generator)
+
+    def uniform(self, low: float, high: float, size: Sequence[int]) -> Tensor:
+        return low + (high - low) * draw("uniform", tuple(size), self.generator)
+
+    def integers(self, high: int, size: int) -> Tensor:
+        return torch.randint(high, (size,), device=self.generator.device, generator=self.generator)
+
+
+# A source of random numbers for exploration: on the host, or on the device of the environments.
+Draws = np.random.Generator | DeviceRandom
 
 
 @dataclass

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, TargetConfig, Terms
+from rl_training.algorithms.execution import Draws
 from rl_training.algorithms.losses import critic_terms, td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_td3 import MLPTD3Model
@@ -41,10 +42,10 @@ def smoothed_action(action: Tensor, noise: Tensor, clip: float) -> Tensor:
     return (action + noise.clamp(-clip, clip)).clamp(-1.0, 1.0)
 
 
-def noisy_mode(policy: Policy, obs: Tensor, rng: np.random.Generator, scale: float) -> Tensor:
+def noisy_mode(policy: Policy, obs: Tensor, rng: Draws, scale: float) -> Tensor:
     """The deterministic action plus Gaussian exploration noise, inside the bounds."""
     action = policy.mode(obs)
-    noise = torch.from_numpy(rng.standard_normal(action.shape, dtype=np.float32))
+    noise = torch.as_tensor(rng.standard_normal(action.shape, dtype=np.float32))
     return (action + scale * noise).clamp(-1.0, 1.0)
 
 
@@ -71,7 +72,7 @@ class TD3(Learner):
         self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
         self.expect_terms(actor_loss=0.0)
 
-    def explore(self, policy: Policy, obs: Tensor, rng: np.random.Generator, progress: float) -> Tensor:
+    def explore(self, policy: Policy, obs: Tensor, rng: Draws, progress: float | Tensor) -> Tensor:
         return noisy_mode(policy, obs, rng, self.config.exploration_noise)
 
     def variant(self, update: int) -> bool:

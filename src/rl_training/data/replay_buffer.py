@@ -72,7 +72,7 @@ class ReplayBuffer:
     ) -> None:
         """Rows are on the generator's device; `pin` pins host memory for copies to a GPU.
 
-        `together`: usual number of rows per `add`.
+        `together`: usual number of rows per `add`; 0 if tensors are appended.
         """
         self.capacity = capacity
         self.layout = layout
@@ -80,12 +80,13 @@ class ReplayBuffer:
         # Not zeroed, so that the operating system allocates memory only as the ring fills.
         self._rows = torch.empty((capacity, layout.width), device=generator.device, pin_memory=pin)
         self.added = 0
-        self._size = torch.zeros((), dtype=torch.int64, device=generator.device)
+        # The number of filled rows, and the number of rows that were appended.
+        self._size, self._position = (torch.zeros((), dtype=torch.int64, device=generator.device) for _ in range(2))
         self.arrivals: tuple[PinnedStaging, ...] = ()
         self._arrays: tuple[NDArray[np.float32], NDArray[np.int64]] | None = None  # rows and size, in host memory
         if generator.device.type == "cpu":
             self._arrays = self._rows.numpy(), self._size.numpy()
-        elif together <= capacity:
+        elif 0 < together <= capacity:
             self.arrivals = (PinnedStaging(self._rows, self._size, together),)
 
     def __len__(self) -> int:
@@ -126,6 +127,20 @@ class ReplayBuffer:
         self._size.fill_(len(self))
         self._remember_newest()
 
+    def append(self, rows: Tensor) -> None:
+        """Append rows `[n, width]` on this device without reading anything back, so that it can be captured.
+
+        Call `appended` after it, and after each replay. A buffer is filled by `add` or by `append`, never by both.
+        """
+        slots = (self._position + torch.arange(len(rows), device=self.device)) % self.capacity
+        self._rows.index_copy_(0, slots, rows)
+        self._position += len(rows)
+        self._size.copy_(self._position.clamp(max=self.capacity))
+
+    def appended(self, count: int) -> None:
+        """Count the rows of an `append`."""
+        self.added += count
+
     def _remember_newest(self) -> None:
         """Make the newest rows those that the next replay writes again."""
         for arrivals in self.arrivals:
@@ -153,5 +168,6 @@ class ReplayBuffer:
         self._rows[: len(rows)].copy_(rows)
         self.added = added
         self._size.fill_(len(self))
+        self._position.fill_(added)
         if added > 0:
             self._remember_newest()

@@ -27,7 +27,7 @@ def collect_random(
     """Collect `size` transitions with uniformly random actions; reproducible by `seed`."""
     rng = seeding.random_data(seed)
 
-    def act(obs: NDArray[Any]) -> NDArray[Any]:
+    def act(obs: NDArray[Any]) -> Any:
         return random_actions(rng, spaces, len(obs))
 
     return collect_dataset(config, spaces, size, seed, act, name=f"random actions in {config.env_id}", given=given)

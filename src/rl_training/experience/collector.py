@@ -16,29 +16,34 @@ from numpy.typing import NDArray
 
 from rl_training import seeding
 from rl_training.algorithms.base import Learner
+from rl_training.algorithms.execution import Draws
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
 from rl_training.environments.pool import EnvPool, Episode, Transition
-from rl_training.errors import ConfigError, DivergedError, EnvironmentFailure
+from rl_training.errors import DivergedError, EnvironmentFailure
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experience.finite import check_finite
 from rl_training.experience.moments import RunningMoments
-from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, Saved, checkpoint_errors
+from rl_training.experience.saved_rows import restore_rows, saved_rows
+from rl_training.experiment.checkpointing import Checkpoint, Saved, checkpoint_errors
 from rl_training.spaces import SpaceSpec
 
-_WINDOW = 100
+WINDOW = 100  # episodes in the reported means
 LARGEST_REWARD = float(np.finfo(np.float32).max)  # larger rewards overflow to infinity in a row
 
 
-def random_actions(rng: np.random.Generator, spaces: SpaceSpec, count: int) -> NDArray[Any]:
-    """Uniform internal actions: `[n, A]` in [-1, 1], or `[n]` integers from 0."""
+def random_actions(rng: Draws, spaces: SpaceSpec, count: int) -> Any:
+    """Uniform internal actions: `[n, A]` in [-1, 1], or `[n]` integers from 0; as `rng` draws them."""
     if spaces.discrete:
         return rng.integers(spaces.num_actions, size=count)
-    return rng.uniform(-1.0, 1.0, (count, spaces.action_dim)).astype(np.float32)
+    actions = rng.uniform(-1.0, 1.0, (count, spaces.action_dim))
+    return actions if isinstance(actions, torch.Tensor) else actions.astype(np.float32)
 
 
 class Collector:
     """Steps an `EnvPool` with the exploration policy of a learner and fills a replay buffer."""
+
+    inexact_remedy = "end episodes with wrappers: [{TimeLimit: {max_episode_steps: 1000}}]"
 
     def __init__(
         self,
@@ -69,8 +74,8 @@ class Collector:
         self.acting = ActingPolicy(learner)
         self.rng = seeding.exploration(envs.seed)
         self.steps = 0
-        self.returns: deque[float] = deque(maxlen=_WINDOW)
-        self.lengths: deque[int] = deque(maxlen=_WINDOW)
+        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.obs: NDArray[np.float32] = np.empty((0, spaces.obs_dim), dtype=np.float32)
         self._chosen: NDArray[Any] = np.empty(0)  # internal actions that were sent to the environments
 
@@ -131,7 +136,8 @@ class Collector:
         """Internal actions: uniform for the first `random_steps` steps, then from the exploration policy."""
         n = len(self.obs)
         if self.steps < self.random_steps:
-            return random_actions(self.rng, self.spaces, n)
+            drawn: NDArray[Any] = random_actions(self.rng, self.spaces, n)
+            return drawn
         progress = min(self.steps / self.total_steps, 1.0)
         with torch.inference_mode():
             obs = torch.from_numpy(self.obs)
@@ -214,32 +220,16 @@ class Collector:
 
     def save(self) -> Saved:
         """The replay buffer, the random state of exploration and the running episodes."""
-        buffer, tensors = self.buffer, {"obs": torch.from_numpy(self.obs)}
+        tensors = {"obs": torch.from_numpy(self.obs)}
         for i, episode in enumerate(self.envs.episodes):
             if episode.actions:
                 tensors[f"actions.{i}"] = torch.from_numpy(np.stack(episode.actions))
-        random = {} if buffer.generator is self.learner.generator else {"host": buffer.generator.get_state()}
-        return Saved(
-            tensors={"collector": tensors} | ({"replay_random": random} if random else {}),
-            rows=RowsToSave(buffer.rows, len(buffer), buffer.added, buffer.capacity),
-        )
+        return saved_rows(self.buffer, self.learner, tensors)
 
     def restore(self, checkpoint: Checkpoint) -> list[str]:
         """Restore what `save` saved and replay the running episodes; returns what could not be restored exactly."""
-        buffer, info = self.buffer, checkpoint.rows
-        if info is None:
-            raise ConfigError(
-                f"{checkpoint.path} holds a policy without its replay buffer; resume the run folder instead"
-            )
-        checkpoint.read_rows(buffer.rows)  # in place: a second copy might not fit into memory
-        buffer.load(buffer.rows[: info.filled], added=info.added)
-        problems = []
+        problems = restore_rows(self.buffer, self.learner, checkpoint)
         with checkpoint_errors(checkpoint):
-            saved, own = checkpoint.tensors.get("replay_random"), buffer.generator is not self.learner.generator
-            if saved is not None and own:
-                buffer.generator.set_state(saved["host"])
-            elif saved is not None or own:
-                problems = ["the replay buffer was in another memory; its random state is not restored"]
             record, tensors = checkpoint.records["collector"], checkpoint.tensors["collector"]
             self.steps = int(record["steps"])
             self.rng.bit_generator.state = record["rng"]

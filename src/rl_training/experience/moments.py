@@ -1,7 +1,8 @@
 """Running observation statistics: `normalize_observations` of a run without a data set.
 
-The statistics are stored here, in float64 on the host. The model's `Normalizer` applies them in updates and in the
-policy. Replay rows stay raw and are normalised with the current statistics when they are drawn.
+The statistics are stored here, in float64, on the host or on the device of the environments. The model's
+`Normalizer` applies them in updates and in the policy. Replay rows stay raw and are normalised with the current
+statistics when they are drawn.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rl_training.settings import Settings
@@ -29,39 +31,50 @@ class RunningMoments:
     """Count, mean and sum of squared deviations of each component of the observations, `[O]` each.
 
     Batches are merged as in Chan et al. (1979), which is accurate even if the mean is much larger than `std`.
+    All three are NumPy values, or tensors that change in place, without reads by the host.
     """
 
-    def __init__(self, size: int) -> None:
-        self.count = 0
-        self.mean: NDArray[np.float64] = np.zeros(size)
-        self.squares: NDArray[np.float64] = np.zeros(size)
+    def __init__(self, size: int, device: torch.device | None = None) -> None:
+        """`device`: of the tensors; None for NumPy."""
+        self.count: Any = 0
+        self.mean: Any = np.zeros(size)
+        self.squares: Any = np.zeros(size)
+        if device is not None:
+            self.count = torch.zeros((), dtype=torch.float64, device=device)
+            self.mean, self.squares = (torch.zeros(size, dtype=torch.float64, device=device) for _ in range(2))
 
-    def add(self, obs: NDArray[np.float32]) -> None:
+    def add(self, obs: NDArray[np.float32] | torch.Tensor) -> None:
         """Add the observations `[n, O]`."""
-        batch = obs.astype(np.float64)
+        batch: Any = obs.double() if isinstance(obs, torch.Tensor) else obs.astype(np.float64)
         mean = batch.mean(0)
         total, delta = self.count + len(batch), mean - self.mean
         self.squares += ((batch - mean) ** 2).sum(0) + delta**2 * (self.count * len(batch) / total)
         self.mean += delta * (len(batch) / total)
-        self.count = total
+        self.count += len(batch)
 
     @property
-    def std(self) -> NDArray[np.float64]:
+    def std(self) -> Any:
         """The population standard deviation, as for data sets."""
-        std: NDArray[np.float64] = np.sqrt(self.squares / max(self.count, 1))
-        return std
+        if isinstance(self.count, torch.Tensor):
+            return (self.squares / self.count.clamp(min=1)).sqrt()
+        return np.sqrt(self.squares / max(self.count, 1))
 
     def record(self) -> dict[str, Any]:
         """Plain data that `load` restores bit for bit."""
-        return {"count": self.count, "mean": self.mean.tolist(), "squares": self.squares.tolist()}
+        return {"count": int(self.count), "mean": self.mean.tolist(), "squares": self.squares.tolist()}
 
     def load(self, record: Mapping[str, Any]) -> None:
         """Restore the output of `record`."""
         mean, squares = (np.array(record[name], dtype=np.float64) for name in ("mean", "squares"))
-        if mean.shape != self.mean.shape or squares.shape != mean.shape:
-            raise ValueError(f"moments of {mean.size} and {squares.size} components, not {self.mean.size}")
+        if mean.shape != (len(self.mean),) or squares.shape != mean.shape:
+            raise ValueError(f"moments of {mean.size} and {squares.size} components, not {len(self.mean)}")
         if type(record["count"]) is not int or record["count"] < 0:
             raise ValueError(f"the count of moments is {record['count']!r}")
         if not (np.isfinite(mean).all() and np.isfinite(squares).all() and (squares >= 0).all()):
             raise ValueError("moments that are not finite, or negative")
-        self.count, self.mean, self.squares = record["count"], mean, squares
+        if isinstance(self.count, torch.Tensor):
+            self.count.fill_(record["count"])
+            self.mean.copy_(torch.from_numpy(mean))
+            self.squares.copy_(torch.from_numpy(squares))
+        else:
+            self.count, self.mean, self.squares = record["count"], mean, squares

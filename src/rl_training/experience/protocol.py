@@ -14,6 +14,7 @@ class Experience(Protocol):
 
     acting: ActingPolicy
     buffer: ReplayBuffer
+    inexact_remedy: str  # what a user can do about `unreplayable`
 
     @property
     def width(self) -> int:
@@ -36,7 +37,7 @@ class Experience(Protocol):
         """Means over the last episodes."""
 
     def unreplayable(self) -> list[str]:
-        """A phrase for each environment whose running episode a resumed run cannot replay."""
+        """A phrase for each environment whose running episode a resumed run cannot restore."""
 
     def record(self) -> dict[str, Any]:
         """The checkpoint record `collector`, as plain data."""

@@ -329,12 +329,13 @@ class Session:
 
     def _note_unreplayable(self) -> None:
         """Warn once, and record in run.json, that a run resumed from this checkpoint cannot replay an episode."""
-        problems = [] if self.experience is None or self._warned_unreplayable else self.experience.unreplayable()
-        if problems:
+        if self.experience is None or self._warned_unreplayable:
+            return
+        if problems := self.experience.unreplayable():
             self._warned_unreplayable = True
             self.say(
-                f"warning: a resumed run will not be exact: {problems[0]} and is reset there; end episodes with "
-                "wrappers: [{TimeLimit: {max_episode_steps: 1000}}]"
+                f"warning: a resumed run will not be exact: {problems[0]} and is reset there; "
+                f"{self.experience.inexact_remedy}"
             )
             self._record_inexact(problems)
 

@@ -9,19 +9,17 @@ target update with torch.compile, and captures the result on a GPU; results diff
 from __future__ import annotations
 
 import copy
-import gc
 import logging
 import shutil
-import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Terms
+from rl_training.algorithms.capturing import gc_paused, known_warnings_ignored, streams
 from rl_training.algorithms.execution import Execution
 from rl_training.algorithms.optim import apply_lists
 from rl_training.data.replay_buffer import PinnedStaging
@@ -38,8 +36,6 @@ _WARM_UP_UPDATES = 3
 _BLOCK = 10
 # Largest `together` that gets a graph of its own.
 _LONGEST = 32
-# Streams in addition to the main one: IQL, the widest update, runs five networks in parallel.
-_BRANCHES = 4
 
 
 class _Captured(NamedTuple):
@@ -92,57 +88,13 @@ def accelerate(learner: Learner, acceleration: Acceleration) -> None:
         execution.transform = compiled
         execution.apply = compiled(apply_lists)
     if chosen != "eager" and on_gpu:
-        execution.branches = _streams(learner.device).branches
+        execution.branches = streams(learner.device).branches
     learner.execution = execution
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` compiled as one graph, once per input shape."""
     return torch.compile(function, fullgraph=True, dynamic=False)
-
-
-@contextmanager
-def _gc_paused() -> Iterator[None]:
-    """Collect garbage before capturing a graph, and disable collection during the capture.
-
-    Freeing a tensor in pinned memory queries the GPU, which breaks a capture and ends the process.
-    """
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-class _Streams(NamedTuple):
-    main: torch.cuda.Stream  # a capture begins and ends here
-    side: torch.cuda.Stream  # draws minibatches
-    branches: tuple[torch.cuda.Stream, ...]
-
-
-@cache
-def _streams(device: torch.device) -> _Streams:
-    """The streams of this process, shared by all learners.
-
-    torch has a pool of 32 streams and reuses them in turn. If every learner requested its own, the branches of the
-    eighth one would be on the stream that it captures on, and run one after the other.
-    """
-    main, side, *branches = (torch.cuda.Stream(device) for _ in range(2 + _BRANCHES))  # type: ignore[no-untyped-call]
-    return _Streams(main, side, tuple(branches))
-
-
-@contextmanager
-def _known_warnings_ignored() -> Iterator[None]:
-    """Ignore torch's warnings during compilation and capture about intended behaviour."""
-    with warnings.catch_warnings():
-        # torch recommends TF32 when it compiles; here it is a setting.
-        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
-        # Gradients are returned by autograd.grad and never accumulated, so that stream is never used.
-        warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
-        yield
 
 
 class Updater:
@@ -179,7 +131,7 @@ class Updater:
         self._compiled: set[Hashable] = set()
         # Stream that draws minibatches concurrently with the updates; None if updates are not captured.
         captures = learner.execution.acceleration != "eager" and learner.device.type == "cuda"
-        self._side = _streams(learner.device).side if captures else None
+        self._side = streams(learner.device).side if captures else None
         # Rows of a source in host memory are copied to this tensor before each update; a graph reads them here.
         self._staged: Tensor | None = None
         if source.device != learner.device:
@@ -265,11 +217,11 @@ class Updater:
         if variant in self._compiled:
             return nullcontext()
         self._compiled.add(variant)
-        return _known_warnings_ignored()
+        return known_warnings_ignored()
 
     def _replay(self, variants: tuple[Hashable, ...], rates: list[list[float]], side: torch.cuda.Stream) -> None:
         if variants not in self._graphs:
-            with _known_warnings_ignored():
+            with known_warnings_ignored():
                 self._graphs[variants] = self._capture(variants, side)
         captured = self._graphs[variants]
         if self.schedule is not None:
@@ -305,7 +257,7 @@ class Updater:
                 graph.register_generator_state(one.generator)
             terms: Terms = {}
             inputs = []  # kept until the end: the side stream must not reuse the memory of a minibatch
-            with _gc_paused(), torch.cuda.graph(graph, stream=_streams(learner.device).main):
+            with gc_paused(), torch.cuda.graph(graph, stream=streams(learner.device).main):
                 main = torch.cuda.current_stream(learner.device)
                 for arrivals in self._arrivals():
                     arrivals.write()
