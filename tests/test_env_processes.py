@@ -165,12 +165,12 @@ def test_a_registration_that_differs_from_gymnasium_s(asking: Bare, tmp_path: Pa
         "import gymnasium, numpy as np\n"
         'gymnasium.registry["Pendulum-v1"].kwargs = {"g": 1.0}\n'
         'pool = ask(env_id="Pendulum-v1", seed=3)\n'
-        "print(json.dumps(pool.step(np.zeros((1, 1), np.float32))[0].obs.tolist()))\n"
+        "print(json.dumps(pool.step(np.zeros((1, 1), np.float32)).obs[0].tolist()))\n"
     )
     second = json.loads(script(asking, tmp_path, ASK + program).stdout.splitlines()[1])
     pool = EnvPool(TrainConfig(algo="sac", env_id="Pendulum-v1", total_timesteps=1, seed=3, env_kwargs={"g": 1.0}))
     pool.reset(0)
-    assert second == pool.step(np.zeros((1, 1), np.float32))[0].obs.tolist()
+    assert second == pool.step(np.zeros((1, 1), np.float32)).obs[0].tolist()
 
 
 MAIN = "import gymnasium\n" + REPORTER

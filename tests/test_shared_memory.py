@@ -67,9 +67,9 @@ def test_what_a_pool_returns_and_keeps(place: str, tmp_path: Path) -> None:
     pool = EnvPool(config)
     try:
         first, actions = pool.reset(0), np.full((1, 1), 0.5, np.float32)
-        answers = [pool.step(actions)[0] for _ in range(3)]
+        answers = [pool.step(actions).obs[0] for _ in range(3)]
         assert actions.item() == 0.5
-        assert [first[1], *(answer.obs[1] for answer in answers)] == [0, 1, 2, 3]
+        assert [first[1], *(answer[1] for answer in answers)] == [0, 1, 2, 3]
         kept = pool.episodes[0].actions
         assert kept is not None
         assert np.concatenate(kept).tolist() == [0.5] * 3

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from rl_training.environments.making import close_env, make_env, read_spaces, time_limit
 from rl_training.environments.playing import UNLIMITED_EPISODE_STEPS
-from rl_training.environments.pool import LocalEnv, Transition, WrongAnswer
+from rl_training.environments.pool import LocalEnv, Transition
+from rl_training.environments.running import WrongAnswer
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import LONGEST_CAUSE, ConfigError, cause_of, one_line
 from rl_training.experiment.config import TrainConfig

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from rl_training.environments.mujoco_runners import Ant, HalfCheetah, Hopper, Humanoid, Swimmer, Walker2d
 from rl_training.environments.mujoco_tasks import (
-    Array,
     InvertedDoublePendulum,
     InvertedPendulum,
     Pusher,
@@ -29,6 +28,7 @@ from rl_training.environments.mujoco_tasks import (
     Task,
     Values,
 )
+from rl_training.environments.running import Steps
 from rl_training.memory import available_cores
 from rl_training.platforms import after_fork
 
@@ -54,15 +54,6 @@ _COMPARED = re.compile(r"1\.4\..*")
 _batches: weakref.WeakSet[Any] = weakref.WeakSet()
 _inherited: list[Any] = []
 after_fork(lambda: _inherited.extend(_batches))
-
-
-class Steps(NamedTuple):
-    """The answers of `n` simulations; observations are the true successors, also at the end of an episode."""
-
-    obs: NDArray[np.float32]  # [n, O]
-    rewards: Array  # [n]
-    terminated: NDArray[np.bool_]  # [n]
-    truncated: NDArray[np.bool_]  # [n]
 
 
 @cache

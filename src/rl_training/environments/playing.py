@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rl_training.data.scores import normalized_score
 from rl_training.environments.making import time_limit
 from rl_training.environments.pool import EnvPool
+from rl_training.environments.running import Pool, Steps
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import DivergedError
 from rl_training.experiment.config import TrainConfig
@@ -96,7 +97,7 @@ class Evaluator:
         """The environments for `episodes` episodes; they are created if there are not enough yet."""
         single = self.one_by_one or (self.given.env is not None and self.given.env.single_instance)
         count = 1 if single else min(episodes, _MAX_ENVS)
-        if self._pool is None or len(self._pool.envs) < count:
+        if self._pool is None or self._pool.width < count:
             self.close()
             config = self.config.replace(num_envs=count, seed=self.seed)
             self._pool = EnvPool(config, purpose=EVALUATION, given=self.given)
@@ -177,7 +178,7 @@ def _sampled(policy: Policy, spaces: SpaceSpec, seed: int) -> Act:
 
 
 def _play(
-    pool: EnvPool,
+    pool: Pool,
     act: Act,
     spaces: SpaceSpec,
     episodes: int,
@@ -189,38 +190,36 @@ def _play(
     Environment i plays the episodes i, i + k, i + 2k, …, independently of the lengths of other episodes. Each
     running episode has its own row in the policy's batch (k is 1 or `_MAX_ENVS`, or there is no second round).
     """
-    width, cut = len(pool.envs), 0
+    width, cut = pool.width, 0
     returns, lengths = np.zeros(episodes), np.zeros(episodes, dtype=np.int64)
-    playing = {i: i for i in range(min(width, episodes))}  # environment -> episode
     obs = np.zeros((_MAX_ENVS, spaces.obs_dim), dtype=np.float32)
-    for i, episode in playing.items():
-        obs[_row(episode)] = pool.reset(i, _place(episode))
-    while playing:
-        if interrupted():
-            raise PlayInterrupted
-        active = sorted(playing)
-        rows = [_row(playing[i]) for i in active]
-        _require_finite(obs[rows], active)
-        with torch.inference_mode():
-            actions = act(torch.from_numpy(obs), {_row(episode): episode for episode in playing.values()})
-        transitions = pool.step(spaces.to_env(actions.numpy()[rows]), active)
-        obs[rows] = [transition.obs for transition in transitions]
-        _require_finite(obs[rows], active)  # before a reset replaces the last observation of an episode
-        for i, transition in zip(active, transitions):
-            if not math.isfinite(pool.episodes[i].total):
-                raise DivergedError(
-                    f"evaluation environment {i} returned the reward {transition.reward}; fix the environment",
-                    first_bad=f"reward of evaluation environment {i}",
-                )
-            ended = transition.terminated or transition.truncated
-            if ended or pool.episodes[i].steps >= bound:
-                cut += not ended
-                episode = playing.pop(i)
-                returns[episode] = pool.episodes[i].total
-                lengths[episode] = pool.episodes[i].steps
-                if episode + width < episodes:
-                    playing[i] = episode + width
-                    obs[_row(playing[i])] = pool.reset(i, _place(playing[i]))
+    playing = np.arange(width)  # the episode of each environment
+    new = active = [*range(min(width, episodes))]
+    while active:
+        if new:
+            first = pool.reset_all(new, [_place(episode) for episode in playing[new].tolist()])
+            _require_finite(first, new)
+            obs[_row(playing[new])] = first
+        rows = _row(playing[active])
+        row_episodes = dict(zip(rows.tolist(), playing[active].tolist()))
+        over = np.empty(0, dtype=np.int64)
+        while not len(over):
+            if interrupted():
+                raise PlayInterrupted
+            with torch.inference_mode():
+                actions = act(torch.from_numpy(obs), row_episodes)
+            steps = pool.step(spaces.to_env(actions.numpy()[rows]), None if len(active) == width else active)
+            obs[rows] = steps.obs
+            _require_finite(steps.obs, active)
+            _require_finite_returns(pool, steps, active)
+            ended = steps.terminated | steps.truncated
+            over = (ended | (pool.lengths[active] >= bound)).nonzero()[0]
+        cut += int((~ended[over]).sum())
+        done = [active[i] for i in over]
+        returns[playing[done]], lengths[playing[done]] = pool.totals[done], pool.lengths[done]
+        playing[done] += width
+        new = [i for i in done if playing[i] < episodes]
+        active = [i for i in active if playing[i] < episodes]
     return Played(returns, lengths, cut)
 
 
@@ -230,9 +229,9 @@ def _place(episode: int) -> tuple[int, int]:
     return column, number
 
 
-def _row(episode: int) -> int:
-    """Row of an episode in the policy's batch."""
-    return episode % _MAX_ENVS
+def _row(episodes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows of episodes in the policy's batch."""
+    return episodes % _MAX_ENVS
 
 
 def _require_finite(obs: NDArray[np.float32], environments: list[int]) -> None:
@@ -242,4 +241,15 @@ def _require_finite(obs: NDArray[np.float32], environments: list[int]) -> None:
         raise DivergedError(
             f"evaluation environment {index} returned a non-finite observation; fix the environment",
             first_bad=f"observation of evaluation environment {index}",
+        )
+
+
+def _require_finite_returns(pool: Pool, steps: Steps, environments: list[int]) -> None:
+    finite = np.isfinite(pool.totals[environments])
+    if not finite.all():
+        first = int(np.argmin(finite))
+        index = environments[first]
+        raise DivergedError(
+            f"evaluation environment {index} returned the reward {steps.rewards[first]}; fix the environment",
+            first_bad=f"reward of evaluation environment {index}",
         )

@@ -1,8 +1,7 @@
-"""Several environments stepped together; answers are validated, and errors name the environment.
+"""`EnvPool`: environments made one by one; their answers are validated, and errors name the environment.
 
-The pool resets environments itself. Each episode has its own seed, derived from the run's seed, the environment's
-index and the episode's number. So an unfinished episode is determined by its seed and its actions, and a resumed
-run replays it. At most `LONGEST_REPLAY` actions are stored, because an episode may never end.
+An unfinished episode is determined by its seed and its actions, and a resumed run replays it. At most
+`LONGEST_REPLAY` actions are stored, because an episode may never end.
 
 Observations and actions are copied, because an environment may reuse its buffers and change its action in place.
 """
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from rl_training.environments.making import close_env, flattening_of, make_env
 from rl_training.environments.recipe import EnvSettings
+from rl_training.environments.running import Pool, Steps, WrongAnswer
 from rl_training.environments.user_environments import UserEnvironments
-from rl_training.errors import LONGEST_CAUSE, EnvironmentFailure, RLTrainingError, cause_of, one_line
 from rl_training.observation_spaces import Misfit
-from rl_training.seeding import TRAINING, episode_seed
+from rl_training.seeding import TRAINING
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -37,10 +37,6 @@ LONGEST_REPLAY = 100_000
 # Seconds within which all environments of a pool must close.
 CLOSING_SECONDS = 1.0
 _STEP = "(observation, reward, terminated, truncated, info)"
-
-
-class WrongAnswer(Exception):
-    """An environment's answer does not match its spaces or Gymnasium's interface."""
 
 
 class EnvLost(Exception):
@@ -154,23 +150,10 @@ class Episode:
     total: float = 0.0
     steps: int = 0
 
-    def add(self, action: NDArray[Any]) -> None:
-        self.steps += 1
-        if self.actions is not None and len(self.actions) < LONGEST_REPLAY:
-            self.actions.append(action)
-        else:
-            self.actions = None
-
     @property
     def too_long(self) -> str:
         """Part of a message: why the episode cannot be replayed if `actions` is None."""
         return f"is at step {self.steps:,} of its episode, of which {LONGEST_REPLAY:,} actions at most are kept,"
-
-    def rewind(self, steps: int, total: float) -> None:
-        """Drop all but the first `steps` steps."""
-        self.steps, self.total = steps, total
-        if self.actions is not None:
-            del self.actions[steps:]
 
 
 def require_place(config: TrainConfig) -> None:
@@ -220,64 +203,64 @@ def _close_all(envs: Sequence[SteppedEnv]) -> None:
         env.close(max(0.0, deadline - time.monotonic()))
 
 
-class EnvPool:
-    """`num_envs` environments stepped together, each with its running episode."""
+class EnvPool(Pool):
+    """`num_envs` environments made one by one, and the actions of their running episodes."""
 
     def __init__(
         self, config: TrainConfig, *, purpose: int = TRAINING, given: UserEnvironments | None = None
     ) -> None:
         assert config.seed is not None
-        self.seed = config.seed
-        self.purpose = purpose
+        super().__init__(config.seed, purpose, config.num_envs)
         self.envs = _make_all(config, given)
-        self._before: list[tuple[int, float]] = []  # steps and total reward of each episode before the last `send`
         self._obs: dict[int, NDArray[np.float32]] = {}  # the last observation of each environment
-        self.episodes = [Episode(-1, 0, []) for _ in self.envs]
+        self._actions: list[list[NDArray[Any]] | None] = [[] for _ in self.envs]
 
-    def reset(self, index: int, place: tuple[int, int] | None = None) -> NDArray[np.float32]:
-        """Reset environment `index` to its next episode, or to the fixed episode `place=(column, number)`."""
-        column, number = place or (index, self.episodes[index].number + 1)
-        seed = episode_seed(self.seed, self.purpose, column, number)
-        self.episodes[index] = Episode(number, seed, [])
-        with _blame(index, self.episodes[index]):
-            self._obs[index] = _with_retries(lambda: self.envs[index].reset(seed))
-        return self._obs[index]
+    @property
+    def episodes(self) -> list[Episode]:
+        """The running episodes."""
+        totals, steps = self.totals.tolist(), self.lengths.tolist()
+        return list(map(Episode, self.numbers.tolist(), self.seeds.tolist(), self._actions, totals, steps))
 
-    def step(self, actions: NDArray[Any], indices: Sequence[int] | None = None) -> list[Transition]:
-        """Step all environments, or those in `indices`; `actions` has one row for each, in the environment's units.
+    def reset_all(
+        self, indices: Sequence[int], places: Sequence[tuple[int, int]] | None = None
+    ) -> NDArray[np.float32]:
+        for index, place in zip(indices, places or repeat(None)):
+            seed, self._actions[index] = self._begin(index, place), []
+            with self.blame(index):
+                self._obs[index] = _with_retries(partial(self.envs[index].reset, seed))
+        return np.array([self._obs[index] for index in indices])
 
-        Environments in other processes run in parallel.
-        """
-        self.send(actions, indices)
-        return self.receive(indices)
-
-    def send(self, actions: NDArray[Any], indices: Sequence[int] | None = None) -> None:
-        """The first half of a step: send the actions."""
-        chosen = range(len(self.envs)) if indices is None else indices
-        self._before = [(episode.steps, episode.total) for episode in self.episodes]
-        for action, index in zip(actions, chosen, strict=True):
-            self.episodes[index].add(action)
-            with _blame(index, self.episodes[index]):
+    def _send(self, actions: NDArray[Any], indices: Sequence[int]) -> None:
+        for action, index in zip(actions, indices, strict=True):
+            kept = self._actions[index]
+            if kept is not None and len(kept) < LONGEST_REPLAY:
+                kept.append(action)
+            else:
+                self._actions[index] = None
+            with self.blame(index):
                 self.envs[index].send(action)
 
-    def receive(self, indices: Sequence[int] | None = None) -> list[Transition]:
-        """The second half: receive the transitions; lost environments are replaced and replayed."""
-        chosen = range(len(self.envs)) if indices is None else indices
+    def _receive(self, indices: Sequence[int]) -> Steps:
+        """Lost environments are replaced and replayed."""
         answers: dict[int, Transition] = {}
         lost: list[int] = []
-        for index in chosen:
-            with _blame(index, self.episodes[index]):
+        for index in indices:
+            with self.blame(index):
                 try:
                     answers[index] = self.envs[index].receive()
                 except EnvLost:
                     lost.append(index)  # all replacements start before the first replay
         for index in lost:
-            with _blame(index, self.episodes[index]):
+            with self.blame(index):
                 answers[index] = _with_retries(partial(self._receive_again, index))
-        for index in chosen:
-            self.episodes[index].total += answers[index].reward
-            self._obs[index] = answers[index].obs
-        return [answers[index] for index in chosen]
+        ordered = [answers[index] for index in indices]
+        self._obs.update(zip(indices, (answer.obs for answer in ordered)))
+        return Steps(
+            np.array([answer.obs for answer in ordered]),
+            np.array([answer.reward for answer in ordered], dtype=np.float64),
+            np.array([answer.terminated for answer in ordered]),
+            np.array([answer.truncated for answer in ordered]),
+        )
 
     def _receive_again(self, index: int) -> Transition:
         """Replay the episode in a replacement, and receive the answer to its last action."""
@@ -294,20 +277,17 @@ class EnvPool:
         return env.receive()
 
     def forget_step(self) -> None:
-        """Remove a failed step from the running episodes."""
-        for episode, before in zip(self.episodes, self._before):
-            episode.rewind(*before)
+        super().forget_step()
+        for actions, steps in zip(self._actions, self.lengths):
+            if actions is not None:
+                del actions[steps:]
 
     def replay(self, index: int, episode: Episode) -> NDArray[np.float32] | None:
-        """Replay `episode` in environment `index` and return its last observation.
-
-        Returns None, with no effect on the environment, if the actions are not stored; it must then be reset.
-        """
-        self.episodes[index] = episode
-        actions = episode.actions
+        self._continue(index, episode.number, episode.seed, episode.total, episode.steps)
+        actions = self._actions[index] = episode.actions
         if actions is None:
             return None
-        with _blame(index, episode):
+        with self.blame(index):
             self._obs[index] = _with_retries(lambda: self._replayed(index, episode.seed, actions))
         return self._obs[index]
 
@@ -329,20 +309,3 @@ def _with_retries(attempt: Callable[[], Answer]) -> Answer:
         with suppress(EnvLost):
             return attempt()
     return attempt()
-
-
-class _blame:  # noqa: N801 - reads as a verb
-    """Convert exceptions of an environment, including `sys.exit`, to an `EnvironmentFailure` with its index."""
-
-    def __init__(self, index: int, episode: Episode) -> None:
-        self.index, self.episode = index, episode
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception | SystemExit) and not isinstance(error, RLTrainingError):
-            cause = one_line(error, LONGEST_CAUSE) if isinstance(error, WrongAnswer) else cause_of(error)
-            raise EnvironmentFailure(
-                f"environment {self.index} failed (seed {self.episode.seed}, step {self.episode.steps}): {cause}"
-            ) from error

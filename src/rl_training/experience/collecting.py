@@ -59,18 +59,17 @@ def collect_dataset(
         obs = pool.reset(0)
         for _ in range(size):
             (action,) = actions = spaces.to_env(act(obs[None]))
-            (transition,) = pool.step(actions)
-            if not (abs(transition.reward) <= LARGEST_REWARD and np.all(np.isfinite(transition.obs))):
+            steps = pool.step(actions)
+            if not (abs(steps.rewards[0]) <= LARGEST_REWARD and np.isfinite(steps.obs).all()):
                 raise DivergedError(
-                    f"{config.env_id} returned a non-finite observation or reward (seed {pool.episodes[0].seed}, "
-                    f"step {pool.episodes[0].steps}) while data were collected; fix the environment",
+                    f"{config.env_id} returned a non-finite observation or reward (seed {pool.seeds[0]}, "
+                    f"step {pool.lengths[0]}) while data were collected; fix the environment",
                     first_bad="observation or reward of environment 0",
                 )
-            row = (obs, action, transition.reward, transition.obs, transition.terminated, transition.truncated)
+            row = (obs, action, steps.rewards[0], steps.obs[0], steps.terminated[0], steps.truncated[0])
             for values, value in zip(columns.values(), row):
                 values.append(value)
-            ended = transition.terminated or transition.truncated
-            obs = pool.reset(0) if ended else transition.obs
+            obs = pool.reset(0) if steps.terminated[0] or steps.truncated[0] else steps.obs[0]
     finally:
         pool.close()
     columns["timeouts"][-1] = not columns["terminals"][-1]

@@ -19,7 +19,8 @@ from rl_training.algorithms.base import Learner
 from rl_training.algorithms.execution import Draws
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
-from rl_training.environments.pool import EnvPool, Episode, Transition
+from rl_training.environments.pool import EnvPool, Episode
+from rl_training.environments.running import Steps
 from rl_training.errors import DivergedError, EnvironmentFailure
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experience.finite import check_finite
@@ -62,7 +63,7 @@ class Collector:
         `moments`: running statistics of the observations, which the learner's normaliser uses; None: it is fixed.
         """
         self.envs = envs
-        self.width = len(envs.envs)  # environment steps per vector step
+        self.width = envs.width  # environment steps per vector step
         self.spaces = spaces
         self.learner = learner
         self.buffer = buffer
@@ -81,7 +82,7 @@ class Collector:
 
     def start(self) -> None:
         """Reset every environment."""
-        self._set_obs(np.stack([self._reset(i) for i in range(self.width)]))
+        self._set_obs(self._reset(range(self.width)))
 
     def step(self) -> None:
         """Step every environment once."""
@@ -100,26 +101,23 @@ class Collector:
     def receive(self) -> None:
         """The second half of a vector step: store the transitions and reset environments whose episode ended."""
         try:
-            transitions = self.envs.receive()
+            steps = self.envs.receive()
         except EnvironmentFailure:
             self.envs.forget_step()
             raise
-        next_obs = np.array([t.obs for t in transitions])
-        dones = np.array([t.terminated for t in transitions], dtype=np.float32)
         scale, shift = self.reward_map
         with np.errstate(over="ignore", invalid="ignore"):  # `_check_rows` raises
-            rewards = scale * np.array([t.reward for t in transitions], dtype=np.float32) + shift
-        rows = self.layout.pack(self.obs, self._chosen, rewards, next_obs, dones)
-        self._check_rows(rows, next_obs, transitions, rewards)
+            rewards = scale * steps.rewards.astype(np.float32) + shift
+        rows = self.layout.pack(self.obs, self._chosen, rewards, steps.obs, steps.terminated)
+        self._check_rows(rows, steps, rewards)
         self.buffer.add(rows)
-        self.steps += len(transitions)
-        for i, transition in enumerate(transitions):
-            if transition.terminated or transition.truncated:
-                episode = self.envs.episodes[i]
-                self.returns.append(episode.total)
-                self.lengths.append(episode.steps)
-                next_obs[i] = self._reset(i)
-        self._set_obs(next_obs)
+        self.steps += self.width
+        ended = (steps.terminated | steps.truncated).nonzero()[0].tolist()
+        if ended:
+            self.returns.extend(self.envs.totals[ended].tolist())
+            self.lengths.extend(self.envs.lengths[ended].tolist())
+            steps.obs[ended] = self._reset(ended)
+        self._set_obs(steps.obs)
 
     def _set_obs(self, obs: NDArray[np.float32]) -> None:
         """Set the observations to act on and add them to `moments`; the last one of an episode is not added."""
@@ -149,44 +147,38 @@ class Collector:
             )
         return actions
 
-    def _check_rows(
-        self,
-        rows: NDArray[np.float32],
-        obs: NDArray[Any],
-        answers: Sequence[Transition],
-        rewards: NDArray[np.float32],
-    ) -> None:
-        """Raise if `rows` are not finite; `rewards` are those of `answers` after `reward_map`."""
+    def _check_rows(self, rows: NDArray[np.float32], steps: Steps, rewards: NDArray[np.float32]) -> None:
+        """Raise if `rows` are not finite; `rewards` are those of `steps` after `reward_map`."""
         if np.isfinite(rows).all():
             return
-        self._require_finite(obs, [answer.reward for answer in answers])
+        self._require_finite(steps.obs, range(self.width), steps.rewards.tolist())
         index = int(np.argmin(np.isfinite(rewards)))
         scale, shift = self.reward_map
         raise DivergedError(
-            f"environment {index} returned the reward {answers[index].reward:g} at step {self.steps}, which the "
+            f"environment {index} returned the reward {steps.rewards[index]:g} at step {self.steps}, which the "
             f"scaling of the data's rewards (scale {scale:g}, shift {shift:g}) makes infinite; lower reward_scale",
             first_bad=f"scaled reward of environment {index}",
         )
 
-    def _require_finite(self, obs: NDArray[Any], rewards: Sequence[float], first: int = 0) -> None:
-        """Raise if an observation or reward is not finite; `first` is the index of the first environment."""
+    def _require_finite(self, obs: NDArray[Any], indices: Sequence[int], rewards: Sequence[float] = ()) -> None:
+        """Raise if an observation or reward of the environments `indices` is not finite."""
 
         def error(index: int, quantity: str, value: str) -> DivergedError:
             return DivergedError(
-                f"environment {first + index} returned {value} at step {self.steps}; fix the environment",
-                first_bad=f"{quantity} of environment {first + index}",
+                f"environment {index} returned {value} at step {self.steps}; fix the environment",
+                first_bad=f"{quantity} of environment {index}",
             )
 
-        for index, values in enumerate(obs):
-            if not np.isfinite(values).all():
-                raise error(index, "observation", "a non-finite observation")
-        for index, reward in enumerate(rewards):
+        finite = np.isfinite(obs).all(axis=1)
+        if not finite.all():
+            raise error(indices[int(finite.argmin())], "observation", "a non-finite observation")
+        for index, reward in zip(indices, rewards):
             if not abs(reward) <= LARGEST_REWARD:
                 raise error(index, "reward", f"the reward {reward}")
 
-    def _reset(self, index: int) -> NDArray[np.float32]:
-        obs = self.envs.reset(index)
-        self._require_finite(obs[None], (), index)
+    def _reset(self, indices: Sequence[int]) -> NDArray[np.float32]:
+        obs = self.envs.reset_all(indices)
+        self._require_finite(obs, indices)
         return obs
 
     def statistics(self) -> dict[str, float]:
@@ -253,7 +245,7 @@ class Collector:
             if reached is None or not np.array_equal(reached, obs[i]):
                 cause = episode.too_long if reached is None else "did not replay its episode exactly"
                 problems.append(f"environment {i} {cause} and was reset")
-                obs[i] = self._reset(i)
+                obs[i] = self._reset([i])[0]
                 self._count(obs[i : i + 1])
         return problems
 
