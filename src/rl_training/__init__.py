@@ -16,6 +16,8 @@ _MODULES = dict.fromkeys(api.__all__, "rl_training.api") | {
     "OPEResult": "rl_training.off_policy_evaluation.evaluation",
     "Logger": "rl_training.experiment.loggers",
     "Study": "rl_training.study",
+    "TensorEnv": "rl_training.environments.tensor_env",
+    "TensorStep": "rl_training.environments.tensor_env",
     "TrainConfig": "rl_training.experiment.config",
     "TrainResult": "rl_training.runs.session",
     "TransitionDataset": "rl_training.data.datasets",

@@ -18,6 +18,8 @@ from rl_training.api import ManagedAlgorithm as ManagedAlgorithm
 from rl_training.api import ReBRAC as ReBRAC
 from rl_training.api import load as load
 from rl_training.data.datasets import TransitionDataset as TransitionDataset
+from rl_training.environments.tensor_env import TensorEnv as TensorEnv
+from rl_training.environments.tensor_env import TensorStep as TensorStep
 from rl_training.experiment.config import TrainConfig as TrainConfig
 from rl_training.experiment.loggers import Logger as Logger
 from rl_training.off_policy_evaluation.evaluation import OPEResult as OPEResult

@@ -31,6 +31,11 @@ def exploration(seed: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence((seed, _EXPLORATION)))
 
 
+def device_exploration(seed: int) -> int:
+    """Seed of the same on the device of the environments."""
+    return int(np.random.SeedSequence((seed, _EXPLORATION)).generate_state(1)[0])
+
+
 def evaluation_sampling(column: int, number: int, seed: int = EVALUATION_SEED) -> np.random.Generator:
     """Generator of a stochastic policy's noise in one evaluation episode, the same in every run."""
     return np.random.default_rng(np.random.SeedSequence((seed, _SAMPLING, column, number)))

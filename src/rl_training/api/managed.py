@@ -16,7 +16,8 @@ from rl_training.api.describing import LazyAttribute, documented, signature_of
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import kind_of
 from rl_training.environments.making import spaces_of
-from rl_training.environments.user_environments import Env, UserEnvironments, resolve_env
+from rl_training.environments.tensor_env import TensorEnv
+from rl_training.environments.user_environments import Env, TensorEnvMaker, UserEnvironments, resolve_env
 from rl_training.environments.wrapping import name_wrappers
 from rl_training.errors import ConfigError, nearest
 from rl_training.experiment.checkpointing import checkpoint_errors
@@ -32,7 +33,7 @@ from rl_training.runs.state import config_of
 from rl_training.runtime import loading
 from rl_training.runtime.workflows import Recording, play_checkpoint, record_checkpoint
 
-Environment = str | Env | type[Env] | Callable[..., Env]
+Environment = str | Env | type[Env] | Callable[..., Env] | TensorEnv | type[TensorEnv]
 Watcher = Callback | Callable[[Session], object]
 Watchers = Watcher | Sequence[Watcher] | None
 Loggers = Logger | Sequence[Logger] | None
@@ -66,8 +67,9 @@ class ManagedAlgorithm(Generic[Seeds]):
     """Learn, evaluate, predict, resume.
 
     Construct a model from an environment and any `TrainConfig` field or `algo_kwargs` key, or from a `TrainConfig`.
-    The environment is a Gymnasium id, an object, its class, or a callable that creates one; None trains on data
-    alone. An object that cannot be duplicated is used for training only; pass `eval_env` to evaluate.
+    The environment is a Gymnasium id, an object, its class, or a callable that creates one, or a `TensorEnv` or its
+    class; None trains on data alone. An object that cannot be duplicated is used for training only; pass `eval_env`
+    to evaluate.
     """
 
     algo: ClassVar[str]
@@ -328,6 +330,8 @@ class ManagedAlgorithm(Generic[Seeds]):
             if value is not None:
                 source = resolve_env(value, key)
                 fields[key], makers[key] = source.name, source.maker
+                if key == "env_id" and isinstance(source.maker, TensorEnvMaker) and source.maker.num_envs:
+                    fields["num_envs"] = source.maker.num_envs
                 given = given - {key} if source.by_name else given | {key}
                 if key == "env_id" and source.kwargs:
                     if env_kwargs:

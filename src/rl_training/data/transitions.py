@@ -150,6 +150,15 @@ class RowLayout:
             place[...] = column.reshape(place.shape)
         return rows
 
+    def pack_tensors(
+        self, obs: Tensor, actions: Tensor, rewards: Tensor, next_obs: Tensor, dones: Tensor
+    ) -> Tensor:
+        """Columns on one device to rows `[n, width]`, without extra columns and without reads by the host."""
+        n, given = len(rewards), 2 * self.obs_dim + self.action_dim
+        padding = rewards.new_zeros((n, self.width - given - 2))
+        parts = obs, next_obs, actions.reshape(n, -1), padding, rewards[:, None], dones[:, None]
+        return torch.cat([part.to(torch.float32) for part in parts], 1)
+
     def pack_batch(self, batch: TransitionBatch, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """A batch on the host as rows; columns that the layout does not have are left out."""
         given = {name: column for name, column in batch._asdict().items() if name in self.places}

@@ -48,6 +48,14 @@ def find_named(place: str, key: str) -> Any:
     return found
 
 
+def find_optional(place: str) -> Any:
+    """The object `module:Name`; None if it cannot be imported, which making the environment reports."""
+    try:
+        return find_named(place, "env_id")
+    except ConfigError:
+        return None
+
+
 def not_importable(module: str, error: Exception, key: str) -> MissingDependencyError:
     """The error for a module that could not be imported, or that imports a missing one."""
     cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error

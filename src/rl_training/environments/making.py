@@ -16,7 +16,8 @@ import numpy as np
 
 from rl_training.environments.importing import current_folder, not_importable
 from rl_training.environments.recipe import EnvSettings
-from rl_training.environments.user_environments import UserEnvironments, not_made
+from rl_training.environments.tensor_environments import tensor_maker
+from rl_training.environments.user_environments import EnvMaker, TensorEnvMaker, UserEnvironments, not_made
 from rl_training.environments.wrapping import time_limit_of, wrap
 from rl_training.errors import ConfigError, MissingDependencyError, nearest
 from rl_training.observation_spaces import Flattening, Image, Misfit, describe
@@ -36,7 +37,12 @@ def make_env(config: EnvSettings, given: UserEnvironments | None = None) -> gym.
 def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, Any]:
     env_id = config.env_id
     kwargs = copy.deepcopy(dict(config.env_kwargs))  # an environment may change its arguments
-    if given is not None and given.env is not None:
+    if tensor_maker(config, given) is not None:
+        raise ConfigError(
+            f"env_id: {env_id} is a TensorEnv; it trains and evaluates, and this needs a Gymnasium environment",
+            key="env_id",
+        )
+    if given is not None and isinstance(given.env, EnvMaker):
         return given.env(kwargs)
     if env_id is None:
         raise ConfigError("env_id: this needs an environment; set env_id", key="env_id")
@@ -109,7 +115,7 @@ def _missing(env_id: str, error: Exception) -> MissingDependencyError:
 
 def close_env(env: gym.Env[Any, Any], given: UserEnvironments | None = None) -> None:
     """Close an environment made by `make_env`, unless it is the user's own object."""
-    if given is not None and given.env is not None:
+    if given is not None and isinstance(given.env, EnvMaker):
         given.env.close(env)
     else:
         env.close()
@@ -251,11 +257,28 @@ def spaces_of(
     config: EnvSettings, *, discrete: bool | None = None, given: UserEnvironments | None = None
 ) -> SpaceSpec:
     """The spaces of the configured environment."""
+    if (maker := tensor_maker(config, given)) is not None:
+        return _tensor_spaces(maker, config, discrete)
     env = make_env(config, given)
     try:
         return read_spaces(env, discrete=discrete)
     finally:
         close_env(env, given)
+
+
+def _tensor_spaces(maker: TensorEnvMaker, config: EnvSettings, discrete: bool | None) -> SpaceSpec:
+    env = maker(1, "cpu", config.env_kwargs)
+    try:
+        space = env.single_observation_space
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+            raise ConfigError(
+                f"env_id: {maker.name} has observations {space}; a TensorEnv needs flat vectors, a Box of one "
+                "dimension: concatenate them in step",
+                key="env_id",
+            )
+        return SpaceSpec(int(space.shape[0]), **_actions(maker.name, env.single_action_space, discrete))
+    finally:
+        maker.close(env)
 
 
 def time_limit(config: EnvSettings, given: UserEnvironments | None = None) -> int | None:

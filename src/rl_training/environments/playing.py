@@ -54,6 +54,8 @@ class Played:
 class Evaluator:
     """Plays episodes with fixed seeds; its environments are created once and reused."""
 
+    on_device = False  # whether the policy acts on the learner's device
+
     def __init__(
         self,
         config: TrainConfig,

@@ -19,6 +19,7 @@ from rl_training.environments.wrapping import Wrapping
 from rl_training.errors import ConfigError, cause_of
 
 if TYPE_CHECKING:
+    from rl_training.environments.tensor_env import TensorEnv
     from rl_training.experiment.config import TrainConfig
 
 Env = gym.Env[Any, Any]
@@ -80,6 +81,60 @@ class EnvMaker:
         return {**self.__dict__, "_unused": []}
 
 
+class TensorEnvMaker:
+    """Creates a `TensorEnv` from its class, or returns the user's only instance."""
+
+    importable = False
+
+    def __init__(self, name: str, make: Any, *, single_instance: bool = False) -> None:
+        """`make`: a class that is called with `num_envs`, `device` and `env_kwargs`, or an instance."""
+        self.name, self._make, self.single_instance = name, make, single_instance
+
+    @property
+    def time_limit(self) -> int | None:
+        """The limit that the instance or its class declares."""
+        limit: int | None = getattr(self._make, "max_episode_steps", None)
+        return limit
+
+    @property
+    def num_envs(self) -> int | None:
+        """The number of simulations of an instance; None for a class."""
+        return int(self._make.num_envs) if self.single_instance else None
+
+    def __call__(self, num_envs: int, device: Any, kwargs: Mapping[str, Any]) -> TensorEnv:
+        if self.single_instance:
+            env: TensorEnv = self._make
+        else:
+            try:
+                env = self._make(num_envs=num_envs, device=device, **kwargs)
+            except Exception as error:
+                raise not_made(self.name, kwargs, error) from error
+        return env
+
+    def probe(self, kwargs: Mapping[str, Any]) -> None:
+        """Nothing to probe: a class makes new environments, an instance does not."""
+
+    def with_render_mode(self, mode: str) -> TensorEnvMaker:
+        return self
+
+    def close(self, env: TensorEnv) -> None:
+        """Close an environment made here, unless it is the user's own object."""
+        if not self.single_instance:
+            env.close()
+
+
+def is_tensor_class(found: Any) -> bool:
+    """Whether `found` is a class that may make a `TensorEnv`: it steps, and is not one of Gymnasium's."""
+    if not isinstance(found, type) or issubclass(found, gym.Env | gym.vector.VectorEnv):
+        return False
+    return all(callable(getattr(found, name, None)) for name in ("reset", "step", "close"))
+
+
+def _is_tensor_env(env: Any) -> bool:
+    names = ("num_envs", "device", "single_observation_space", "single_action_space", "step")
+    return all(hasattr(env, name) for name in names)
+
+
 def not_made(name: str | None, kwargs: Mapping[str, Any], error: Exception, remedy: str = "") -> ConfigError:
     """The error for an environment that could not be created."""
     return ConfigError(
@@ -92,8 +147,8 @@ def not_made(name: str | None, kwargs: Mapping[str, Any], error: Exception, reme
 class UserEnvironments:
     """The user's environments and wrappers that a configuration cannot contain."""
 
-    env: EnvMaker | None = None
-    eval_env: EnvMaker | None = None
+    env: EnvMaker | TensorEnvMaker | None = None
+    eval_env: EnvMaker | TensorEnvMaker | None = None
     wrappers: Mapping[str, Wrapping] = field(default_factory=dict)
 
     def evaluation(self, config: TrainConfig) -> tuple[TrainConfig, UserEnvironments]:
@@ -116,7 +171,7 @@ class UserEnvironments:
             self.env.probe(config.env_kwargs)
         if self.eval_env is not None and evaluated:
             self.eval_env.probe({})
-        if self.env is not None and self.env.single_instance and config.num_envs > 1:
+        if isinstance(self.env, EnvMaker) and self.env.single_instance and config.num_envs > 1:
             raise ConfigError(
                 f"num_envs: {self.env.name} cannot be made again; set num_envs to 1, or give its class or a "
                 "callable that makes a new one",
@@ -139,7 +194,7 @@ class EnvSource:
     """A user's environment: its maker, and the fields for the configuration."""
 
     name: str | None
-    maker: EnvMaker | None = None
+    maker: EnvMaker | TensorEnvMaker | None = None
     by_name: bool = True  # whether the name is enough to create it
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -154,18 +209,25 @@ def resolve_env(env: Any, key: str = "env_id") -> EnvSource:
         place = _place_of(env)
         maker = EnvMaker(env.__name__, env, probed=True)
         return EnvSource(place or env.__name__, maker, by_name=place is not None)
+    if is_tensor_class(env):
+        place = _place_of(env)
+        return EnvSource(place or env.__name__, TensorEnvMaker(env.__name__, env), by_name=place is not None)
+    if _is_tensor_env(env):
+        name = type(env).__name__
+        return EnvSource(name, TensorEnvMaker(name, env, single_instance=True), by_name=False)
     if callable(env) and not isinstance(env, type):
         name = _name_of(env)
         return EnvSource(name, EnvMaker(name, env), by_name=False)
     hint = "; give one environment, and num_envs" if isinstance(env, gym.vector.VectorEnv) else ""
     kind = env.__name__ if isinstance(env, type) else type(env).__name__
     raise ConfigError(
-        f"{key} must be a Gymnasium id, a gymnasium.Env, its class or a callable that makes one, got {kind}{hint}",
+        f"{key} must be a Gymnasium id, a gymnasium.Env, its class, a callable that makes one, or a TensorEnv, got "
+        f"{kind}{hint}",
         key=key,
     )
 
 
-def _place_of(env: type[Env]) -> str | None:
+def _place_of(env: type[Any]) -> str | None:
     """`module:Class`, if another process can import this class under that name; else None.
 
     Gymnasium would interpret the name as an id if one is registered, in any version.

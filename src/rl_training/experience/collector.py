@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -39,6 +39,14 @@ def random_actions(rng: Draws, spaces: SpaceSpec, count: int) -> Any:
         return rng.integers(spaces.num_actions, size=count)
     actions = rng.uniform(-1.0, 1.0, (count, spaces.action_dim))
     return actions if isinstance(actions, torch.Tensor) else actions.astype(np.float32)
+
+
+def raise_bad_action(learner: Learner, steps: int) -> NoReturn:
+    """Raise `DivergedError` for an action that is not finite."""
+    check_finite(learner, f"by step {steps}")
+    raise DivergedError(
+        f"the policy's action is not finite at step {steps}; lower learning_rate", first_bad="action"
+    )
 
 
 class Collector:
@@ -141,10 +149,7 @@ class Collector:
             obs = torch.from_numpy(self.obs)
             actions: NDArray[Any] = self.learner.explore(self.acting.current(), obs, self.rng, progress).numpy()
         if not np.isfinite(actions).all():
-            check_finite(self.learner, f"by step {self.steps}")
-            raise DivergedError(
-                f"the policy's action is not finite at step {self.steps}; lower learning_rate", first_bad="action"
-            )
+            raise_bad_action(self.learner, self.steps)
         return actions
 
     def _check_rows(self, rows: NDArray[np.float32], steps: Steps, rewards: NDArray[np.float32]) -> None:
@@ -180,6 +185,9 @@ class Collector:
         obs = self.envs.reset_all(indices)
         self._require_finite(obs, indices)
         return obs
+
+    def check(self) -> None:
+        """Nothing to check: every row is checked before it is stored."""
 
     def statistics(self) -> dict[str, float]:
         """Means over the last episodes."""

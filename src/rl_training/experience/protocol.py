@@ -33,6 +33,9 @@ class Experience(Protocol):
     def receive(self) -> None:
         """The second half of a vector step: store the transitions and reset environments whose episode ended."""
 
+    def check(self) -> None:
+        """Raise `DivergedError` if a stored row is not finite; called before anything is reported or saved."""
+
     def statistics(self) -> dict[str, float]:
         """Means over the last episodes."""
 

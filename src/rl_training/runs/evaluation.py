@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from rl_training.environments.playing import Evaluator
 from rl_training.errors import CheckpointError
 from rl_training.experience.acting import ActingPolicy
-from rl_training.experience.finite import check_finite
 from rl_training.experiment.checkpointing import write_checkpoint
 from rl_training.experiment.metric_names import log_row
 from rl_training.experiment.retention import discard, list_checkpoints, set_aside
@@ -24,7 +23,8 @@ class Evaluations:
     def __init__(self, session: Session, evaluator: Evaluator | None) -> None:
         self._session = session
         self._evaluator = evaluator if session.config.eval_episodes > 0 else None
-        self._acting = ActingPolicy(session.learner)
+        on_device = evaluator is not None and evaluator.on_device
+        self._acting = ActingPolicy(session.learner, copies=False if on_device else None)
 
     def start(self) -> None:
         """Start environment processes, which takes seconds, unless the current policy was evaluated."""
@@ -36,7 +36,7 @@ class Evaluations:
         if self._evaluator is None:
             return {}
         if self._is_new():
-            check_finite(self._session.learner, f"by step {self._session.clock.ticks}")
+            self._session.check_finite()
             self._record(self._play(self._evaluator))
         return self._session.last_evaluation
 

@@ -214,7 +214,7 @@ class Session:
     def report(self) -> None:
         """Log the metrics of this step."""
         self.run.fence()
-        check_finite(self.learner, f"by step {self.clock.ticks}")
+        self.check_finite()
         (before, ticks), now = self.mark, time.monotonic()
         rate = (self.clock.ticks - ticks) / max(now - before, 1e-9)
         self.mark = (now, self.clock.ticks)
@@ -234,7 +234,7 @@ class Session:
 
     def save(self) -> None:
         """Write a checkpoint; if that fails (a full disk), warn once and try again at the next report."""
-        check_finite(self.learner, f"by step {self.clock.ticks}")
+        self.check_finite()
         self.metrics_log.flush()
         saved = state.save(self)
         try:
@@ -262,6 +262,12 @@ class Session:
         self._prune()
         for callback in self.callbacks:
             callback.on_checkpoint(self, info.path)
+
+    def check_finite(self) -> None:
+        """Raise `DivergedError` if a stored row, a parameter or a term is not finite."""
+        if self.experience is not None:
+            self.experience.check()
+        check_finite(self.learner, f"by step {self.clock.ticks}")
 
     def _prune(self) -> None:
         with self.deleting(self.run.checkpoints):

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from rl_training.display.progress import Progress
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
+from rl_training.environments.tensor_playing import make_evaluator
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid
 from rl_training.experiment.loggers import RunFacts, make_loggers
@@ -232,7 +233,7 @@ def _evaluator(regime: Regime) -> Evaluator | None:
                 key="algo_kwargs.early_stopping",
             )
         return None
-    evaluator = Evaluator(config, regime.spaces, spec.given)
+    evaluator = make_evaluator(config, regime.spaces, spec.given)
     if config.eval_env is not None:
         other = spaces_of(evaluator.config, given=evaluator.given)
         if difference := other.difference(regime.spaces, "it has", "the run trains on"):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rl_training.data.loading import DatasetConfig
 from rl_training.data.sources import MixedSource
 from rl_training.errors import ConfigError
-from rl_training.experience.collector import Collector
+from rl_training.experience.protocol import Experience
 from rl_training.runs.clock import Clock
 from rl_training.runs.controls import ControlConfig
 from rl_training.runs.regime import Event, Regime
@@ -33,7 +33,7 @@ class OfflineToOnline(Regime):
 
     name = "offline-to-online"
     sections = (OptimizationConfig, DatasetConfig, PriorDataConfig, BudgetConfig, OnlineConfig, ControlConfig)
-    experience: Collector
+    experience: Experience
 
     def __init__(self, spec: RunSpec) -> None:
         if spec.config.env_id is None:
@@ -46,7 +46,7 @@ class OfflineToOnline(Regime):
         self.spec = spec = self.setup.spec
         self.learner, self.spaces = self.setup.learner, self.setup.spaces
         self.dataset_record = self.setup.dataset_record()
-        buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, spec.config.num_envs)
+        buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, spec)
         if buffer.device.type != self.learner.device.type:
             raise ConfigError(
                 "algo_kwargs.buffer_capacity does not fit on the GPU together with the prior data; lower it",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -12,9 +13,12 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
 from rl_training.environments.making import spaces_of
 from rl_training.environments.pool import EnvPool
+from rl_training.environments.tensor_environments import require_tensor_settings, tensor_maker
 from rl_training.errors import ConfigError, MemoryLimitError
 from rl_training.experience.collector import Collector
 from rl_training.experience.moments import ObservationConfig, RunningMoments
+from rl_training.experience.protocol import Experience
+from rl_training.experience.tensor_collector import TensorCollector
 from rl_training.experiment.checkpointing import checkpoint_errors
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_memory, room_on_gpu
@@ -68,7 +72,7 @@ class OnlineConfig(Settings):
         return self.learning_starts if config.init_from is None else 0
 
     def remarks(self, spec: RunSpec, before: int = 0) -> tuple[str, ...]:
-        """A line about the first steps, without updates or with random actions; empty if they are over.
+        """Lines about the first steps, without updates or with random actions, and about too many reports.
 
         `before`: number of updates before the first step.
         """
@@ -81,7 +85,13 @@ class OnlineConfig(Settings):
         if random_until == self.learning_starts:
             spans = [("random actions and no updates", random_until, "learning_starts")]
         parts = [f"{what} in the first {steps:,} steps ({name})" for what, steps, name in spans if steps > done]
-        return (", ".join(parts),) if parts else ()
+        lines = [", ".join(parts)] if parts else []
+        if spec.config.num_envs > spec.config.log_interval:
+            lines.append(
+                f"every vector step is reported: log_interval {spec.config.log_interval:,} is less than num_envs "
+                f"{spec.config.num_envs:,}; a larger one is faster"
+            )
+        return tuple(lines)
 
 
 def require_updates(spec: RunSpec, updates: int) -> None:
@@ -99,7 +109,7 @@ def require_updates(spec: RunSpec, updates: int) -> None:
 def fit_online(
     session: Session,
     updater: Updater,
-    collector: Collector,
+    collector: Experience,
     online: OnlineConfig,
     *,
     max_updates: int | None = None,
@@ -124,7 +134,7 @@ def fit_online(
         yield Advanced()
 
 
-def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, num_envs: int) -> ReplayBuffer:
+def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, spec: RunSpec) -> ReplayBuffer:
     """A replay buffer on the learner's device, or in pinned host memory; raises if it does not fit in either."""
     if learner.extras:
         raise ConfigError(
@@ -135,7 +145,8 @@ def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, num_envs: in
     layout = RowLayout.of(spaces)
     needed = capacity * layout.width * 4
     if learner.device.type == "cuda" and needed <= room_on_gpu(learner.device):
-        return ReplayBuffer(capacity, layout, learner.generator, together=num_envs)
+        together = spec.config.num_envs if tensor_maker(spec.config, spec.given) is None else 0
+        return ReplayBuffer(capacity, layout, learner.generator, together=together)
     free = int(0.9 * available_memory())
     if needed > free:
         raise MemoryLimitError(
@@ -158,26 +169,28 @@ def make_collector(
     *,
     reward_map: tuple[float, float] = (1.0, 0.0),
     moments: RunningMoments | None = None,
-) -> Collector:
+) -> Experience:
     """A collector that steps the configured environments and writes to `buffer`."""
-    require_room_for_environments(spec.config)
-    return Collector(
-        EnvPool(spec.config, given=spec.given),
-        spaces,
-        learner,
-        buffer,
-        random_steps=spec.resolved[OnlineConfig].acts_randomly_until(spec.config),
-        total_steps=spec.config.total_timesteps,
-        reward_map=reward_map,
-        moments=moments,
-    )
+    config, maker = spec.config, tensor_maker(spec.config, spec.given)
+    options: dict[str, Any] = {
+        "random_steps": spec.resolved[OnlineConfig].acts_randomly_until(config),
+        "total_steps": config.total_timesteps,
+        "reward_map": reward_map,
+        "moments": moments,
+    }
+    if maker is not None:
+        require_tensor_settings(config, maker)
+        env = maker(config.num_envs, learner.device, config.env_kwargs)
+        return TensorCollector(env, spaces, learner, buffer, seed=config.seed or 0, **options)
+    require_room_for_environments(config)
+    return Collector(EnvPool(config, given=spec.given), spaces, learner, buffer, **options)
 
 
-def running_moments(spec: RunSpec, spaces: SpaceSpec) -> RunningMoments | None:
+def running_moments(spec: RunSpec, spaces: SpaceSpec, device: torch.device) -> RunningMoments | None:
     """The running statistics of observations; None if they are not normalised, or by fixed moments."""
     if not spec.resolved[ObservationConfig].normalize_observations:
         return None
-    moments = RunningMoments(spaces.obs_dim)
+    moments = RunningMoments(spaces.obs_dim, None if tensor_maker(spec.config, spec.given) is None else device)
     if spec.origin is None:
         return moments
     with checkpoint_errors(spec.origin):
@@ -195,7 +208,7 @@ class Online(Regime):
     name = "online"
     sections = (OptimizationConfig, ObservationConfig, OnlineConfig, ControlConfig)
     first_phase = "online"
-    experience: Collector
+    experience: Experience
 
     def __init__(self, spec: RunSpec) -> None:
         if spec.dataset is not None:
@@ -218,10 +231,10 @@ class Online(Regime):
             clip_observations=normalize if origin is None else clips_observations(origin),
             updates_per_step=self.online.gradient_updates_per_step,
         )
-        buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, spec.config.num_envs)
+        buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, spec)
         if origin is not None and spec.checkpoint is None:
             initialise_from(self.learner, origin, self.spaces)
-        moments = running_moments(spec, self.spaces)
+        moments = running_moments(spec, self.spaces, self.learner.device)
         self.experience = make_collector(spec, self.spaces, self.learner, buffer, moments=moments)
 
     def make_updaters(self) -> None:

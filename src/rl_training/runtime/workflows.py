@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from rl_training.environments.filming import filmed, frame_rate, prepare_drawing, with_progress, without_render_mode
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator, Played
+from rl_training.environments.tensor_playing import make_evaluator
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.environments.video import checked_fps, new_video, video_target
 from rl_training.errors import ConfigError
@@ -54,7 +55,7 @@ def play_checkpoint(
     loaded = load_policy(open_checkpoint(path))
     config = changed_config(loaded.config, changes, overrides)
     episodes = config.eval_episodes or 5 if num_episodes is None else num_episodes
-    evaluator = Evaluator(config, loaded.spaces, given)
+    evaluator = make_evaluator(config, loaded.spaces, given)
     _require_playable(path, loaded, evaluator, episodes)
     played = _play(evaluator, loaded, episodes, deterministic)
     if evaluator.notice:

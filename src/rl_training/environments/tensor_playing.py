@@ -1,0 +1,151 @@
+"""Evaluation in a `TensorEnv`: each simulation plays its share of the episodes, all in one call per step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.environments.playing import UNLIMITED_EPISODE_STEPS, Evaluator, Played, PlayInterrupted
+from rl_training.environments.tensor_env import ActionScaling, TensorEnv
+from rl_training.environments.tensor_environments import tensor_maker
+from rl_training.environments.user_environments import TensorEnvMaker, UserEnvironments
+from rl_training.errors import DivergedError
+from rl_training.experiment.config import TrainConfig
+from rl_training.models.policies import Policy
+from rl_training.spaces import SpaceSpec
+
+# Simulations at most, if the environment is made for the evaluation.
+_MAX_SIMULATIONS = 4_096
+# Steps between two looks at whether all episodes have ended; each of them waits for the device.
+_STEPS_UNSEEN = 16
+
+
+def make_evaluator(
+    config: TrainConfig, spaces: SpaceSpec, given: UserEnvironments | None = None, **options: Any
+) -> Evaluator:
+    """The evaluator for the configured environment; `options` are further arguments of `Evaluator`."""
+    maker = tensor_maker(*(given or UserEnvironments()).evaluation(config))
+    if maker is None:
+        return Evaluator(config, spaces, given, **options)
+    return TensorEvaluator(config, spaces, given, maker=maker, **options)
+
+
+class TensorEvaluator(Evaluator):
+    """Simulation i of n plays the episodes i, i + n, i + 2n, …, on the device of the policy.
+
+    An episode that is cut at the bound counts as ended, but its simulation continues there.
+    """
+
+    on_device = True
+
+    def __init__(self, *arguments: Any, maker: TensorEnvMaker, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._maker = maker
+        self._env: TensorEnv | None = None
+
+    @property
+    def bound(self) -> int | None:
+        if self.config.eval_max_steps is not None:
+            return self.config.eval_max_steps
+        limit = self._maker.time_limit if self._env is None else self._env.max_episode_steps
+        return UNLIMITED_EPISODE_STEPS if limit is None else None
+
+    def start(self) -> None:
+        """Nothing to start: the environment is made by the first evaluation."""
+
+    def play(
+        self,
+        policy: Policy,
+        episodes: int,
+        interrupted: Callable[[], bool] = lambda: False,
+        *,
+        deterministic: bool = True,
+    ) -> Played:
+        device = next((parameter.device for parameter in policy.parameters()), torch.device("cpu"))
+        env = self._opened(episodes, device)
+        generator = torch.Generator(device).manual_seed(self.seed)
+
+        def act(obs: Tensor) -> Tensor:
+            if deterministic or not policy.stochastic:
+                return policy.mode(obs)
+            return policy.sample(
+                obs, torch.randn((len(obs), self.spaces.action_dim), generator=generator, device=device)
+            )
+
+        scaling, count = ActionScaling(self.spaces, device), _Count(env.num_envs, episodes, self.bound, device)
+        with torch.no_grad():
+            obs = env.reset(self.seed).to(device)
+            while not count.complete():
+                if interrupted():
+                    self.close()
+                    raise PlayInterrupted
+                answer = env.step(scaling(act(obs)).to(env.device))
+                obs = answer.obs.to(device)
+                count.add(*(part.to(device) for part in answer[1:]))
+        played = count.played()
+        self.cut_episodes += played.cut
+        return played
+
+    def _opened(self, episodes: int, device: torch.device) -> TensorEnv:
+        wanted = min(episodes, _MAX_SIMULATIONS)
+        if self._env is None or (self._env.num_envs < wanted and not self._maker.single_instance):
+            self.close()
+            self._env = self._maker(wanted, device, self.config.env_kwargs)
+        return self._env
+
+    def close(self) -> None:
+        env, self._env = self._env, None
+        if env is not None:
+            self._maker.close(env)
+
+
+class _Count:
+    """Returns and lengths of the first episodes of every simulation, as tensors."""
+
+    def __init__(self, width: int, episodes: int, bound: int | None, device: torch.device) -> None:
+        self._episodes, self._bound, self._steps = episodes, bound or math.inf, 0
+        self._index = torch.arange(width, device=device)
+        self._next = self._index.clone()  # the episode that each simulation plays
+        self._totals = torch.zeros(width, dtype=torch.float64, device=device)
+        self._length = torch.zeros(width, dtype=torch.int64, device=device)
+        # The last entry receives what is not recorded.
+        self._returns = torch.full((episodes + 1,), math.nan, dtype=torch.float64, device=device)
+        self._lengths = torch.zeros(episodes + 1, dtype=torch.int64, device=device)
+        self._cut = torch.zeros(episodes + 1, dtype=torch.bool, device=device)
+        self._finite = torch.ones(width, dtype=torch.bool, device=device)
+
+    def add(self, rewards: Tensor, terminated: Tensor, truncated: Tensor, final_obs: Tensor) -> None:
+        """Add one step of every simulation."""
+        playing, ended = self._next < self._episodes, terminated | truncated
+        self._finite &= ~playing | (rewards.isfinite() & final_obs.isfinite().all(1))
+        self._totals += rewards
+        self._length += 1
+        over = ended | (self._length >= self._bound)
+        place = torch.where(over & playing, self._next, self._episodes)
+        self._returns.index_copy_(0, place, self._totals)
+        self._lengths.index_copy_(0, place, self._length)
+        self._cut.index_copy_(0, place, ~ended)
+        self._next += over * len(self._index)
+        self._totals.masked_fill_(over, 0.0)
+        self._length.masked_fill_(over, 0)
+        self._steps += 1
+
+    def complete(self) -> bool:
+        """Whether all episodes have ended; asks the device only now and then."""
+        if self._steps % _STEPS_UNSEEN:
+            return False
+        if not bool(self._finite.all()):
+            index = int((~self._finite).long().argmax())
+            raise DivergedError(
+                f"evaluation environment {index} returned a non-finite observation or reward; fix the environment",
+                first_bad=f"observation or reward of evaluation environment {index}",
+            )
+        return not bool((self._next < self._episodes).any())
+
+    def played(self) -> Played:
+        n = self._episodes
+        return Played(self._returns[:n].cpu().numpy(), self._lengths[:n].cpu().numpy(), int(self._cut[:n].sum()))

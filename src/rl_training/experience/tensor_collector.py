@@ -1,0 +1,237 @@
+"""`TensorCollector`: act, step and store on tensors, for environments that step all simulations in one call.
+
+The host reads nothing from the device until something is reported or saved. On a GPU both halves of a vector step
+are captured as CUDA graphs if the environment allows it (`capturable`); otherwise the operations are launched one
+by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training import seeding
+from rl_training.algorithms.base import Learner
+from rl_training.algorithms.capturing import gc_paused, streams
+from rl_training.algorithms.execution import DeviceRandom
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.transitions import RowLayout
+from rl_training.environments.tensor_env import ActionScaling, TensorEnv
+from rl_training.errors import ConfigError, DivergedError
+from rl_training.experience.acting import ActingPolicy
+from rl_training.experience.collector import WINDOW, raise_bad_action, random_actions
+from rl_training.experience.episode_statistics import EpisodeStatistics
+from rl_training.experience.moments import RunningMoments
+from rl_training.experience.saved_rows import restore_rows, saved_rows
+from rl_training.experiment.checkpointing import Checkpoint, Saved, checkpoint_errors
+from rl_training.spaces import SpaceSpec
+
+# Vector steps before the first capture: they allocate what the libraries allocate once.
+_WARM_UP_STEPS = 3
+
+
+class TensorCollector:
+    """Steps a `TensorEnv` with the exploration policy of a learner and appends rows to a replay buffer."""
+
+    inexact_remedy = "give the environment state_dict() and load_state_dict()"
+
+    def __init__(
+        self,
+        env: TensorEnv,
+        spaces: SpaceSpec,
+        learner: Learner,
+        buffer: ReplayBuffer,
+        *,
+        seed: int,
+        random_steps: int,
+        total_steps: int,
+        reward_map: tuple[float, float] = (1.0, 0.0),
+        moments: RunningMoments | None = None,
+    ) -> None:
+        """The arguments are those of `Collector`; `moments` are tensors."""
+        if env.num_envs > buffer.capacity:
+            raise ConfigError(
+                f"algo_kwargs.buffer_capacity {buffer.capacity} is less than one step of num_envs {env.num_envs}",
+                key="algo_kwargs.buffer_capacity",
+            )
+        self.env, self.spaces, self.learner, self.buffer = env, spaces, learner, buffer
+        self.width, self.seed, self.steps = env.num_envs, seed, 0
+        self.random_steps, self.total_steps = random_steps, total_steps
+        self.reward_map, self.moments = reward_map, moments
+        self.acting = ActingPolicy(learner, copies=False)
+        device = learner.device
+        self.random = DeviceRandom(torch.Generator(device).manual_seed(seeding.device_exploration(seed)))
+        self.episodes = EpisodeStatistics(self.width, max(WINDOW, self.width), device)
+        self.obs = torch.zeros((self.width, spaces.obs_dim), device=device)
+        self._layout, self._scaling = RowLayout.of(spaces), ActionScaling(spaces, device)
+        self._progress = torch.zeros((), device=device)
+        # The first environment that returned a value that is not finite, and whether an action was not; -1: none.
+        self._bad = torch.full((2,), -1, dtype=torch.int64, device=device)
+        dtype, shape = (torch.int64, ()) if spaces.discrete else (torch.float32, (spaces.action_dim,))
+        self._chosen = torch.zeros((self.width, *shape), dtype=dtype, device=device)
+        self._graphs: dict[str, tuple[int, torch.cuda.CUDAGraph]] = {}
+        self._runs = dict.fromkeys(("random", "policy", "step"), 0)
+
+    def start(self) -> None:
+        """Reset every simulation."""
+        self._reset(seeding.episode_seed(self.seed, seeding.TRAINING, 0, 0))
+
+    def _reset(self, seed: int) -> None:
+        self._set_obs(self.env.reset(seed))
+        self.episodes.totals.zero_()
+        self.episodes.steps.zero_()
+
+    def act(self) -> None:
+        """The first half of a vector step: choose actions."""
+        if self.steps < self.random_steps:
+            self._run("random", self._choose_random)
+        else:
+            if self.learner.explores_by_progress:
+                self._progress.fill_(min(self.steps / self.total_steps, 1.0))
+            self._run("policy", self._choose)
+
+    def receive(self) -> None:
+        """The second half of a vector step: step the simulations and store the transitions."""
+        self._run("step", self._step_and_store)
+        self.buffer.appended(self.width)
+        self.steps += self.width
+
+    def _choose_random(self) -> None:
+        self._chosen.copy_(torch.as_tensor(random_actions(self.random, self.spaces, self.width)))
+
+    @torch.no_grad()
+    def _choose(self) -> None:
+        self._chosen.copy_(self.learner.explore(self.acting.current(), self.obs, self.random, self._progress))
+
+    @torch.no_grad()
+    def _step_and_store(self) -> None:
+        answer = self.env.step(self._scaling(self._chosen).to(self.env.device))
+        obs, rewards, terminated, truncated, final_obs = (part.to(self.learner.device) for part in answer)
+        scale, shift = self.reward_map
+        scaled = scale * rewards.float() + shift
+        rows = self._layout.pack_tensors(self.obs, self._chosen, scaled, final_obs, terminated)
+        self.buffer.append(rows.to(self.buffer.device))
+        self._find_bad(rows.isfinite().all(1) & obs.isfinite().all(1))
+        self.episodes.add(rewards.double(), terminated | truncated)
+        self._set_obs(obs)
+
+    def _find_bad(self, finite: Tensor) -> None:
+        """Record what is not finite; an environment is not blamed for its answer to such an action."""
+        acted = self._chosen.isfinite().reshape(self.width, -1).all(1)
+        bad = ~finite & acted
+        first = torch.stack([torch.where(bad.any(), bad.long().argmax(), -1), torch.where(acted.all(), -1, 0)])
+        self._bad.copy_(torch.where(self._bad < 0, first, self._bad))
+
+    def _set_obs(self, obs: Tensor) -> None:
+        """Set the observations to act on and add them to `moments`; the last one of an episode is not added."""
+        self.obs.copy_(obs)
+        if self.moments is not None:
+            self.moments.add(self.obs)
+            self.learner.normalize_by(self.moments.mean, self.moments.std)
+
+    # Graphs.
+
+    def _run(self, name: str, function: Callable[[], None]) -> None:
+        """Run `function`, captured if possible; a graph is captured again if the networks have moved."""
+        captures = self.learner.execution.acceleration != "eager" and self.learner.device.type == "cuda"
+        if not captures or (name == "step" and not self._step_is_capturable):
+            function()
+            return
+        self._runs[name] += 1
+        if self._runs[name] <= _WARM_UP_STEPS:
+            function()
+            return
+        address = next(self.learner.model.policy.parameters()).data_ptr()
+        if name not in self._graphs or self._graphs[name][0] != address:
+            self._graphs[name] = address, self._captured(function)
+        self._graphs[name][1].replay()
+
+    @property
+    def _step_is_capturable(self) -> bool:
+        env, device = self.env, self.learner.device
+        return getattr(env, "capturable", False) and {env.device, self.buffer.device} == {device}
+
+    def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """A graph of `function`. Capturing does not run it, so nothing needs to be restored."""
+        graph, device = torch.cuda.CUDAGraph(), self.learner.device
+        for generator in (self.random.generator, getattr(self.env, "generator", None)):
+            if generator is not None and generator.device == device:
+                graph.register_generator_state(generator)
+        torch.cuda.synchronize(device)
+        with gc_paused(), torch.cuda.graph(graph, stream=streams(device).main):
+            function()
+        return graph
+
+    # Reports and checkpoints. Only these read from the device.
+
+    def statistics(self) -> dict[str, float]:
+        """Means over the last episodes."""
+        return self.episodes.means()
+
+    def check(self) -> None:
+        """Raise `DivergedError` if a stored row is not finite."""
+        index, action = self._bad.tolist()
+        if index >= 0:
+            raise DivergedError(
+                f"environment {index} returned a non-finite observation or reward by step {self.steps}; fix the "
+                "environment",
+                first_bad=f"observation or reward of environment {index}",
+            )
+        if action >= 0:
+            raise_bad_action(self.learner, self.steps)
+
+    @property
+    def _saves_env(self) -> bool:
+        return hasattr(self.env, "state_dict") and hasattr(self.env, "load_state_dict")
+
+    def unreplayable(self) -> list[str]:
+        """A phrase if the state of the environment cannot be saved."""
+        return [] if self._saves_env else [f"{type(self.env).__name__} has no state_dict"]
+
+    def record(self) -> dict[str, Any]:
+        record: dict[str, Any] = {"steps": self.steps, "num_envs": self.width}
+        if self.moments is not None:
+            record["moments"] = self.moments.record()
+        return record
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        return {"obs": self.obs} | {f"episodes.{name}": tensor for name, tensor in self.episodes.tensors().items()}
+
+    def save(self) -> Saved:
+        """The replay buffer, random states, observations, episode statistics and the state of the environment."""
+        tensors = self._own_tensors() | {"random": self.random.generator.get_state()}
+        if self._saves_env:
+            tensors |= {f"env.{name}": tensor for name, tensor in self.env.state_dict().items()}  # type: ignore[attr-defined]
+        return saved_rows(self.buffer, self.learner, tensors)
+
+    def restore(self, checkpoint: Checkpoint) -> list[str]:
+        """Restore what `save` saved; returns what could not be restored exactly."""
+        problems = restore_rows(self.buffer, self.learner, checkpoint)
+        with checkpoint_errors(checkpoint):
+            record, tensors = checkpoint.records["collector"], checkpoint.tensors["collector"]
+            if record.get("num_envs") != self.width:
+                raise ValueError(f"{record.get('num_envs')} running simulations for {self.width}")
+            self.steps = int(record["steps"])
+            if self.moments is not None:
+                self.moments.load(record["moments"])
+            for name, tensor in self._own_tensors().items():
+                tensor.copy_(tensors[name])
+            problems += self._restore_random(tensors["random"])
+            state = {name[4:]: tensor for name, tensor in tensors.items() if name.startswith("env.")}
+            if state and self._saves_env:
+                self.env.load_state_dict(state)  # type: ignore[attr-defined]
+                return problems
+        self._reset(seeding.episode_seed(self.seed, seeding.TRAINING, 0, self.steps))
+        return [*problems, f"{type(self.env).__name__} cannot restore its state; all of its episodes were reset"]
+
+    def _restore_random(self, state: Tensor) -> list[str]:
+        if state.numel() != self.random.generator.get_state().numel():
+            return ["the checkpoint was written on another kind of device; exploration has a new random state"]
+        self.random.generator.set_state(state)
+        return []
+
+    def close(self) -> None:
+        self.env.close()
