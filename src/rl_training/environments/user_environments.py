@@ -221,7 +221,7 @@ def resolve_env(env: Any, key: str = "env_id") -> EnvSource:
     hint = "; give one environment, and num_envs" if isinstance(env, gym.vector.VectorEnv) else ""
     kind = env.__name__ if isinstance(env, type) else type(env).__name__
     raise ConfigError(
-        f"{key} must be a Gymnasium id, a gymnasium.Env, its class, a callable that makes one, or a TensorEnv, got "
+        f"{key} must be a Gymnasium id, a gymnasium.Env, its class or a callable that makes one, or a TensorEnv, got "
         f"{kind}{hint}",
         key=key,
     )
