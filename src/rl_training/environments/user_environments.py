@@ -221,8 +221,8 @@ def resolve_env(env: Any, key: str = "env_id") -> EnvSource:
     hint = "; give one environment, and num_envs" if isinstance(env, gym.vector.VectorEnv) else ""
     kind = env.__name__ if isinstance(env, type) else type(env).__name__
     raise ConfigError(
-        f"{key} must be a Gymnasium id, a gymnasium.Env, its class or a callable that makes one, or a TensorEnv, got "
-        f"{kind}{hint}",
+        f"{key} must be a Gymnasium id, a gymnasium.Env, its class or a callable that makes one, or a TensorEnv, "
+        f"got {kind}{hint}",
         key=key,
     )
 
