@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.evidence import earlier
-from benchmarks.peers import leanrl, learn, loops
+from benchmarks.peers import leanrl, learn, loops, sb3
 from benchmarks.peers.checkouts import commit_of
 from benchmarks.runs import configure
 from benchmarks.speed import cases, training, updates
@@ -23,7 +23,9 @@ from rl_training.data.transitions import TransitionBatch
 from rl_training.environments.making import spaces_of
 from rl_training.environments.playing import Evaluator
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import resolve
 from rl_training.experiment.strict_yaml import dump_yaml
+from rl_training.runtime.online import OnlineConfig
 
 pytestmark = pytest.mark.pages
 
@@ -536,8 +538,11 @@ def lean_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with doubles of what its script imports."""
     (folder / "leanrl").mkdir()
     script = LEANRL_FILE.replace("LOG", repr(str(folder / "log")))
-    (folder / leanrl.SCRIPT).write_text(script, encoding="utf-8")
-    for package, module, names in (("tensordict", "nn", "CudaGraphModule"), ("torchrl", "data", "ReplayBuffer")):
+    (folder / leanrl.SCRIPTS["td3"]).write_text(script, encoding="utf-8")
+    for package, module, names in (
+        ("tensordict", "nn", "CudaGraphModule = TensorDictModule"),
+        ("torchrl", "data", "ReplayBuffer"),
+    ):
         (folder / "site" / package).mkdir(parents=True)
         (folder / "site" / package / "__init__.py").write_text("", encoding="utf-8")
         (folder / "site" / package / f"{module}.py").write_text(f"{names} = None", encoding="utf-8")
@@ -548,17 +553,18 @@ def lean_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def lean_config(*overrides: str) -> Any:
+def lean_config(*overrides: str, algo: str = "td3", steps: int = 9) -> Any:
     return configure(
-        "td3/halfcheetah", "td3", list(overrides), env_id="HalfCheetah-v5", seed=4, total_timesteps=9, device="cpu"
-    )
+        f"{algo}/halfcheetah", algo, list(overrides), env_id="HalfCheetah-v5", seed=4, total_timesteps=steps,
+        device="cpu",
+    )  # fmt: skip
 
 
 def test_script_of_leanrl_is_given_the_settings_of_a_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = leanrl.arguments(lean_config("algo_kwargs.policy_delay=3", "algo_kwargs.tau=0.25"), settle=2)
-    said = leanrl.run(lean_checkout(tmp_path, monkeypatch), given)
+    said = leanrl.run(lean_checkout(tmp_path, monkeypatch), "td3", given)
     assert said["speed"] == 80.0  # the last it said
     assert said["seconds"] > 0.0
     assert said["versions"]["tensordict"] == "0.5"
@@ -569,15 +575,62 @@ def test_script_of_leanrl_is_given_the_settings_of_a_config(
         assert part in line
 
 
+def test_sac_of_leanrl_updates_its_actor_as_often_as_ours() -> None:
+    given = leanrl.arguments(lean_config("algo_kwargs.learning_rate=0.001", algo="sac"), settle=2)
+    assert (given["policy_lr"], given["q_lr"], given["policy_frequency"]) == (1e-3, 1e-3, 1)
+    with pytest.raises(SystemExit, match="alpha"):
+        leanrl.arguments(lean_config("algo_kwargs.alpha=0.2", algo="sac"), settle=2)
+    with pytest.raises(SystemExit, match="num_envs"):
+        leanrl.arguments(lean_config("num_envs=2", algo="sac"), settle=2)
+
+
+def test_scripts_of_leanrl_get_what_earlier_libraries_gave_them() -> None:
+    class Envs:
+        def step(self, actions: Any) -> Any:
+            return actions + 1, None, None, actions > 1, {}
+
+    envs = leanrl.with_final_observations(Envs)()
+    assert envs.step(np.array([0, 1]))[4] == {}
+    assert envs.step(np.array([0, 2]))[4]["final_observation"].tolist() == [1, 3]
+    module = leanrl.without_other_outputs(lambda function, in_keys, out_keys: function)
+    assert module(lambda x: (x, 2, 3), in_keys=["a"], out_keys=["b"])(1) == (1,)
+    assert module(lambda x: x, in_keys=["a"], out_keys=["b"])(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rounds"),
+    [
+        ([], (1, 1)),
+        (["num_envs=8"], (1, 8)),
+        (["num_envs=8", "algo_kwargs.train_frequency=8"], (1, 1)),
+        (["num_envs=4", "algo_kwargs.train_frequency=8", "algo_kwargs.gradient_updates_per_step=3"], (2, 3)),
+        (["num_envs=8", "algo_kwargs.learning_starts=20000"], (1, 0)),
+    ],
+)
+def test_stable_baselines_makes_as_many_updates_per_step(overrides: list[str], rounds: tuple[int, int]) -> None:
+    """Its rounds count steps of all environments, ours count those of each."""
+    config = lean_config(*overrides, algo="sac", steps=20_000)
+    assert sb3.rounds_of(config) == rounds
+    every, updates = rounds
+    online = resolve(config)[OnlineConfig]
+    steps = every * config.num_envs
+    assert updates == 0 or online.earned(10_000 + 10 * steps) - online.earned(10_000 + 9 * steps) == updates
+
+
+def test_rounds_of_updates_that_stable_baselines_cannot_make_are_refused() -> None:
+    with pytest.raises(SystemExit, match="multiple"):
+        sb3.rounds_of(lean_config("num_envs=3", "algo_kwargs.train_frequency=2", algo="sac"))
+
+
 def test_leanrl_is_not_set_beside_another_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="hidden_sizes"):
         leanrl.arguments(lean_config("algo_kwargs.hidden_sizes=[400, 300]"), settle=2)
     with pytest.raises(SystemExit, match=r"is .* a checkout of LeanRL"):
-        leanrl.run(tmp_path, {})
+        leanrl.run(tmp_path, "td3", {})
     folder = lean_checkout(tmp_path, monkeypatch)
     with pytest.raises(RuntimeError, match="unexpected keyword"):
-        leanrl.run(folder, {"planet": 1})
-    monkeypatch.setattr(sys, "argv", ["training", "--leanrl", str(folder)])
+        leanrl.run(folder, "td3", {"planet": 1})
+    monkeypatch.setattr(sys, "argv", ["training", "--algo", "redq", "--leanrl", str(folder)])
     with pytest.raises(SystemExit):
         training.arguments()
 
@@ -594,3 +647,10 @@ def test_steps_beside_leanrl_are_told_from_those_beside_stable_baselines() -> No
     assert "| 9 (8) | Stable-Baselines3 on cpu | 3 (2) | 3.00 (one pair) |" in text
     assert "| 9 (8) | LeanRL on cpu | 3 (2) | 3.00 (one pair) |" in text
     assert "LeanRL (checkout abc): its script.\n" in text
+    overridden = lean | {"overrides": ["num_envs=8", "algo_kwargs.learning_starts=1000"]}
+    keys = [training.key_of(entry) for entry in (pair, lean, overridden)]
+    assert [key.removeprefix("compare/2 CPU cores/td3/E/") for key in keys] == [
+        "cpu",
+        "cpu/LeanRL",
+        "cpu/LeanRL/num_envs=8",
+    ]

@@ -1,10 +1,11 @@
-"""LeanRL's TD3 (github.com/meta-pytorch/LeanRL): its script from a checkout, with the settings of a configuration.
+"""LeanRL's TD3 and SAC (github.com/meta-pytorch/LeanRL): scripts of a checkout, with a configuration's settings.
 
-    {"checkout", "arguments", "threads"}
+    {"checkout", "script", "arguments", "threads"}
 
 The script runs as it stands; `arguments` replace those of its command line. The answer has the last speed that it
 logged, the seconds it took without its imports, and versions. Its Python needs tensordict and torchrl; tyro and
-wandb are replaced.
+wandb are replaced. The scripts were written for earlier versions of Gymnasium, whose name of the last observation
+of an episode is added, and of tensordict, which ignored outputs that have no key.
 """
 
 from __future__ import annotations
@@ -26,14 +27,8 @@ from benchmarks.peers.protocol import Order, Orders, Process
 if TYPE_CHECKING:  # the script's Python need not have this package
     from rl_training.experiment.config import TrainConfig
 
-SCRIPT = Path("leanrl") / "td3_continuous_action_torchcompile.py"
-# Printed under the table.
-HOW = (
-    "its script `td3_continuous_action_torchcompile.py` as it stands, with CUDA graphs on a GPU, without logging; "
-    "its steps/s are those it says of itself, counted from as many steps after the first update as ours"
-)
-_FIXED = {"algo": "td3", "num_envs": 1}
-_FIXED_SETTINGS = {
+SCRIPTS = {name: Path("leanrl") / f"{name}_continuous_action_torchcompile.py" for name in ("td3", "sac")}
+_FIXED_SETTINGS: dict[str, Any] = {
     "hidden_sizes": [256, 256],
     "critic_hidden_sizes": None,
     "layer_norm": False,
@@ -41,45 +36,64 @@ _FIXED_SETTINGS = {
     "gradient_updates_per_step": 1,
     "normalize_observations": False,
 }
+_FIXED_OF_SAC = {"alpha": "auto", "target_entropy": None}
+
+
+def how(algo: str) -> str:
+    """Printed under the table."""
+    return (
+        f"its script `{SCRIPTS[algo].name}` as it stands, with CUDA graphs on a GPU, without logging; its steps/s "
+        "are those it says of itself, counted from as many steps after the first update as ours"
+    )
 
 
 def arguments(config: TrainConfig, *, settle: int, compile: bool = False) -> dict[str, Any]:
-    """Arguments of its command line for a configuration; what it has no argument for must equal its own."""
+    """Arguments of the command line for a configuration; what a script has no argument for must equal its own."""
     from rl_training.experiment.registry import resolve
     from rl_training.runs.building import choose_device
 
     settings = resolve(config).to_dict()
-    differing = [name for name, value in _FIXED.items() if getattr(config, name) != value]
-    differing += [name for name, value in _FIXED_SETTINGS.items() if settings[name] != value]
+    fixed = _FIXED_SETTINGS | (_FIXED_OF_SAC if config.algo == "sac" else {})
+    differing = ["num_envs"] * (config.num_envs > 1) + [name for name in fixed if settings[name] != fixed[name]]
     if differing:
-        raise SystemExit(f"LeanRL's TD3 is fixed in {', '.join(differing)}: {_FIXED | _FIXED_SETTINGS}")
+        raise SystemExit(f"LeanRL's {config.algo} is fixed in {', '.join(differing)}: {fixed | {'num_envs': 1}}")
     on_gpu = choose_device(config.device).type == "cuda"
     return {
         "env_id": config.env_id,
         "seed": config.seed,
         "total_timesteps": config.total_timesteps,
-        "learning_rate": settings["learning_rate"],
         "buffer_size": settings["buffer_capacity"],
         "gamma": settings["gamma"],
         "tau": settings["tau"],
         "batch_size": settings["batch_size"],
-        "policy_noise": settings["target_policy_noise"],
-        "exploration_noise": settings["exploration_noise"],
         "learning_starts": settings["learning_starts"],
-        "policy_frequency": settings["policy_delay"],
-        "noise_clip": settings["target_noise_clip"],
         "measure_burnin": settle,
         "cuda": on_gpu,
         "cudagraphs": on_gpu,
         "compile": compile,
+    } | (_of_sac(settings) if config.algo == "sac" else _of_td3(settings))
+
+
+def _of_td3(settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "learning_rate": settings["learning_rate"],
+        "policy_noise": settings["target_policy_noise"],
+        "exploration_noise": settings["exploration_noise"],
+        "policy_frequency": settings["policy_delay"],
+        "noise_clip": settings["target_noise_clip"],
     }
 
 
-def run(checkout: Path, given: dict[str, Any], python: str | None = None) -> Order:
+def _of_sac(settings: dict[str, Any]) -> dict[str, Any]:
+    return {"policy_lr": settings["learning_rate"], "q_lr": settings["learning_rate"], "policy_frequency": 1}
+
+
+def run(checkout: Path, algo: str, given: dict[str, Any], python: str | None = None) -> Order:
     """One run: its speed, the seconds it took, versions."""
-    if not (checkout / SCRIPT).is_file():
-        raise SystemExit(f"no {checkout / SCRIPT}: is {checkout} a checkout of LeanRL?")
-    order = {"checkout": str(checkout.resolve()), "arguments": given, "threads": torch.get_num_threads()}
+    if not (checkout / SCRIPTS[algo]).is_file():
+        raise SystemExit(f"no {checkout / SCRIPTS[algo]}: is {checkout} a checkout of LeanRL?")
+    script, threads = str(SCRIPTS[algo]), torch.get_num_threads()
+    order = {"checkout": str(checkout.resolve()), "script": script, "arguments": given, "threads": threads}
     with Process(python or sys.executable, "benchmarks.peers.leanrl") as process:
         answer: Order = process.ask(order)
     return answer
@@ -88,11 +102,38 @@ def run(checkout: Path, given: dict[str, Any], python: str | None = None) -> Ord
 # The process of the library.
 
 
+def with_final_observations(kind: Any) -> Any:
+    """A class of vector environments whose `infos` have `final_observation` when an episode was truncated."""
+
+    class WithFinalObservations(kind):  # type: ignore[misc]
+        def step(self, actions: Any) -> Any:
+            obs, rewards, terminated, truncated, infos = super().step(actions)
+            if truncated.any():  # the reset follows with the next step, so this is still the last observation
+                infos["final_observation"] = obs
+            return obs, rewards, terminated, truncated, infos
+
+    return WithFinalObservations
+
+
+def without_other_outputs(kind: Any) -> Any:
+    """`TensorDictModule` of a function that may return more values than `out_keys` has names."""
+
+    def make(function: Any, in_keys: list[str], out_keys: list[str]) -> Any:
+        def named(*inputs: Any) -> Any:
+            outputs = function(*inputs)
+            return outputs[: len(out_keys)] if isinstance(outputs, tuple) else outputs
+
+        return kind(named, in_keys=in_keys, out_keys=out_keys)
+
+    return make
+
+
 def main() -> None:
+    import gymnasium as gym
+
     orders = Orders()
     order = orders.order
-    for name in ("tensordict.nn", "torchrl.data"):  # not part of the script's time
-        importlib.import_module(name)
+    modules, _ = (importlib.import_module(name) for name in ("tensordict.nn", "torchrl.data"))  # before the clock
     torch.set_num_threads(order["threads"])
     logged: list[dict[str, Any]] = []
     stand_ins = {
@@ -100,8 +141,12 @@ def main() -> None:
         "wandb": SimpleNamespace(init=lambda **_: None, log=lambda values, step: logged.append(values)),
     }
     started = time.perf_counter()
-    with patch.dict(sys.modules, stand_ins):
-        runpy.run_path(str(Path(order["checkout"]) / SCRIPT), run_name="__main__")
+    with (
+        patch.dict(sys.modules, stand_ins),
+        patch.object(gym.vector, "SyncVectorEnv", with_final_observations(gym.vector.SyncVectorEnv)),
+        patch.object(modules, "TensorDictModule", without_other_outputs(modules.TensorDictModule)),
+    ):
+        runpy.run_path(str(Path(order["checkout"]) / order["script"]), run_name="__main__")
     seconds = time.perf_counter() - started
     if not logged:
         raise SystemExit("too few steps: no speed was logged")

@@ -19,6 +19,7 @@ from benchmarks.speed.timing import wait
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve
 from rl_training.runs.building import choose_device
+from rl_training.runtime.online import OnlineConfig
 
 MODULES = {"sb3": "stable_baselines3", "sb3_contrib": "sb3_contrib"}
 
@@ -58,22 +59,37 @@ class SB3Policy:
         return actions.cpu()
 
 
+def rounds_of(config: TrainConfig) -> tuple[int, int]:
+    """Vector steps between rounds of updates, and updates per round: as many updates per environment step as ours.
+
+    No updates if ours begin after the last step.
+    """
+    online, count = resolve(config)[OnlineConfig], config.num_envs
+    every = online.train_frequency
+    if max(every, count) % min(every, count):
+        raise SystemExit(f"train_frequency {every} and num_envs {count}: one must be a multiple of the other")
+    updates = 0 if online.learning_starts >= config.total_timesteps else online.together(count)
+    return max(1, every // count), updates
+
+
 def agent_of(config: TrainConfig, env: Any, **options: Any) -> Any:
     """A SAC with the settings of one of our configurations."""
     import stable_baselines3 as sb3
 
     settings = resolve(config).to_dict()
+    every, updates = rounds_of(config)
+    random_steps = resolve(config)[OnlineConfig].acts_randomly_until(config)
     return sb3.SAC(
         "MlpPolicy",
         env,
         learning_rate=settings["learning_rate"],
         buffer_size=settings["buffer_capacity"],
-        learning_starts=settings["learning_starts"],
+        learning_starts=settings["learning_starts"] if updates else random_steps,
         batch_size=settings["batch_size"],
         tau=settings["tau"],
         gamma=settings["gamma"],
-        train_freq=settings["train_frequency"],
-        gradient_steps=settings["gradient_updates_per_step"],
+        train_freq=every,
+        gradient_steps=updates,
         ent_coef=settings["alpha"],
         target_entropy="auto" if settings["target_entropy"] is None else settings["target_entropy"],
         policy_kwargs={"net_arch": list(settings["hidden_sizes"])},

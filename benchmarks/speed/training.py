@@ -1,9 +1,10 @@
 """End to end: environment steps per second of a whole training run.
 
     python -m benchmarks.speed.training [--device D] [--peer-device D] [--steps 4000] [--pairs 3] [--json FILE]
-        SAC on HalfCheetah-v5 and Stable-Baselines3's `learn` with the same settings, in turn.
+        SAC on HalfCheetah-v5 and Stable-Baselines3's `learn` with the same settings, in turn; with `--set
+        num_envs=8 algo_kwargs.train_frequency=8` eight environments and one update per step of all of them.
     python -m benchmarks.speed.training --algo td3 --leanrl DIR [--leanrl-compile] [--steps 4000] [--pairs 3]
-        TD3 on HalfCheetah-v5 beside LeanRL's, from a checkout of it (see `benchmarks.peers.leanrl`), in turn.
+        TD3 or SAC on HalfCheetah-v5 and LeanRL's, from a checkout of it (see `benchmarks.peers.leanrl`), in turn.
     python -m benchmarks.speed.training --algo redq --env Hopper-v5 --steps 100000 [--minutes 9]
         One run: steps per second, the share of time spent in updates, the return reached.
     python -m benchmarks.speed.training --against PATH [--algo A --env E] [--steps 4000] [--blocks 21] [--json FILE]
@@ -21,6 +22,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +43,15 @@ from rl_training.updates.updater import Updater
 
 # Steps after the first update before the steady rate is counted.
 _SETTLE = 200
+_OURS, _STARTS = "ours", "algo_kwargs.learning_starts=1000"
+Run = Callable[[TrainConfig], tuple[float, float]]  # steady and whole steps per second
 _RATES = (
     f"The steady rate is counted from {_SETTLE} steps after the first update to the last step; that of the whole "
     "run has set-up, compiling, the steps before the first update and the last checkpoint in it."
 )
 
 
-def arguments() -> argparse.Namespace:
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = report.arguments(__doc__)
     parser.add_argument("--algo", default="sac")
     parser.add_argument("--env", default="HalfCheetah-v5")
@@ -59,7 +63,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--peer-device", help="where Stable-Baselines3 runs, if not on --device")
-    parser.add_argument("--leanrl", type=Path, metavar="DIR", help="a checkout of LeanRL, beside --algo td3")
+    parser.add_argument("--leanrl", type=Path, metavar="DIR", help="a checkout of LeanRL, beside td3 or sac")
     parser.add_argument("--leanrl-compile", action="store_true", help="with its --compile")
     parser.add_argument("--leanrl-python", metavar="PATH", help="one with tensordict and torchrl; else this one")
     parser.add_argument("--acceleration", default="auto")
@@ -68,9 +72,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="stop a single run after this time")
     parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout of this package")
     parser.add_argument("--blocks", type=int, default=against.BLOCKS, help="with --against")
-    options = parser.parse_args()
-    if options.leanrl and (options.algo != "td3" or options.against):
-        parser.error("--leanrl runs beside --algo td3")
+    options = parser.parse_args(given)
+    if options.leanrl and (options.algo not in leanrl.SCRIPTS or options.against):
+        parser.error(f"--leanrl runs beside --algo {' or '.join(leanrl.SCRIPTS)}")
     return options
 
 
@@ -100,7 +104,10 @@ class Pace(Watch):
 
 
 def settled(config: TrainConfig) -> int:
-    return int(resolve(config)[OnlineConfig].learning_starts) + _SETTLE
+    """The step from which the steady rate is counted; in a run without updates the policy acts from there."""
+    online = resolve(config)[OnlineConfig]
+    learns = online.learning_starts < config.total_timesteps
+    return int(online.learning_starts if learns else online.acts_randomly_until(config)) + _SETTLE
 
 
 def ours(config: TrainConfig) -> tuple[float, float]:
@@ -111,9 +118,9 @@ def ours(config: TrainConfig) -> tuple[float, float]:
 
 
 def theirs(config: TrainConfig) -> tuple[float, float]:
-    """The same of Stable-Baselines3, saved at the end as ours is."""
-    import gymnasium as gym
+    """The same of Stable-Baselines3, saved at the end as ours is; several environments step one after the other."""
     from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
 
     pace = Pace(settled(config))
 
@@ -124,7 +131,9 @@ def theirs(config: TrainConfig) -> tuple[float, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        agent = sb3.agent_of(config, gym.make(config.env_id or ""))
+        agent = sb3.agent_of(
+            config, make_vec_env(config.env_id or "", config.num_envs, env_kwargs=config.env_kwargs)
+        )
         agent.learn(config.total_timesteps, callback=Marks())
         agent.save(Path(folder) / "agent.zip")
         agent.save_replay_buffer(Path(folder) / "buffer.pkl")
@@ -141,35 +150,53 @@ class LeanRL:
     def __call__(self, config: TrainConfig) -> tuple[float, float]:
         """Steady and whole steps per second of one run."""
         given = leanrl.arguments(config, settle=_SETTLE, compile=self.options.leanrl_compile)
-        said = leanrl.run(self.options.leanrl, given, self.options.leanrl_python)
+        said = leanrl.run(self.options.leanrl, config.algo, given, self.options.leanrl_python)
         self.entry = {
             "peer": "LeanRL, compiled" if self.options.leanrl_compile else "LeanRL",
             "peer_versions": {"checkout": commit_of(self.options.leanrl), **said["versions"]},
-            "how": leanrl.HOW,
+            "how": leanrl.how(config.algo),
         }
         return said["speed"], config.total_timesteps / said["seconds"]
 
 
-def compare(config: TrainConfig, options: argparse.Namespace) -> Entry:
-    """Ours, theirs, ours, theirs …"""
-    peer = config.replace(device=options.peer_device or options.device)
+def has_peers(options: argparse.Namespace) -> bool:
+    return options.leanrl is not None or (options.algo == "sac" and sb3.installed())
+
+
+def compare(config: TrainConfig, options: argparse.Namespace) -> list[Entry]:
+    """Ours and each peer in turn, `pairs` times; an entry for each peer."""
+    peer_config = config.replace(device=options.peer_device or options.device)
     lean = LeanRL(options)
-    rates: dict[str, list[tuple[float, float]]] = {"ours": [], "peer": []}
+    runs: dict[str, tuple[Run, TrainConfig]] = {_OURS: (ours, config)}
+    if options.algo == "sac" and sb3.installed():
+        runs["Stable-Baselines3"] = (theirs, peer_config)
+    if options.leanrl:
+        runs["LeanRL"] = (lean, peer_config)
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for number in range(options.pairs):
-        for name, run, chosen in (("ours", ours, config), ("peer", lean if options.leanrl else theirs, peer)):
+        for name, (run, chosen) in runs.items():
             rates[name].append(run(chosen.replace(seed=options.seed + number)))
             print(f"{name}: {rates[name][-1][0]:.1f} steps/s steady, {rates[name][-1][1]:.1f} whole", flush=True)
-    ratios = [a[0] / b[0] for a, b in zip(rates["ours"], rates["peer"])]
+    device = str(choose_device(peer_config.device))
+    return [
+        pair(rates[_OURS], found) | {"peer_device": device} | (lean.entry if name == "LeanRL" else {})
+        for name, found in rates.items()
+        if name != _OURS
+    ]
+
+
+def pair(own: list[tuple[float, float]], peer: list[tuple[float, float]]) -> Entry:
+    """Steady and whole rates of both sides, and the ratio of the steady ones."""
+    ratios = [a[0] / b[0] for a, b in zip(own, peer)]
     return {
         "kind": "compare",
-        "steady": [rate for rate, _ in rates["ours"]],
-        "peer_steady": [rate for rate, _ in rates["peer"]],
-        "whole": [rate for _, rate in rates["ours"]],
-        "peer_whole": [rate for _, rate in rates["peer"]],
-        "peer_device": str(choose_device(peer.device)),
+        "steady": [rate for rate, _ in own],
+        "peer_steady": [rate for rate, _ in peer],
+        "whole": [rate for _, rate in own],
+        "peer_whole": [rate for _, rate in peer],
         "ratio": statistics.median(ratios),
         "ratio_spread": [min(ratios), max(ratios)],
-    } | lean.entry
+    }
 
 
 def measure_against(config: TrainConfig, options: argparse.Namespace) -> Entry:
@@ -276,23 +303,19 @@ def returns_text(runs: list[Entry]) -> str:
     return f"## Single runs\n\n{written}\n\n{table(header, rows)}\n\n{report.origins(runs)}"
 
 
-def main() -> None:
-    options = arguments()
-    results = Results("training", options.json)
-    source = options.config or f"{options.algo}/{options.env.rpartition('-')[0].lower()}"
-    beside = options.leanrl or (options.algo == "sac" and sb3.installed())
-    alone = not options.against and (options.pairs == 0 or not beside)
+def configured(options: argparse.Namespace, source: str, alone: bool) -> TrainConfig:
+    """The configuration of all sides; settings that it needs are added to `options.set`."""
     fields: dict[str, Any] = {"algo_kwargs": {}}
     if not alone:
         # Neither side evaluates; random steps at the start are equally fast on both and are kept few.
         fields = {"eval_episodes": 0, "algo_kwargs": {"eval_interval": None, "early_stopping": None}}
         if not any("learning_starts" in override for override in options.set):
-            options.set.append("algo_kwargs.learning_starts=1000")
+            options.set.append(_STARTS)
     elif options.eval_interval is not None:
         fields["algo_kwargs"]["eval_interval"] = options.eval_interval
     if options.prior is not None:
         fields["algo_kwargs"] |= dataset_settings([options.prior])
-    config = configure(
+    return configure(
         source,
         options.algo,
         options.set,
@@ -303,8 +326,27 @@ def main() -> None:
         acceleration=options.acceleration,
         **fields,
     )
-    device = str(choose_device(config.device))
-    stamp = report.stamp(device) | {
+
+
+def key_of(entry: Entry) -> str:
+    """Kind, machine, task; then the seed of a single run, or the peer and settings other than the usual ones."""
+    key = f"{entry['kind']}/{entry['machine']}/{entry['algo']}/{entry['env']}"
+    if entry["kind"] == "single":
+        return f"{key}/{entry['seed']}"
+    if entry["kind"] == "against":
+        return f"{key}/{entry['other_checkout']}"
+    peer = [entry["peer_device"], *([entry["peer"]] if "peer" in entry else [])]
+    chosen = " ".join(sorted(set(entry["overrides"]) - {_STARTS}))
+    return "/".join([key, *peer, *([chosen] if chosen else [])])
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    options = arguments(given)
+    results = Results("training", options.json)
+    source = options.config or f"{options.algo}/{options.env.rpartition('-')[0].lower()}"
+    alone = not options.against and (options.pairs == 0 or not has_peers(options))
+    config = configured(options, source, alone)
+    stamp = report.stamp(str(choose_device(config.device))) | {
         "algo": options.algo,
         "env": options.env,
         "config": source,
@@ -316,13 +358,10 @@ def main() -> None:
         entry = stamp | measure_against(config, options)
         print(f"{options.algo.upper()} {options.env}: {against.said(entry, 'steps/s')}")
         if options.json:
-            key = f"against/{stamp['machine']}/{options.algo}/{options.env}/{entry['other_checkout']}"
-            results.add({key: entry})
+            results.add({key_of(entry): entry})
         return
-    entry = stamp | (single(config, options) if alone else compare(config, options))
-    key = f"{entry['kind']}/{stamp['machine']}/{options.algo}/{options.env}"
-    peer = "/".join([entry["peer_device"], *([entry["peer"]] if "peer" in entry else [])]) if not alone else ""
-    results.add({f"{key}/{options.seed if alone else peer}": entry})
+    entries = [single(config, options)] if alone else compare(config, options)
+    results.add({key_of(stamp | entry): stamp | entry for entry in entries})
     results.show(sections)
 
 
