@@ -49,6 +49,8 @@ PROGRAMS = {
             "seeds",
             "training",
             "steps",
+            "stepping",
+            "online",
             "overhead",
             "startup",
             "data_sizes",

@@ -39,7 +39,7 @@ from rl_training.runs.session import Session
 from rl_training.updates.updater import Updater
 
 STARTS, SETTLE, BLOCK = 1_000, 500, 100
-_OVERLAP, _PROCESSES = "algo_kwargs.overlap=true", "environments=processes"
+_OVERLAP, _PROCESSES, _BATCHED = "algo_kwargs.overlap=true", "environments=processes", "environments=batched"
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,15 @@ CASES = [
     *(
         Case(f"SAC, {count} environments{said}", "sac/halfcheetah", (f"num_envs={count}", _PROCESSES, *more), goal)
         for count, goal in ((8, 5_500), (16, 6_000))
+        for said, more in (("", ()), (", overlap", (_OVERLAP,)))
+    ),
+    *(
+        Case(
+            f"SAC, {count} environments in one call{said}",
+            "sac/halfcheetah",
+            (f"num_envs={count}", _BATCHED, *more),
+        )
+        for count in (8, 16)
         for said, more in (("", ()), (", overlap", (_OVERLAP,)))
     ),
     Case("REDQ-10, 20 updates a step", "redq/hopper", (), 280),
