@@ -73,16 +73,16 @@ class Pooled:
 
     def __init__(self, config: TrainConfig) -> None:
         self.pool = EnvPool(config)
-        for index in range(config.num_envs):
-            self.pool.reset(index)
+        self.pool.reset_all(range(config.num_envs))
         with closing(gym.make(config.env_id or "", **config.env_kwargs)) as env:
             self.actions = random_actions(env.action_space, config.num_envs)
 
     def run(self, count: int) -> None:
         for _ in range(count):
-            for index, answer in enumerate(self.pool.step(next(self.actions))):
-                if answer.terminated or answer.truncated:
-                    self.pool.reset(index)
+            steps = self.pool.step(next(self.actions))
+            ended = (steps.terminated | steps.truncated).nonzero()[0].tolist()
+            if ended:
+                self.pool.reset_all(ended)
 
     def close(self) -> None:
         self.pool.close()
@@ -183,8 +183,8 @@ def sections(entries: dict[str, Entry]) -> Sections:
     tensors = [entry for entry in entries.values() if entry["kind"] == "tensor"]
     parts = [
         "## Stepping environments",
-        "Written by `python -m benchmarks.speed.stepping`: environment steps per second with random actions, resets "
-        "included, without policy and updates; the median of blocks of all ways in turn.",
+        "Written by `python -m benchmarks.speed.stepping`: environment steps per second with random actions, "
+        "resets included, without policy and updates; the median of blocks of all ways in turn.",
     ]
     if simulated:
         parts += [_simulated(simulated)]

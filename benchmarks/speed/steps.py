@@ -28,7 +28,7 @@ from benchmarks import report
 from benchmarks.report import Entry, Results, Sections, number, table
 from benchmarks.runs import configure, seconds_of_run
 from benchmarks.speed.timing import Stopwatch
-from rl_training.environments.pool import EnvPool
+from rl_training.environments.running import Pool
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experience.collector import Collector
 from rl_training.experiment.config import TrainConfig
@@ -77,7 +77,7 @@ CASES = [
 PARTS: dict[str, tuple[type, str, tuple[str, ...]]] = {
     "waiting for weights": (ActingPolicy, "current", ()),
     "acting": (Collector, "act", ("waiting for weights",)),
-    "environment": (EnvPool, "receive", ()),
+    "environment": (Pool, "receive", ()),
     "storing": (Collector, "receive", ("environment",)),
     "launching updates": (Updater, "run", ()),
     "tick": (Session, "advance", ()),

@@ -1,0 +1,104 @@
+"""`benchmarks.speed.stepping`, `online` and `host_reads`, with a few steps each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.speed import online, stepping
+from benchmarks.speed.host_reads import HostReads
+
+pytestmark = pytest.mark.pages
+
+
+def run(program: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> dict[str, dict[str, Any]]:
+    """The entries that a program has written."""
+    file = folder / "found.json"
+    monkeypatch.setattr(sys, "argv", [program.__name__, *words, "--json", str(file)])
+    program.main()
+    entries: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["entries"]
+    assert "checkout" in "\n".join(map(str, entries.values()))
+    return entries
+
+
+def test_every_way_of_stepping_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "available_cores", lambda: 2)
+    words = ["--task", "Hopper-v5", "--environments", "2", "--threads", "1", "2", "9", "--seconds", "0.01"]
+    entries = run(stepping, monkeypatch, tmp_path, *words, "--rounds", "2")
+    found = {entry["way"]: entry for entry in entries.values()}
+    assert sorted(found, key=stepping.order_of) == [
+        "batched, 1 thread", "batched, 2 threads", "local", "processes", "SyncVectorEnv", "AsyncVectorEnv",
+    ]  # fmt: skip
+    assert all(entry["rate"] > 0 and len(entry["blocks"]) == 2 for entry in entries.values())
+    (text,) = stepping.sections(entries).values()
+    assert "| task | environments | batched, 1 thread | batched, 2 threads | local | processes |" in text
+    assert "| Hopper-v5 | 2 |" in text
+
+
+def test_processes_are_not_more_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "available_cores", lambda: 2)
+    monkeypatch.setattr(sys, "argv", ["stepping", "--threads", "1", "4"])
+    options = stepping.arguments()
+    assert options.environments == [1, 16, 128, 1024]
+    assert set(stepping.ways("Hopper-v5", 16, options)) == {"batched, 1 thread", "local", "SyncVectorEnv"}
+    assert set(stepping.ways("Hopper-v5", 1024, options)) == {"batched, 1 thread"}
+
+
+def test_seconds_of_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[tuple[str, int]] = []
+
+    class Evaluator:
+        def __init__(self, config: Any, spaces: Any) -> None:
+            self.way = config.environments
+
+        def run(self, policy: Any, episodes: int) -> None:
+            played.append((self.way, episodes))
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(online, "Evaluator", Evaluator)
+    entries = run(online, monkeypatch, tmp_path, "evaluation", "--episodes", "3", "--rounds", "2")
+    assert played == [("local", 3), ("auto", 3)] * 3  # the first of each is not counted
+    assert {entry["way"]: len(entry["seconds"]) for entry in entries.values()} == {"local": 2, "auto": 2}
+    (text,) = online.sections(entries).values()
+    assert "| `environments: auto` | 3 | " in text
+
+
+def test_reads_by_the_host_are_counted_with_their_places() -> None:
+    numbers = torch.arange(3.0)
+    numbers.sum().item()
+    with HostReads(torch.device("cpu")) as counted:
+        numbers.add(1)
+        assert counted.reads == 0
+        assert numbers.sum().item() == 3.0
+        assert bool(numbers[1] > 0)
+        assert float(numbers[2]) == 2.0
+        numbers.tolist(), numbers.cpu(), numbers.numpy()
+    assert counted.reads == 6
+    assert counted.synchronizations is None
+    (place,) = (place for place in counted.places if place.startswith("item"))
+    assert place.startswith("item at tests/test_online_benchmarks.py:")
+    numbers.sum().item()
+    assert counted.reads == 6
+
+
+def test_reads_of_other_devices_are_not_counted() -> None:
+    with HostReads(torch.device("meta")) as counted:
+        torch.ones(1).item()
+    assert counted.reads == 0
+
+
+def test_comparisons_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(online.training, "main", asked.append)
+    monkeypatch.setattr(sys, "argv", ["online", "cores", "--steps", "2000", "--pairs", "1", "--json", "f"])
+    online.main()
+    one, once, never = (" ".join(words) for words in asked)
+    assert one == "--device cpu --steps 2000 --pairs 1 --json f"
+    assert once.endswith("--steps 16000 --pairs 1 --json f --set num_envs=8 algo_kwargs.train_frequency=8")
+    assert "algo_kwargs.learning_starts=16000" in never
