@@ -26,8 +26,9 @@ class EpisodeStatistics:
         count = rank[-1]
         recorded = ended & (rank > count - self.window)  # each of the newest has a slot of its own
         slots = torch.where(recorded, (self.ended + rank - 1) % self.window, self.window)
-        self.returns.index_copy_(0, slots, self.totals)
-        self.lengths.index_copy_(0, slots, self.steps)
+        for ring, values in ((self.returns, self.totals), (self.lengths, self.steps)):
+            ring.index_copy_(0, slots, values)
+            ring[-1] = 0  # the order of writes to one slot is not defined
         self.ended += count
         self.totals.masked_fill_(ended, 0.0)
         self.steps.masked_fill_(ended, 0)
