@@ -12,7 +12,7 @@ import torch
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.environments.making import spaces_of
-from rl_training.environments.pool import EnvPool
+from rl_training.environments.pool import make_pool
 from rl_training.errors import DivergedError, EnvironmentFailure
 from rl_training.experience.collector import Collector
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
@@ -47,7 +47,7 @@ def collector_of(config: TrainConfig, capacity: int = 100, random_steps: int = 1
     spaces = spaces_of(config)
     learner = build_learner(spec.sections, spec.sections.resolve(config.algo_kwargs), config, spaces)
     buffer = ReplayBuffer(capacity, RowLayout.of(spaces), learner.generator)
-    pool = EnvPool(config)
+    pool = make_pool(config)
     return Collector(pool, spaces, learner, buffer, random_steps=random_steps, total_steps=1_000)
 
 

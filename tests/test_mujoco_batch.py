@@ -1,4 +1,4 @@
-"""`MujocoBatch` and `environments: batched` against Gymnasium, bit for bit."""
+"""`MujocoBatch` and batched pools against Gymnasium, bit for bit."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ pytest.importorskip("mujoco.batch")
 
 from rl_training.console import doctor
 from rl_training.environments import batched, mujoco_batch
-from rl_training.environments.batched import BatchedEnv
+from rl_training.environments.batched import BatchedPool
 from rl_training.environments.mujoco_batch import MujocoBatch, supports
 from rl_training.environments.playing import Evaluator
-from rl_training.environments.pool import EnvPool, LocalEnv
-from rl_training.environments.running import Steps
+from rl_training.environments.pool import EnvPool, make_pool
+from rl_training.environments.running import Pool, Steps
 from rl_training.environments.user_environments import UserEnvironments, resolve_env
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.spaces import SpaceSpec
 from tests.reliability.processes import Child
-from tests.runs import KillAt, differences, interrupted, resume, run_record, tiny, train
 
 TASKS = [
     (f"{name}-v{version}", {})
@@ -93,7 +92,7 @@ class Gymnasium:
     def reset(self, batch: MujocoBatch, index: int) -> None:
         seed = next(self.seeds)
         expected, _ = self.envs[index].reset(seed=seed)
-        same(batch.reset(index, seed), np.asarray(expected, np.float32), f"reset with seed {seed}")
+        same(reset(batch, index, seed), np.asarray(expected, np.float32), f"reset with seed {seed}")
         same(precise(batch)[index], expected, f"reset with seed {seed}")
 
     def step(self, batch: MujocoBatch, actions: NDArray[np.float32]) -> None:
@@ -109,6 +108,10 @@ class Gymnasium:
                 self.ends["terminated"] += terminated
                 self.ends["truncated"] += truncated
                 self.reset(batch, i)
+
+
+def reset(batch: MujocoBatch, index: int, seed: int) -> NDArray[np.float32]:
+    return batch.reset(np.array([index], np.int32), [seed])[0]
 
 
 def precise(batch: MujocoBatch) -> NDArray[np.float64]:
@@ -172,7 +175,7 @@ def played(batch: MujocoBatch, rng: np.random.Generator, steps: int) -> Iterator
 def started(env_id: str, count: int, threads: int) -> MujocoBatch:
     batch = MujocoBatch(env_id, {}, count, threads)
     for i in range(count):
-        batch.reset(i, seed=i)
+        reset(batch, i, seed=i)
     return batch
 
 
@@ -202,7 +205,7 @@ def test_a_state_of_another_number_of_simulations_is_refused() -> None:
 def test_time_limits_continue_in_a_loaded_state() -> None:
     kwargs = {"max_episode_steps": 5}
     first, second = MujocoBatch("HalfCheetah-v5", kwargs, 1), MujocoBatch("HalfCheetah-v5", kwargs, 1)
-    first.reset(0, seed=0)
+    reset(first, 0, seed=0)
     actions = np.zeros((1, 6), np.float32)
     assert not any(first.step(actions).truncated[0] for _ in range(3))
     second.load_state_dict(first.state_dict())
@@ -256,40 +259,10 @@ def test_another_version_of_gymnasium_is_not_supported(monkeypatch: pytest.Monke
     assert not supports("HalfCheetah-v5", {})
 
 
-def small(folder: Path, env_id: str = "Hopper-v5", **fields: Any) -> TrainConfig:
-    """A run through several episodes, time limits and terminations, with evaluation."""
-    return tiny(
-        "sac",
-        folder,
-        env_id=env_id,
-        **{"total_timesteps": 160, "checkpoint_interval": 80, "eval_episodes": 3, "log_interval": 40} | fields,
-    )
-
-
-@pytest.mark.parametrize(("env_id", "limit"), [("Hopper-v5", 1_000), ("HalfCheetah-v4", 17)])
-@pytest.mark.parametrize("num_envs", [1, 8])
-def test_a_run_equals_the_run_in_single_environments(
-    env_id: str, limit: int, num_envs: int, tmp_path: Path
-) -> None:
-    config = small(tmp_path, env_id, num_envs=num_envs, env_kwargs={"max_episode_steps": limit})
-    local = train(config.replace(environments="local"))
-    batched = train(config.replace(environments="batched", env_threads=3))
-    assert differences(local, batched) == ["config/env_threads", "config/environments"]
-
-
-@pytest.mark.parametrize("num_envs", [1, 8])
-def test_a_resumed_run_is_exact_with_another_number_of_threads(num_envs: int, tmp_path: Path) -> None:
-    config = small(tmp_path, num_envs=num_envs, environments="batched")
-    straight, run = train(config, [KillAt()]), interrupted(config, 80)
-    resumed = resume(run, [KillAt()], changes={"env_threads": 3})
-    assert run_record(run)["exact_resume"] is True
-    assert differences(straight, resumed) == ["config/env_threads"]
-
-
-def pools(**fields: Any) -> tuple[EnvPool, EnvPool]:
+def pools(**fields: Any) -> tuple[Pool, Pool]:
     values = {"algo": "sac", "env_id": "Hopper-v5", "total_timesteps": 1, "num_envs": 4} | fields
-    one, other = (EnvPool(TrainConfig(**values, environments=place)) for place in ("local", "batched"))
-    assert {type(env) for env in other.envs} == {BatchedEnv}
+    one, other = (make_pool(TrainConfig(**values, environments=place)) for place in ("local", "batched"))
+    assert (type(one), type(other)) == (EnvPool, BatchedPool)
     return one, other
 
 
@@ -339,30 +312,29 @@ def test_answers_and_actions_share_no_memory_with_the_batch() -> None:
 
 def kinds(given: UserEnvironments | None = None, **fields: Any) -> type[Any]:
     values = {"algo": "sac", "env_id": "Hopper-v5", "total_timesteps": 1, "num_envs": 2} | fields
-    pool = EnvPool(TrainConfig(**values), given=given)
-    (kind,) = {type(env) for env in pool.envs}
+    pool = make_pool(TrainConfig(**values), given=given)
     pool.close()
-    return kind
+    return type(pool)
 
 
-def test_auto_is_batched_for_several_supported_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_batched_for_supported_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TrainConfig(algo="sac", env_id="Hopper-v5", total_timesteps=1).environments == "auto"
-    assert kinds() is BatchedEnv
-    assert kinds(num_envs=1) is LocalEnv
-    assert kinds(environments="local") is LocalEnv
-    assert kinds(env_id="Pendulum-v1") is LocalEnv
-    assert kinds(env_kwargs={"width": 100}) is LocalEnv
-    assert kinds(wrappers=["ClipAction"]) is LocalEnv
-    assert kinds(UserEnvironments(resolve_env(gym.make("Hopper-v5")).maker)) is LocalEnv
+    assert kinds() is BatchedPool
+    assert kinds(num_envs=1) is BatchedPool
+    assert kinds(environments="local") is EnvPool
+    assert kinds(env_id="Pendulum-v1") is EnvPool
+    assert kinds(env_kwargs={"width": 100}) is EnvPool
+    assert kinds(wrappers=["ClipAction"]) is EnvPool
+    assert kinds(UserEnvironments(resolve_env(gym.make("Hopper-v5")).maker)) is EnvPool
     monkeypatch.setattr(mujoco_batch, "batch_class", lambda: None)
-    assert kinds() is LocalEnv
+    assert kinds() is EnvPool
 
 
-def test_evaluation_is_batched_too(tmp_path: Path) -> None:
+def test_evaluation_is_batched_too() -> None:
     spaces = SpaceSpec(11, (-1.0,) * 3, (1.0,) * 3)
-    evaluator = Evaluator(small(tmp_path), spaces)
-    assert {type(env) for env in evaluator.open(3).envs} == {BatchedEnv}
-    assert {type(env) for env in Evaluator(small(tmp_path, "Pendulum-v1"), spaces).open(3).envs} == {LocalEnv}
+    for env_id, kind in (("Hopper-v5", BatchedPool), ("Pendulum-v1", EnvPool)):
+        evaluator = Evaluator(TrainConfig(algo="sac", env_id=env_id, total_timesteps=1), spaces)
+        assert isinstance(evaluator.open(3), kind)
 
 
 @pytest.mark.parametrize(

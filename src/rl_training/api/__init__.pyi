@@ -52,10 +52,10 @@ class _TrainKeys(TypedDict, total=False):
     False"""
     environments: Literal["auto", "local", "batched", "processes", "ray"]
     """where environments run: `local` is this process; `batched` is this process too, and steps all of them in one
-    call, with the same results: Gymnasium's MuJoCo environments without wrappers; `auto` is `batched` for several
-    environments that it supports, otherwise `local`; with `processes` each one runs in its own process, so that a
-    crash or hang does not harm the run (also `env_processes: true`); with `ray` they are actors of a Ray cluster:
-    the one in RAY_ADDRESS, or a new one on this machine; default 'auto'"""
+    call, with the same results: Gymnasium's MuJoCo environments without wrappers; `auto` is `batched` if that
+    supports the environment, otherwise `local`; with `processes` each one runs in its own process, so that a crash
+    or hang does not harm the run (also `env_processes: true`); with `ray` they are actors of a Ray cluster: the one
+    in RAY_ADDRESS, or a new one on this machine; default 'auto'"""
     env_threads: int | float | None
     """threads that step batched environments; null: OMP_NUM_THREADS if it is set, otherwise the available cores; ≥
     1"""

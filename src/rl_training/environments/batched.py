@@ -1,15 +1,19 @@
-"""`environments: batched`: the environments of a pool as rows of one `MujocoBatch`."""
+"""`environments: batched`: a pool whose environments are simulations of one `MujocoBatch`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.environments.mujoco_batch import MujocoBatch, batch_class, supports
-from rl_training.environments.pool import CLOSING_SECONDS, SteppedEnv, Transition
+from rl_training.environments.running import BATCH, Episode, Pool, Steps
 from rl_training.errors import ConfigError
+from rl_training.seeding import TRAINING
 
 if TYPE_CHECKING:
     from rl_training.environments.user_environments import UserEnvironments
@@ -22,16 +26,6 @@ def can_batch(config: TrainConfig, given: UserEnvironments | None) -> bool:
     return named and not config.wrappers and supports(config.env_id, config.env_kwargs)
 
 
-def batched_envs(config: TrainConfig, given: UserEnvironments | None) -> list[SteppedEnv]:
-    """The `num_envs` environments of a pool."""
-    if not can_batch(config, given):
-        cause = "wrappers are applied to one environment at a time" if config.wrappers else _cause(config)
-        raise ConfigError(f"environments: batched: {cause}; set environments to auto", key="environments")
-    assert config.env_id is not None
-    shared = _Shared(MujocoBatch(config.env_id, config.env_kwargs, config.num_envs, config.env_threads))
-    return [BatchedEnv(shared, index) for index in range(config.num_envs)]
-
-
 def _cause(config: TrainConfig) -> str:
     if batch_class() is None:
         return "this installation has no mujoco.batch, which needs mujoco 3.17 or later"
@@ -39,57 +33,112 @@ def _cause(config: TrainConfig) -> str:
     return f"{config.env_id}{arguments} is not one of Gymnasium's MuJoCo environments that can be batched"
 
 
+class BatchedPool(Pool):
+    """A pool whose environments are simulations of one `MujocoBatch`; other pools may share it (`join`)."""
+
+    def __init__(
+        self, config: TrainConfig, *, purpose: int = TRAINING, given: UserEnvironments | None = None
+    ) -> None:
+        if not can_batch(config, given):
+            cause = "wrappers are applied to one environment at a time" if config.wrappers else _cause(config)
+            raise ConfigError(f"environments: batched: {cause}; set environments to auto", key="environments")
+        assert config.seed is not None
+        assert config.env_id is not None
+        super().__init__(config.seed, purpose, config.num_envs)
+        self._make = partial(MujocoBatch, config.env_id, config.env_kwargs, threads=config.env_threads)
+        self._move(_Shared(self._make(num_envs=self.width)), 0)
+
+    def _move(self, shared: _Shared, first: int) -> None:
+        """Use the simulations of `shared` from `first` on."""
+        self._shared, self._rows = shared, slice(first, first + self.width)
+        shared.pools.append(self)
+
+    def ids(self, indices: Sequence[int]) -> NDArray[np.int32]:
+        """The simulations of the environments `indices`."""
+        return np.array(indices, dtype=np.int32) + np.int32(self._rows.start)
+
+    def reset_all(
+        self, indices: Sequence[int], places: Sequence[tuple[int, int]] | None = None
+    ) -> NDArray[np.float32]:
+        seeds = [self._begin(index, place) for index, place in zip(indices, places or repeat(None))]
+        with self.blame(indices[0]):
+            return self._shared.batch.reset(self.ids(indices), seeds)
+
+    def _send(self, actions: NDArray[Any], indices: Sequence[int]) -> None:
+        if len(actions) != len(indices):
+            raise ValueError(f"{len(actions)} actions for {len(indices)} environments")
+        self._shared.sent[self] = np.array(actions, dtype=np.float32), indices
+
+    def _receive(self, indices: Sequence[int]) -> Steps:
+        with self.blame(indices[0]):
+            return self._shared.receive(self)
+
+    def replay(self, index: int, episode: Episode) -> NDArray[np.float32] | None:
+        self._continue(index, episode)
+        if episode.actions is None:
+            return None
+        ids, batch = self.ids([index]), self._shared.batch
+        with self.blame(index):
+            obs = batch.reset(ids, [episode.seed])
+            for action in episode.actions:
+                obs = batch.step(action[None], ids).obs
+        last: NDArray[np.float32] = obs[0]
+        return last
+
+    def save(self) -> dict[str, NDArray[Any]]:
+        return {BATCH + name: values for name, values in self._shared.batch.state_dict(self._rows).items()}
+
+    def load(self, episodes: Sequence[Episode], saved: Mapping[str, NDArray[Any]]) -> bool:
+        super().load(episodes, saved)
+        state = {name.removeprefix(BATCH): values for name, values in saved.items()}
+        try:
+            self._shared.batch.load_state_dict(state, self._rows)
+        except ValueError:  # another version of MuJoCo
+            return False
+        self.lengths[:] = state["steps"]
+        return True
+
+    def close(self) -> None:
+        self._shared.leave(self)
+
+
 class _Shared:
-    """A batch with the actions it was sent and the answers that were not received yet."""
+    """A batch and the pools that use it, with the actions they sent and the answers they did not receive yet."""
 
     def __init__(self, batch: MujocoBatch) -> None:
         self.batch = batch
-        self._actions = np.zeros((batch.num_envs, batch.action_size), dtype=np.float32)
-        self._sent: set[int] = set()
-        self._answers: dict[int, Transition] = {}
+        self.pools: list[BatchedPool] = []  # in the order of their simulations
+        self.sent: dict[BatchedPool, tuple[NDArray[np.float32], Sequence[int]]] = {}
+        self._answers: dict[BatchedPool, Steps | Exception] = {}
 
-    def reset(self, index: int, seed: int) -> NDArray[np.float32]:
-        self._sent.discard(index)
-        self._answers.pop(index, None)
-        return self.batch.reset(index, seed)
-
-    def send(self, index: int, action: Any) -> None:
-        self._actions[index] = action
-        self._sent.add(index)
-
-    def receive(self, index: int) -> Transition:
-        if index in self._sent:
+    def receive(self, pool: BatchedPool) -> Steps:
+        """The answer to what `pool` sent; the first call steps the simulations of all pools that sent actions."""
+        if pool in self.sent:
             self._step()
-        return self._answers.pop(index)
+        answer = self._answers.pop(pool)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def _step(self) -> None:
-        """Step all simulations that were sent an action."""
-        ids = sorted(self._sent)
-        self._sent.clear()
-        if len(ids) == len(self._actions):
-            steps = self.batch.step(self._actions)
-        else:
-            steps = self.batch.step(self._actions[ids], np.array(ids, dtype=np.int32))
-        ends = (steps.rewards.tolist(), steps.terminated.tolist(), steps.truncated.tolist())
-        self._answers.update(zip(ids, map(Transition, steps.obs, *ends)))
+        sent = [(pool, *self.sent[pool]) for pool in self.pools if pool in self.sent]
+        self.sent = {}
+        actions = np.concatenate([actions for _, actions, _ in sent]) if len(sent) > 1 else sent[0][1]
+        ids = None
+        if len(actions) < self.batch.num_envs:
+            ids = np.concatenate([pool.ids(indices) for pool, _, indices in sent])
+        try:
+            steps = self.batch.step(actions, ids)
+        except Exception as error:
+            self._answers |= {pool: error for pool, _, _ in sent}
+            return
+        first = 0
+        for pool, actions, _ in sent:
+            rows = slice(first, first := first + len(actions))
+            self._answers[pool] = steps.part(rows) if len(sent) > 1 else steps
 
-
-class BatchedEnv:
-    """One row of a batch; the first `receive` steps every row that was sent an action."""
-
-    def __init__(self, shared: _Shared, index: int) -> None:
-        self._shared, self._index = shared, index
-
-    def reset(self, seed: int) -> NDArray[np.float32]:
-        return self._shared.reset(self._index, seed)
-
-    def send(self, action: Any) -> None:
-        self._shared.send(self._index, action)
-
-    def receive(self) -> Transition:
-        return self._shared.receive(self._index)
-
-    def ask_to_close(self) -> None: ...
-
-    def close(self, seconds: float = CLOSING_SECONDS) -> None:
-        self._shared.batch.close()
+    def leave(self, pool: BatchedPool) -> None:
+        """Close the batch if no other pool uses it."""
+        self.pools = [one for one in self.pools if one is not pool]
+        if not self.pools:
+            self.batch.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ TASKS: dict[str, type[Task]] = {
 _ENTRY_POINT = re.compile(r"gymnasium\.envs\.mujoco\.(\w+)_v([45]):\w+")
 # Versions of Gymnasium whose arithmetic was compared; another one may compute the last bit in another way.
 _COMPARED = re.compile(r"1\.4\..*")
+_ALL = slice(None)
 
 
 # A forked process has no threads of these batches and would wait for them if it freed one; so it keeps them all.
@@ -118,28 +119,36 @@ class MujocoBatch:
         self._qpos, self._qvel, self._ctrl = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
         self._carried = self.task.carried(self._fields)
         self._steps = np.zeros(num_envs, dtype=np.int64)
+        self._before = self._batch.state.copy()
         self.num_envs, self.action_size = num_envs, int(self.model.nu)
 
-    def reset(self, index: int, seed: int) -> NDArray[np.float32]:
-        """Start a new episode in one simulation; returns its first observation."""
-        ids = np.array([index], dtype=np.int32)
+    def reset(self, ids: NDArray[np.int32], seeds: Sequence[int]) -> NDArray[np.float32]:
+        """Start a new episode in each of `ids` (ascending) with its own seed; returns the observations `[n, O]`."""
         self._batch.reset(ids, stage=0)
-        rng, _ = seeding.np_random(seed)
-        self._qpos[index], self._qvel[index] = self.task.initial(rng)
+        for index, seed in zip(ids, seeds, strict=True):
+            rng, _ = seeding.np_random(seed)
+            self._qpos[index], self._qvel[index] = self.task.initial(rng)
         self._batch.forward(ids)
         if self._contacts:  # as in Gymnasium, which computes them only after a step
-            self._fields["cfrc_ext"][index] = 0
+            self._fields["cfrc_ext"][ids] = 0
         now = self._values(ids)
-        self._carried[index] = self.task.carried(now)[0]
-        self._steps[index] = 0
-        obs: NDArray[np.float32] = self.task.observation(now)[0].astype(np.float32)
-        return obs
+        self._carried[ids] = self.task.carried(now)
+        self._steps[ids] = 0
+        return self.task.observation(now).astype(np.float32)
 
     def step(self, actions: NDArray[np.float32], ids: NDArray[np.int32] | None = None) -> Steps:
-        """Step all simulations, or those in `ids` (ascending); `actions` has one row for each."""
+        """Step all simulations, or those in `ids` (ascending); `actions` has one row for each.
+
+        If MuJoCo raises an error in one of them, none is stepped.
+        """
         rows: Any = slice(None) if ids is None else ids
+        np.copyto(self._before, self._batch.state)
         self._ctrl[rows] = actions
-        self._batch.step(ids, nstep=self.task.frame_skip)
+        try:
+            self._batch.step(ids, nstep=self.task.frame_skip)
+        except Exception:
+            self._batch.state[:] = self._before
+            raise
         if self._contacts:
             self._compute_contact_forces(range(self.num_envs) if ids is None else ids)
         now = self._values(ids)
@@ -170,18 +179,21 @@ class MujocoBatch:
             mujoco.mj_rnePostConstraint(self.model, self._data)
             self._fields["cfrc_ext"][index] = self._data.cfrc_ext
 
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Everything that later steps depend on, independent of the number of threads."""
-        return {"state": self._batch.state.copy(), "carried": self._carried.copy(), "steps": self._steps.copy()}
+    def state_dict(self, rows: slice = _ALL) -> dict[str, NDArray[Any]]:
+        """Everything that later steps of `rows` depend on, independent of the number of threads."""
+        return {name: values.copy() for name, values in self._state(rows).items()}
 
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from `state_dict()` of the same environment and number of simulations."""
-        own = {"state": self._batch.state, "carried": self._carried, "steps": self._steps}
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]], rows: slice = _ALL) -> None:
+        """Continue in `rows` from `state_dict()` of the same environment and number of simulations."""
+        own = self._state(rows)
         for name, target in own.items():
             if state[name].shape != target.shape:
                 raise ValueError(f"{name} has shape {list(state[name].shape)}, expected {list(target.shape)}")
         for name, target in own.items():
             target[...] = state[name]
+
+    def _state(self, rows: slice) -> dict[str, NDArray[Any]]:
+        return {"state": self._batch.state[rows], "carried": self._carried[rows], "steps": self._steps[rows]}
 
 
 def _default_threads() -> int:

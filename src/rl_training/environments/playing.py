@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rl_training.data.scores import normalized_score
 from rl_training.environments.making import time_limit
-from rl_training.environments.pool import EnvPool
+from rl_training.environments.pool import make_pool
 from rl_training.environments.running import Pool, Steps
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import DivergedError
@@ -71,7 +71,7 @@ class Evaluator:
         self.seed = seed
         self.one_by_one = one_by_one
         self.cut_episodes = 0
-        self._pool: EnvPool | None = None
+        self._pool: Pool | None = None
 
     @property
     def bound(self) -> int | None:
@@ -95,14 +95,14 @@ class Evaluator:
         if not self.config.in_this_process and self.config.eval_episodes:
             self.open(self.config.eval_episodes)
 
-    def open(self, episodes: int) -> EnvPool:
+    def open(self, episodes: int) -> Pool:
         """The environments for `episodes` episodes; they are created if there are not enough yet."""
         single = self.one_by_one or (self.given.env is not None and self.given.env.single_instance)
         count = 1 if single else min(episodes, _MAX_ENVS)
         if self._pool is None or self._pool.width < count:
             self.close()
             config = self.config.replace(num_envs=count, seed=self.seed)
-            self._pool = EnvPool(config, purpose=EVALUATION, given=self.given)
+            self._pool = make_pool(config, purpose=EVALUATION, given=self.given)
         return self._pool
 
     def run(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rl_training.environments.making import close_env, flattening_of, make_env
 from rl_training.environments.recipe import EnvSettings
-from rl_training.environments.running import Pool, Steps, WrongAnswer
+from rl_training.environments.running import Episode, Pool, Steps, WrongAnswer
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.observation_spaces import Misfit
 from rl_training.seeding import TRAINING
@@ -137,23 +137,9 @@ def _flag(name: str, value: Any) -> bool:
     raise WrongAnswer(f"{name} is {value!r:.60}, not true or false")
 
 
-@dataclass
-class Episode:
-    """The running episode of one environment, with its seed and actions for a replay.
-
-    `actions` is None after more than `LONGEST_REPLAY` steps; then the episode cannot be replayed.
-    """
-
-    number: int
-    seed: int
-    actions: list[NDArray[Any]] | None
-    total: float = 0.0
-    steps: int = 0
-
-    @property
-    def too_long(self) -> str:
-        """Part of a message: why the episode cannot be replayed if `actions` is None."""
-        return f"is at step {self.steps:,} of its episode, of which {LONGEST_REPLAY:,} actions at most are kept,"
+def too_long(steps: int) -> str:
+    """Part of a message: why an episode of which not all actions are stored cannot be replayed."""
+    return f"is at step {steps:,} of its episode, of which {LONGEST_REPLAY:,} actions at most are kept,"
 
 
 def require_place(config: TrainConfig) -> None:
@@ -177,12 +163,25 @@ def _env_class(config: TrainConfig) -> Callable[[TrainConfig, UserEnvironments |
     return LocalEnv
 
 
-def _make_all(config: TrainConfig, given: UserEnvironments | None) -> list[SteppedEnv]:
-    if config.environments == "batched" or (config.environments == "auto" and config.num_envs > 1):
-        from rl_training.environments.batched import batched_envs, can_batch
+def is_batched(config: TrainConfig, given: UserEnvironments | None) -> bool:
+    """Whether the environments are stepped in one call; for `environments: auto` if the environment supports it."""
+    if config.environments != "auto":
+        return config.environments == "batched"
+    from rl_training.environments.batched import can_batch
 
-        if config.environments == "batched" or can_batch(config, given):
-            return batched_envs(config, given)
+    return can_batch(config, given)
+
+
+def make_pool(config: TrainConfig, *, purpose: int = TRAINING, given: UserEnvironments | None = None) -> Pool:
+    """A pool for the setting `environments`."""
+    if is_batched(config, given):
+        from rl_training.environments.batched import BatchedPool
+
+        return BatchedPool(config, purpose=purpose, given=given)
+    return EnvPool(config, purpose=purpose, given=given)
+
+
+def _make_all(config: TrainConfig, given: UserEnvironments | None) -> list[SteppedEnv]:
     make = _env_class(config)
     envs: list[SteppedEnv] = []
     try:
@@ -213,13 +212,7 @@ class EnvPool(Pool):
         super().__init__(config.seed, purpose, config.num_envs)
         self.envs = _make_all(config, given)
         self._obs: dict[int, NDArray[np.float32]] = {}  # the last observation of each environment
-        self._actions: list[list[NDArray[Any]] | None] = [[] for _ in self.envs]
-
-    @property
-    def episodes(self) -> list[Episode]:
-        """The running episodes."""
-        totals, steps = self.totals.tolist(), self.lengths.tolist()
-        return list(map(Episode, self.numbers.tolist(), self.seeds.tolist(), self._actions, totals, steps))
+        self._actions = [[] for _ in self.envs]
 
     def reset_all(
         self, indices: Sequence[int], places: Sequence[tuple[int, int]] | None = None
@@ -266,7 +259,7 @@ class EnvPool(Pool):
         """Replay the episode in a replacement, and receive the answer to its last action."""
         episode, env = self.episodes[index], self.envs[index]
         if episode.actions is None:
-            raise NotReplayed(f"it was lost with its machine: it {episode.too_long} and cannot be replayed")
+            raise NotReplayed(f"it was lost with its machine: it {too_long(episode.steps)} and cannot be replayed")
         *before, action = episode.actions
         if not np.array_equal(self._replayed(index, episode.seed, before), self._obs[index]):
             raise NotReplayed(
@@ -283,7 +276,7 @@ class EnvPool(Pool):
                 del actions[steps:]
 
     def replay(self, index: int, episode: Episode) -> NDArray[np.float32] | None:
-        self._continue(index, episode.number, episode.seed, episode.total, episode.steps)
+        self._continue(index, episode)
         actions = self._actions[index] = episode.actions
         if actions is None:
             return None
@@ -298,6 +291,14 @@ class EnvPool(Pool):
             env.send(action)
             obs = env.receive().obs
         return obs
+
+    def save(self) -> dict[str, NDArray[Any]]:
+        """The actions of each running episode."""
+        return {f"actions.{i}": np.stack(actions) for i, actions in enumerate(self._actions) if actions}
+
+    def unreplayable(self) -> list[str]:
+        kept = zip(self._actions, self.lengths.tolist())
+        return [f"environment {i} {too_long(steps)}" for i, (actions, steps) in enumerate(kept) if actions is None]
 
     def close(self) -> None:
         _close_all(self.envs)

@@ -7,9 +7,9 @@ index and the episode's number.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from rl_training.errors import LONGEST_CAUSE, EnvironmentFailure, RLTrainingError, cause_of, one_line
 from rl_training.seeding import episode_seed
 
-if TYPE_CHECKING:
-    from rl_training.environments.pool import Episode
+BATCH = "batch."  # prefix of arrays in a checkpoint that are the state of batched environments
 
 
 class WrongAnswer(Exception):
@@ -37,6 +36,21 @@ class Steps:
     def __len__(self) -> int:
         return len(self.rewards)
 
+    def part(self, rows: slice) -> Steps:
+        """The answers of some of the environments."""
+        return Steps(self.obs[rows], self.rewards[rows], self.terminated[rows], self.truncated[rows])
+
+
+@dataclass
+class Episode:
+    """The running episode of one environment, with its seed and actions for a replay; None: it has no replay."""
+
+    number: int
+    seed: int
+    actions: list[NDArray[Any]] | None
+    total: float = 0.0
+    steps: int = 0
+
 
 class Pool(ABC):
     """`width` environments stepped together. Arguments named `indices` are ascending."""
@@ -47,7 +61,14 @@ class Pool(ABC):
         self.seeds = np.zeros(width, dtype=np.int64)
         self.totals = np.zeros(width)  # rewards of the running episodes
         self.lengths = np.zeros(width, dtype=np.int64)
+        self._actions: list[list[NDArray[Any]] | None] = [None] * width  # of the running episodes, if stored
         self._before = self.totals.copy(), self.lengths.copy()  # before the last `send`
+
+    @property
+    def episodes(self) -> list[Episode]:
+        """The running episodes."""
+        totals, steps = self.totals.tolist(), self.lengths.tolist()
+        return list(map(Episode, self.numbers.tolist(), self.seeds.tolist(), self._actions, totals, steps))
 
     def reset(self, index: int, place: tuple[int, int] | None = None) -> NDArray[np.float32]:
         """Reset environment `index` to its next episode, or to the fixed episode `place=(column, number)`."""
@@ -64,12 +85,12 @@ class Pool(ABC):
         """Count a new episode of environment `index`; returns its seed."""
         column, number = place or (index, int(self.numbers[index]) + 1)
         seed = episode_seed(self.seed, self.purpose, column, number)
-        self._continue(index, number, seed)
+        self._continue(index, Episode(number, seed, []))
         return seed
 
-    def _continue(self, index: int, number: int, seed: int, total: float = 0.0, steps: int = 0) -> None:
-        self.numbers[index], self.seeds[index] = number, seed
-        self.totals[index], self.lengths[index] = total, steps
+    def _continue(self, index: int, episode: Episode) -> None:
+        self.numbers[index], self.seeds[index] = episode.number, episode.seed
+        self.totals[index], self.lengths[index] = episode.total, episode.steps
 
     def step(self, actions: NDArray[Any], indices: Sequence[int] | None = None) -> Steps:
         """Step all environments, or those in `indices`; `actions` has one row for each, in the environment's units.
@@ -113,6 +134,28 @@ class Pool(ABC):
 
         Returns None, with no effect on the environment, if the actions are not stored; it must then be reset.
         """
+
+    def record(self) -> list[dict[str, Any]]:
+        """The running episodes as plain data; with `replayable: False` if their actions are not stored."""
+        return [
+            {"number": e.number, "seed": e.seed, "total": e.total, "steps": e.steps}
+            | ({"replayable": False} if e.actions is None else {})
+            for e in self.episodes
+        ]
+
+    @abstractmethod
+    def save(self) -> dict[str, NDArray[Any]]:
+        """Arrays from which a resumed run continues the running episodes."""
+
+    def load(self, episodes: Sequence[Episode], saved: Mapping[str, NDArray[Any]]) -> bool:
+        """Continue `episodes` from what a batched pool saved; False if that is impossible and all must be reset."""
+        for index, episode in enumerate(episodes):
+            self._continue(index, episode)
+        return False
+
+    def unreplayable(self) -> list[str]:
+        """A phrase for each environment whose running episode a resumed run cannot continue."""
+        return []
 
     @abstractmethod
     def close(self) -> None: ...

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rl_training import seeding
 from rl_training.data.datasets import TransitionDataset
-from rl_training.environments.pool import EnvPool
+from rl_training.environments.pool import make_pool
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import DivergedError, MemoryLimitError
 from rl_training.experience.collector import LARGEST_REWARD, random_actions
@@ -51,7 +51,7 @@ def collect_dataset(
             f"the largest that fits is {size * free // needed}",
             key="algo_kwargs.dataset_size",
         )
-    pool = EnvPool(config.replace(num_envs=1, seed=seed), purpose=seeding.COLLECTION, given=given)
+    pool = make_pool(config.replace(num_envs=1, seed=seed), purpose=seeding.COLLECTION, given=given)
     columns: dict[str, list[Any]] = {
         key: [] for key in ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
     }

@@ -19,8 +19,8 @@ from rl_training.algorithms.base import Learner
 from rl_training.algorithms.execution import Draws
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
-from rl_training.environments.pool import EnvPool, Episode
-from rl_training.environments.running import Steps
+from rl_training.environments.pool import too_long
+from rl_training.environments.running import BATCH, Episode, Pool, Steps
 from rl_training.errors import DivergedError, EnvironmentFailure
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experience.finite import check_finite
@@ -50,13 +50,13 @@ def raise_bad_action(learner: Learner, steps: int) -> NoReturn:
 
 
 class Collector:
-    """Steps an `EnvPool` with the exploration policy of a learner and fills a replay buffer."""
+    """Steps a `Pool` with the exploration policy of a learner and fills a replay buffer."""
 
     inexact_remedy = "end episodes with wrappers: [{TimeLimit: {max_episode_steps: 1000}}]"
 
     def __init__(
         self,
-        envs: EnvPool,
+        envs: Pool,
         spaces: SpaceSpec,
         learner: Learner,
         buffer: ReplayBuffer,
@@ -200,7 +200,7 @@ class Collector:
 
     def unreplayable(self) -> list[str]:
         """A phrase for each environment whose running episode a resumed run cannot replay."""
-        return [f"environment {i} {e.too_long}" for i, e in enumerate(self.envs.episodes) if e.actions is None]
+        return self.envs.unreplayable()
 
     def record(self) -> dict[str, Any]:
         record = {
@@ -208,11 +208,7 @@ class Collector:
             "rng": self.rng.bit_generator.state,
             "returns": list(self.returns),
             "lengths": list(self.lengths),
-            "episodes": [
-                {"number": e.number, "seed": e.seed, "total": e.total, "steps": e.steps}
-                | ({"replayable": False} if e.actions is None else {})
-                for e in self.envs.episodes
-            ],
+            "episodes": self.envs.record(),
         }
         if self.moments is not None:
             record["moments"] = self.moments.record()
@@ -220,11 +216,8 @@ class Collector:
 
     def save(self) -> Saved:
         """The replay buffer, the random state of exploration and the running episodes."""
-        tensors = {"obs": torch.from_numpy(self.obs)}
-        for i, episode in enumerate(self.envs.episodes):
-            if episode.actions:
-                tensors[f"actions.{i}"] = torch.from_numpy(np.stack(episode.actions))
-        return saved_rows(self.buffer, self.learner, tensors)
+        tensors = {name: torch.from_numpy(values) for name, values in self.envs.save().items()}
+        return saved_rows(self.buffer, self.learner, {"obs": torch.from_numpy(self.obs)} | tensors)
 
     def restore(self, checkpoint: Checkpoint) -> list[str]:
         """Restore what `save` saved and replay the running episodes; returns what could not be restored exactly."""
@@ -237,21 +230,35 @@ class Collector:
             self.lengths.extend(record["lengths"])
             if self.moments is not None:
                 self.moments.load(record["moments"])
+            saved = {name: tensor.numpy() for name, tensor in tensors.items()}
             episodes = [
-                _restored_episode(saved, tensors.get(f"actions.{i}")) for i, saved in enumerate(record["episodes"])
+                _restored(episode, saved.get(f"actions.{i}")) for i, episode in enumerate(record["episodes"])
             ]
-            return problems + self.replay_episodes(tensors["obs"].numpy().copy(), episodes)
+            obs = saved["obs"].copy()
+            if len(episodes) != self.width or len(obs) != self.width:
+                raise ValueError(f"{len(episodes)} running episodes for {self.width} environments")
+            if f"{BATCH}state" in saved:
+                return problems + self._load_episodes(obs, episodes, saved)
+            return problems + self.replay_episodes(obs, episodes)
+
+    def _load_episodes(
+        self, obs: NDArray[np.float32], episodes: Sequence[Episode], saved: Mapping[str, NDArray[Any]]
+    ) -> list[str]:
+        """Continue episodes that a batched pool saved, or reset all environments."""
+        if self.envs.load(episodes, saved):
+            self.obs = obs
+            return []
+        self.start()
+        return ["running episodes are the state of batched environments, which these cannot load: all were reset"]
 
     def replay_episodes(self, obs: NDArray[np.float32], episodes: Sequence[Episode]) -> list[str]:
         """Replay `episodes`, whose last observations are `obs`; returns a phrase for each that was not exact."""
-        if len(episodes) != self.width or len(obs) != self.width:
-            raise ValueError(f"{len(episodes)} running episodes for {self.width} environments")
         self.obs = obs
         problems = []
         for i, episode in enumerate(episodes):
             reached = self.envs.replay(i, episode)
             if reached is None or not np.array_equal(reached, obs[i]):
-                cause = episode.too_long if reached is None else "did not replay its episode exactly"
+                cause = too_long(episode.steps) if reached is None else "did not replay its episode exactly"
                 problems.append(f"environment {i} {cause} and was reset")
                 obs[i] = self._reset([i])[0]
                 self._count(obs[i : i + 1])
@@ -261,11 +268,11 @@ class Collector:
         self.envs.close()
 
 
-def _restored_episode(saved: Mapping[str, Any], actions: torch.Tensor | None) -> Episode:
+def _restored(saved: Mapping[str, Any], actions: NDArray[Any] | None) -> Episode:
     steps = int(saved["steps"])
     replayed: list[Any] | None = None
     if saved.get("replayable", True):
-        replayed = [] if actions is None else list(actions.numpy())
+        replayed = [] if actions is None else list(actions)
         if len(replayed) != steps:
             raise ValueError(f"an episode of {steps} steps has {len(replayed)} actions")
     return Episode(int(saved["number"]), int(saved["seed"]), replayed, float(saved["total"]), steps)

@@ -46,8 +46,11 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def require_room_for_environments(config: TrainConfig) -> None:
-    """Raise if `num_envs` exceeds the available memory or the limit on processes."""
+def require_room_for_environments(config: TrainConfig, *, batched: bool = False) -> None:
+    """Raise if `num_envs` exceeds the available memory or the limit on processes.
+
+    Warn about many environments, unless they are `batched`.
+    """
     if config.environments == "ray":  # they may run on other machines
         return
     processes = config.environments == "processes"
@@ -60,7 +63,7 @@ def require_room_for_environments(config: TrainConfig) -> None:
         most, reason = limit, f"this user may have {limit} processes"
     if config.num_envs > most:
         raise MemoryLimitError(f"num_envs {config.num_envs} is too many: {reason}; at most {most}", key="num_envs")
-    if config.num_envs > _MANY_ENVS:
+    if config.num_envs > _MANY_ENVS and not batched:
         _log.warning(
             "num_envs: %s environments are created one after another before training starts", f"{config.num_envs:,}"
         )

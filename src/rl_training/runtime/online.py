@@ -12,7 +12,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
 from rl_training.environments.making import spaces_of
-from rl_training.environments.pool import EnvPool
+from rl_training.environments.pool import is_batched, make_pool
 from rl_training.environments.tensor_environments import require_tensor_settings, tensor_maker
 from rl_training.errors import ConfigError, MemoryLimitError
 from rl_training.experience.collector import Collector
@@ -182,8 +182,8 @@ def make_collector(
         require_tensor_settings(config, maker)
         env = maker(config.num_envs, learner.device, config.env_kwargs)
         return TensorCollector(env, spaces, learner, buffer, seed=config.seed or 0, **options)
-    require_room_for_environments(config)
-    return Collector(EnvPool(config, given=spec.given), spaces, learner, buffer, **options)
+    require_room_for_environments(config, batched=is_batched(config, spec.given))
+    return Collector(make_pool(config, given=spec.given), spaces, learner, buffer, **options)
 
 
 def running_moments(spec: RunSpec, spaces: SpaceSpec, device: torch.device) -> RunningMoments | None:

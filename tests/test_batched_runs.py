@@ -1,0 +1,199 @@
+"""Runs in batched environments: equal to the bit to runs in single ones, also after a kill; populations."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mujoco.batch")
+
+from rl_training.environments import mujoco_batch, pool
+from rl_training.environments.batched import BatchedPool
+from rl_training.environments.mujoco_batch import MujocoBatch
+from rl_training.errors import EnvironmentFailure
+from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.runs import building
+from rl_training.runs.session import TrainResult
+from tests.reliability.processes import Child
+from tests.runs import KillAt, differences, interrupted, resume, run_record, tiny, train
+from tests.test_collector import collector_of, contents
+from tests.test_exact_resume import Sigkill
+
+
+def small(folder: Path, algo: str = "sac", **fields: Any) -> TrainConfig:
+    """A run through several episodes, time limits and terminations, with evaluation."""
+    defaults = {"env_id": "Hopper-v5", "total_timesteps": 160, "checkpoint_interval": 80}
+    defaults |= {"eval_episodes": 3, "log_interval": 40, "env_kwargs": {"max_episode_steps": 13}}
+    return tiny(algo, folder, **defaults | fields)
+
+
+def episodes(result: TrainResult) -> list[tuple[Any, ...]]:
+    """The running episodes of the last checkpoint, without the way in which they are stored."""
+    saved = read_checkpoint(result.checkpoint_path).records["collector"]["episodes"]
+    return [(one["number"], one["seed"], one["total"], one["steps"]) for one in saved]
+
+
+def unlike(one: TrainResult, other: TrainResult) -> list[str]:
+    """What differs between two runs, except for the settings and the way in which running episodes are stored."""
+    assert episodes(one) == episodes(other)
+    expected = ("collector/actions.", "collector/batch.", "collector/episodes", "config/env_threads")
+    return [name for name in differences(one, other) if not name.startswith((*expected, "config/environments"))]
+
+
+def is_batched(result: TrainResult) -> bool:
+    return "batch.state" in read_checkpoint(result.checkpoint_path).tensors["collector"]
+
+
+@pytest.mark.parametrize(
+    ("algo", "env_id", "limit", "num_envs"),
+    [
+        ("sac", "Hopper-v5", 1_000, 1),
+        ("sac", "Hopper-v5", 1_000, 8),
+        ("sac", "HalfCheetah-v4", 17, 1),
+        ("sac", "HalfCheetah-v4", 17, 8),
+        ("td3", "Hopper-v5", 13, 1),
+        ("redq", "InvertedPendulum-v5", 11, 1),
+        ("rlpd", "Hopper-v5", 13, 3),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*out of date")
+def test_a_run_equals_the_run_in_single_environments(
+    algo: str, env_id: str, limit: int, num_envs: int, tmp_path: Path
+) -> None:
+    config = small(tmp_path, algo, env_id=env_id, num_envs=num_envs, env_kwargs={"max_episode_steps": limit})
+    local, auto = train(config.replace(environments="local")), train(config.replace(env_threads=3))
+    assert (is_batched(local), is_batched(auto)) == (False, True)
+    assert unlike(local, auto) == []
+    assert len(read_checkpoint(auto.checkpoint_path).records["collector"]["returns"]) > 2
+
+
+def test_dqn_is_not_batched(tmp_path: Path) -> None:
+    """No MuJoCo task has discrete actions; `auto` is `local`."""
+    config = tiny("dqn", tmp_path, num_envs=2)
+    assert differences(train(config.replace(environments="local")), train(config)) == ["config/environments"]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "num_envs"), [("Hopper-v5", 1), ("Hopper-v5", 8), ("Hopper-v5", 64), ("InvertedPendulum-v5", 2)]
+)
+def test_a_resumed_run_is_exact_with_another_number_of_threads(env_id: str, num_envs: int, tmp_path: Path) -> None:
+    config = small(
+        tmp_path, env_id=env_id, num_envs=num_envs, total_timesteps=16 * max(num_envs, 10), env_threads=1
+    )
+    config = config.replace(checkpoint_interval=config.total_timesteps // 2)
+    straight, run = train(config, [KillAt()]), interrupted(config, config.checkpoint_interval)
+    resumed = resume(run, [KillAt()], changes={"env_threads": 3})
+    assert run_record(run)["exact_resume"] is True
+    assert differences(straight, resumed) == ["config/env_threads"]
+
+
+def test_a_killed_run_is_exact_too(tmp_path: Path) -> None:
+    config, runs = small(tmp_path, num_envs=8), tmp_path / "runs"
+    killed = Child(lambda: train(config.replace(output_dir=runs), [Sigkill(80)]), tmp_path / "output.txt")
+    assert killed.wait() == -signal.SIGKILL, killed.text()
+    [run] = runs.iterdir()
+    resumed = resume(run, [KillAt()], changes={"env_threads": 3})
+    assert differences(train(config, [KillAt()]), resumed) == ["config/env_threads", "config/output_dir"]
+    assert run_record(run)["exact_resume"] is True
+
+
+@pytest.mark.parametrize("written", ["local", "batched"])
+def test_a_checkpoint_with_actions_is_replayed(
+    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run in single environments, or in batched ones before their state was saved."""
+    config = small(tmp_path, num_envs=3, environments=written)
+    straight = train(config, [KillAt()])
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "is_batched", lambda *arguments: False)
+        run = interrupted(config, 80)
+    assert "actions.0" in read_checkpoint(find_checkpoint(run)).tensors["collector"]
+    resumed = resume(run, [KillAt()], changes={"environments": "batched"})
+    assert is_batched(resumed)
+    assert unlike(straight, resumed) == []
+    assert run_record(run)["exact_resume"] is True
+
+
+RESET = "step 81: running episodes are the state of batched environments, which these cannot load: all were reset"
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_state_that_cannot_be_loaded_is_reported(
+    missing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Resumed with `environments: local`, or with `auto` where mujoco.batch is missing."""
+    run = interrupted(small(tmp_path, num_envs=3), 80)
+    before = read_checkpoint(find_checkpoint(run)).records["collector"]["episodes"]
+    if missing:
+        monkeypatch.setattr(mujoco_batch, "batch_class", lambda: None)
+    resumed = resume(run, changes={"total_timesteps": 84} | ({} if missing else {"environments": "local"}))
+    record = run_record(run)
+    assert (record["exact_resume"], record["inexact"]) == (False, [RESET])
+    assert RESET.partition(": ")[2] in capsys.readouterr().err
+    assert not is_batched(resumed)
+    assert [number for number, *_ in episodes(resumed)] == [one["number"] + 1 for one in before]
+    assert {steps for *_, steps in episodes(resumed)} == {1}
+
+
+def test_a_state_of_another_size_is_reported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version of MuJoCo may have another state."""
+    run = interrupted(small(tmp_path, num_envs=3), 80)
+    state = MujocoBatch._state
+    monkeypatch.setattr(MujocoBatch, "_state", lambda *of: state(*of) | {"state": state(*of)["state"][:, 1:]})
+    resume(run)
+    assert run_record(run)["inexact"] == [RESET]
+
+
+def test_simulations_that_end_together_are_reset_in_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resets: list[int] = []
+    reset = MujocoBatch.reset
+    monkeypatch.setattr(
+        MujocoBatch, "reset", lambda batch, ids, seeds: (resets.append(len(ids)), reset(batch, ids, seeds))[1]
+    )
+    config = small(tmp_path, num_envs=12, env_kwargs={"max_episode_steps": 4})
+    one, other = (collector_of(config.replace(environments=place)) for place in ("local", "batched"))
+    for collector in (one, other):
+        collector.start()
+        for _ in range(8):
+            collector.step()
+    assert resets == [12, 12, 12]
+    assert all(np.array_equal(*parts) for parts in zip(contents(one)[:5], contents(other)[:5]))
+    assert one.obs.tobytes() == other.obs.tobytes()
+
+
+def test_a_step_in_which_mujoco_fails_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if MuJoCo has stepped other simulations when it raises."""
+    collector = collector_of(small(tmp_path, num_envs=2))
+    collector.start()
+    collector.step()
+    before, pool = collector.envs.save(), collector.envs
+    assert isinstance(pool, BatchedPool)
+    totals, engine = pool.totals.copy(), pool._shared.batch._batch
+    inner = engine.step
+    monkeypatch.setattr(engine, "step", lambda *a, **k: (inner(*a, **k), 1 / 0))
+    message = rf"^environment 0 failed \(seed {pool.seeds[0]}, step 2\): ZeroDivisionError"
+    with pytest.raises(EnvironmentFailure, match=message):
+        collector.step()
+    assert {name: values.tobytes() for name, values in pool.save().items()} == {
+        name: values.tobytes() for name, values in before.items()
+    }
+    assert (pool.lengths.tolist(), pool.totals.tolist()) == ([1, 1], totals.tolist())
+
+
+def test_many_batched_environments_are_not_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    config = TrainConfig(algo="sac", env_id="Hopper-v5", total_timesteps=1, num_envs=building._MANY_ENVS + 1)
+    with caplog.at_level(logging.WARNING):
+        building.require_room_for_environments(config, batched=pool.is_batched(config, None))
+        assert not caplog.records
+        building.require_room_for_environments(
+            config, batched=pool.is_batched(config.replace(wrappers=["ClipAction"]), None)
+        )
+    assert len(caplog.records) == 1
