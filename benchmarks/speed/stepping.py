@@ -28,7 +28,7 @@ import torch
 from benchmarks import report
 from benchmarks.report import Entry, Results, Sections, number, table
 from benchmarks.speed.timing import alternate
-from rl_training.environments.pool import EnvPool
+from rl_training.environments.pool import make_pool
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_cores
 from rl_training.runs.building import choose_device
@@ -72,7 +72,7 @@ class Pooled:
     """The environments of a run, without its policy."""
 
     def __init__(self, config: TrainConfig) -> None:
-        self.pool = EnvPool(config)
+        self.pool = make_pool(config)
         self.pool.reset_all(range(config.num_envs))
         with closing(gym.make(config.env_id or "", **config.env_kwargs)) as env:
             self.actions = random_actions(env.action_space, config.num_envs)
