@@ -49,6 +49,29 @@ def test_processes_are_not_more_than_cores(monkeypatch: pytest.MonkeyPatch) -> N
     assert set(stepping.ways("Hopper-v5", 1024, options)) == {"batched, 1 thread"}
 
 
+def test_steps_of_a_tensor_environment_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--tensor", "torch/Pendulum-v1", "--environments", "8", "--device", "cpu", "--seconds", "0.01"]
+    (entry,) = run(stepping, monkeypatch, tmp_path, *words).values()
+    assert (entry["kind"], entry["environments"], len(entry["blocks"])) == ("tensor", 8, 5)
+    (text,) = stepping.sections({"": entry}).values()
+    assert "| torch/Pendulum-v1 | " in text
+    with pytest.raises(SystemExit, match="not a tensor environment"):
+        run(stepping, monkeypatch, tmp_path, "--tensor", "Pendulum-v1", "--device", "cpu")
+
+
+def test_training_on_a_tensor_environment_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--environments", "4", "--updates", "2", "--batch", "8", "--device", "cpu", "--vector-steps", "100"]
+    words += ["--learning-steps", "20", "--evaluations", "2"]
+    entries = run(online, monkeypatch, tmp_path, "tensor", *words)
+    (entry,) = entries.values()
+    # The updates of a vector step, and no read by the host between two reports.
+    assert entry["rate"] == pytest.approx(2 * entry["update_rate"])
+    assert entry["reads"] == 0, entry["places"]
+    assert [step for step, _, _ in entry["curve"]] == [40, 80]
+    (text,) = online.sections(entries).values()
+    assert "| torch/Pendulum-v1 | 4 | 2 | 8 | " in text
+
+
 def test_seconds_of_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[tuple[str, int]] = []
 

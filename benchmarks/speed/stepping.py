@@ -29,6 +29,7 @@ from benchmarks import report
 from benchmarks.report import Entry, Results, Sections, number, table
 from benchmarks.speed.timing import alternate
 from rl_training.environments.pool import make_pool
+from rl_training.environments.tensor_environments import tensor_maker
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import available_cores
 from rl_training.runs.building import choose_device
@@ -109,8 +110,6 @@ class Tensors:
     """A tensor environment."""
 
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
-        from rl_training.environments.tensor_environments import tensor_maker
-
         maker = tensor_maker(config)
         if maker is None:
             raise SystemExit(f"{config.env_id} is not a tensor environment")
