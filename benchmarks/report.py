@@ -36,6 +36,7 @@ DOCUMENTS = {
     "performance": (ROOT / "docs" / "performance.md", "# Speed\n\nMeasured by `benchmarks/`; not typed in.\n"),
     "export": (ROOT / "docs" / "export.md", "# Policies that leave\n"),
     "gallery": (ROOT / "docs" / "gallery.md", "# Trained policies\n"),
+    "many-environments": (ROOT / "docs" / "guides" / "many-environments.md", "# Many environments at once\n"),
     "readme": (ROOT / "README.md", "# rl_training\n"),
 }
 # Each program's results, and the module that renders them.

@@ -35,7 +35,8 @@ def test_every_way_of_stepping_is_measured(tmp_path: Path, monkeypatch: pytest.M
         "batched, 1 thread", "batched, 2 threads", "local", "processes", "SyncVectorEnv", "AsyncVectorEnv",
     ]  # fmt: skip
     assert all(entry["rate"] > 0 and len(entry["blocks"]) == 2 for entry in entries.values())
-    (text,) = stepping.sections(entries).values()
+    text, summary = stepping.sections(entries).values()
+    assert "(2) |" in summary.splitlines()[-1]
     assert "| task | environments | batched, 1 thread | batched, 2 threads | local | processes |" in text
     assert "| Hopper-v5 | 2 |" in text
 

@@ -192,7 +192,24 @@ def sections(entries: dict[str, Entry]) -> Sections:
         rows = [[e["task"], e["machine"], f"{e['environments']:,}", number(e["rate"])] for e in order]
         parts += [table(["tensor environment", "machine", "environments", "steps/s"], rows)]
     parts += [report.origins([*simulated, *tensors])]
-    return {("performance", "stepping"): "\n\n".join(parts)} if entries else {}
+    found: Sections = {("performance", "stepping"): "\n\n".join(parts)} if entries else {}
+    return found | ({("many-environments", "stepping-summary"): summary(simulated)} if simulated else {})
+
+
+def summary(entries: Sequence[Entry]) -> str:
+    """The largest rate of each way, by task and machine."""
+    best: dict[tuple[str, str], dict[str, Entry]] = {}
+    for e in entries:
+        found, way = best.setdefault((e["machine"], e["task"]), {}), e["way"].partition(",")[0]
+        if way not in found or e["rate"] > found[way]["rate"]:
+            found[way] = e
+
+    def cell(e: Entry | None) -> str:
+        return "–" if e is None else f"{number(e['rate'])} ({e['environments']:,})"
+
+    rows = [[*case, *(cell(found.get(way)) for way in WAYS)] for case, found in sorted(best.items())]
+    said = "Environment steps per second without policy and updates (and the number of environments)"
+    return f"{said}, from [Speed](../performance.md):\n\n{table(['machine', 'task', *WAYS], rows)}"
 
 
 def _simulated(entries: Sequence[Entry]) -> str:
