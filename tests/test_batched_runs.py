@@ -12,18 +12,21 @@ import pytest
 
 pytest.importorskip("mujoco.batch")
 
-from rl_training.environments import mujoco_batch, pool
+from rl_training.environments import batched, mujoco_batch, pool
 from rl_training.environments.batched import BatchedPool
 from rl_training.environments.mujoco_batch import MujocoBatch
+from rl_training.environments.running import Steps
 from rl_training.errors import EnvironmentFailure
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runs import building
-from rl_training.runs.session import TrainResult
+from rl_training.runs.session import Session, TrainResult
+from rl_training.runtime.resume import resume_population as resume_all
 from tests.reliability.processes import Child
 from tests.runs import KillAt, differences, interrupted, resume, run_record, tiny, train
 from tests.test_collector import collector_of, contents
 from tests.test_exact_resume import Sigkill
+from tests.test_population_runs import At, AtCheckpoint, different, folders, nothing, send, together
 
 
 def small(folder: Path, algo: str = "sac", **fields: Any) -> TrainConfig:
@@ -197,3 +200,76 @@ def test_many_batched_environments_are_not_warned_about(caplog: pytest.LogCaptur
             config, batched=pool.is_batched(config.replace(wrappers=["ClipAction"]), None)
         )
     assert len(caplog.records) == 1
+
+
+SEEDS = (3, 0, 8)
+
+
+def population(folder: Path, **fields: Any) -> TrainConfig:
+    """Three members with two environments each."""
+    return small(folder, num_envs=2, seeds=list(SEEDS), eval_episodes=0, **fields)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_one_call_steps_all_members(overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second member ends early; the others continue without it."""
+
+    def stop(session: Session) -> None:
+        session.stop("enough")
+
+    calls: list[int] = []
+    step = MujocoBatch.step
+
+    def counted(batch: MujocoBatch, actions: Any, ids: Any = None) -> Steps:
+        calls.append(len(actions))
+        return step(batch, actions, ids)
+
+    monkeypatch.setattr(MujocoBatch, "step", counted)
+    config = population(tmp_path, total_timesteps=120, kwargs={"overlap": overlap})
+    joined = together(config, [At(SEEDS[1], 80, stop)])
+    assert calls == [6] * 40 + [4] * 20
+    calls.clear()
+    monkeypatch.setattr(batched, "join", lambda pools: None)
+    single = together(config, [At(SEEDS[1], 80, stop)])
+    assert calls == [2] * 160
+    assert different(joined, single) == [[], [], []]
+
+
+def test_members_of_different_tasks_are_not_joined() -> None:
+    def made(**fields: Any) -> BatchedPool:
+        return BatchedPool(TrainConfig(**{"algo": "sac", "env_id": "Hopper-v5", "total_timesteps": 1} | fields))
+
+    one, two, other = made(env_threads=2), made(env_threads=2), made(env_threads=2, env_kwargs={"frame_skip": 2})
+    local = pool.EnvPool(TrainConfig(algo="sac", env_id="Hopper-v5", total_timesteps=1))
+    batched.join([one, other, local, two])
+    assert one._shared is two._shared is not other._shared
+    assert one._shared.batch._batch.nthread == 2
+    one.close()
+    two.reset(0)
+    two.close()
+    assert not hasattr(two._shared.batch, "_batch")
+
+
+def test_a_failure_in_a_joined_batch_reaches_every_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(algo="sac", env_id="Hopper-v5", total_timesteps=1, num_envs=2)
+    members = [BatchedPool(config) for _ in range(2)]
+    batched.join(members)
+    for one in members:
+        one.reset_all(range(2))
+        one.send(np.zeros((2, 3), np.float32))
+    monkeypatch.setattr(members[0]._shared.batch._batch, "step", lambda *a, **k: 1 / 0)
+    for one in members:
+        with pytest.raises(EnvironmentFailure, match=r"^environment 0 failed .* step 1\): ZeroDivisionError"):
+            one.receive()
+
+
+def test_a_killed_population_is_exact(tmp_path: Path) -> None:
+    config, runs = population(tmp_path), tmp_path / "runs"
+    kill = AtCheckpoint(SEEDS[2], 80, send(signal.SIGKILL))
+    killed = Child(lambda: together(config.replace(output_dir=runs), [kill]), tmp_path / "output.txt")
+    assert killed.wait() == -signal.SIGKILL, killed.text()
+    places = folders(runs, SEEDS)
+    resumed = resume_all(places[0], callbacks=[AtCheckpoint(SEEDS[2], 80, nothing)], quiet=True)
+    straight = together(config, [AtCheckpoint(SEEDS[2], 80, nothing)])
+    assert different(straight, resumed) == [["config/output_dir"]] * 3
+    assert [run_record(run)["exact_resume"] for run in places] == [True] * 3

@@ -45,13 +45,26 @@ class BatchedPool(Pool):
         assert config.seed is not None
         assert config.env_id is not None
         super().__init__(config.seed, purpose, config.num_envs)
-        self._make = partial(MujocoBatch, config.env_id, config.env_kwargs, threads=config.env_threads)
-        self._move(_Shared(self._make(num_envs=self.width)), 0)
+        self.key = (
+            config.env_id,
+            str(config.env_kwargs),
+            config.env_threads,
+        )  # equal if pools can be joined
+        self.make = partial(MujocoBatch, config.env_id, config.env_kwargs, threads=config.env_threads)
+        self._enter(_Shared(self.make(self.width)))
 
-    def _move(self, shared: _Shared, first: int) -> None:
-        """Use the simulations of `shared` from `first` on."""
+    def _enter(self, shared: _Shared) -> None:
+        """Use the next simulations of `shared`."""
+        first = sum(pool.width for pool in shared.pools)
         self._shared, self._rows = shared, slice(first, first + self.width)
         shared.pools.append(self)
+
+    def move(self, shared: _Shared) -> None:
+        """Continue in the next simulations of `shared`."""
+        state = self._shared.batch.state_dict(self._rows)
+        self.close()
+        self._enter(shared)
+        shared.batch.load_state_dict(state, self._rows)
 
     def ids(self, indices: Sequence[int]) -> NDArray[np.int32]:
         """The simulations of the environments `indices`."""
@@ -102,6 +115,22 @@ class BatchedPool(Pool):
         self._shared.leave(self)
 
 
+def join(pools: Sequence[Pool]) -> None:
+    """Move the simulations of batched pools of the same task into one batch, so that one call steps all of them.
+
+    The results do not change. No pool may have sent actions whose answers it did not receive.
+    """
+    groups: dict[Any, list[BatchedPool]] = {}
+    for pool in pools:
+        if isinstance(pool, BatchedPool):
+            groups.setdefault(pool.key, []).append(pool)
+    for group in groups.values():
+        if len(group) > 1:
+            shared = _Shared(group[0].make(sum(pool.width for pool in group)))
+            for pool in group:
+                pool.move(shared)
+
+
 class _Shared:
     """A batch and the pools that use it, with the actions they sent and the answers they did not receive yet."""
 
@@ -138,7 +167,7 @@ class _Shared:
             self._answers[pool] = steps.part(rows) if len(sent) > 1 else steps
 
     def leave(self, pool: BatchedPool) -> None:
-        """Close the batch if no other pool uses it."""
+        """Close the batch if no other pool uses it; the simulations of `pool` remain unused otherwise."""
         self.pools = [one for one in self.pools if one is not pool]
         if not self.pools:
             self.batch.close()

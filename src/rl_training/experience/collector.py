@@ -25,6 +25,7 @@ from rl_training.errors import DivergedError, EnvironmentFailure
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experience.finite import check_finite
 from rl_training.experience.moments import RunningMoments
+from rl_training.experience.protocol import Experience
 from rl_training.experience.saved_rows import restore_rows, saved_rows
 from rl_training.experiment.checkpointing import Checkpoint, Saved, checkpoint_errors
 from rl_training.spaces import SpaceSpec
@@ -276,3 +277,10 @@ def _restored(saved: Mapping[str, Any], actions: NDArray[Any] | None) -> Episode
         if len(replayed) != steps:
             raise ValueError(f"an episode of {steps} steps has {len(replayed)} actions")
     return Episode(int(saved["number"]), int(saved["seed"]), replayed, float(saved["total"]), steps)
+
+
+def step_together(experiences: Sequence[Experience]) -> None:
+    """Step the batched environments of several collectors in one call, without any effect on the results."""
+    from rl_training.environments.batched import join
+
+    join([one.envs for one in experiences if isinstance(one, Collector)])

@@ -21,6 +21,8 @@ from typing import Any
 from rl_training.display.progress import Progress
 from rl_training.errors import ClaimLost, RLTrainingError, RunInUse
 from rl_training.experience.acting import fetch_together
+from rl_training.experience.collector import step_together
+from rl_training.experience.protocol import Experience
 from rl_training.experiment.runs import amend_record, end_of, read_run_record
 from rl_training.memory import available_memory, human_bytes, room_on_gpu
 from rl_training.runs.console import Display, MemberProgress
@@ -243,6 +245,7 @@ class Lockstep:
         self.members, self._guard = list(members), guard
         self.stacked: list[Member] = []
         self._restack(self.stacked)
+        step_together(_experiences(self.members))
 
     def _restack(self, members: list[Member]) -> None:
         """Stack `members`; captured and compiled updates of the former stack are discarded."""
@@ -254,8 +257,7 @@ class Lockstep:
             self.stack = Stack([member.wanted.updater.learner for member in members])
             for member in members:
                 member.wanted.updater.forget()
-            experiences = [member.regime.experience for member in members if member.regime is not None]
-            fetch_together([one.acting for one in experiences if one is not None], self.stack.stacked)
+            fetch_together([one.acting for one in _experiences(members)], self.stack.stacked)
 
     def run(self) -> None:
         members, several = self.members, len(self.members) > 1
@@ -318,6 +320,12 @@ class Lockstep:
             and all(id(member.wanted.updater) in known for member in members)
             and all(member in members or not member.alive for member in self.stacked)
         )
+
+
+def _experiences(members: Sequence[Member]) -> list[Experience]:
+    """The experience of each member that collects any."""
+    found = [member.regime.experience for member in members if member.regime is not None]
+    return [experience for experience in found if experience is not None]
 
 
 def furthest_behind(waiting: Sequence[Member]) -> tuple[list[Member], int]:
