@@ -42,8 +42,9 @@ _FIXED_OF_SAC = {"alpha": "auto", "target_entropy": None}
 def how(algo: str) -> str:
     """Printed under the table."""
     return (
-        f"its script `{SCRIPTS[algo].name}` as it stands, with CUDA graphs on a GPU, without logging; its steps/s "
-        "are those it says of itself, counted from as many steps after the first update as ours"
+        f"its script `{SCRIPTS[algo].name}` as it stands, with CUDA graphs on a GPU, without logging, with what "
+        "earlier versions of Gymnasium and tensordict returned; its steps/s are those that it reports, counted "
+        "from as many steps after the first update as ours"
     )
 
 
