@@ -19,12 +19,19 @@ def check_env(
         bool, typer.Option("--allow-import", help="Permit an id of the form module:Id.")
     ] = False,
 ) -> None:
-    """Check an environment: spaces, observations and rewards, seeding, time limit, and Gymnasium's own checker."""
+    """Check an environment: spaces, observations and rewards, ends of episodes, seeding, time limit."""
     from rl_training.environments.checking import check_environment
+    from rl_training.environments.tensor_checking import check_tensor_env
+    from rl_training.environments.tensor_environments import tensor_maker
     from rl_training.experiment.config import TrainConfig
+    from rl_training.runs.building import choose_device
 
     config = TrainConfig(algo="sac", env_id=env_id, total_timesteps=1, allow_import=allow_import)
-    checks = check_environment(config.with_overrides(overrides or ()))
+    config = config.with_overrides(overrides or ())
+    if (maker := tensor_maker(config)) is None:
+        checks = check_environment(config)
+    else:
+        checks = check_tensor_env(maker(max(config.num_envs, 16), choose_device(config.device), config.env_kwargs))
     show_table([(check.state, check.subject, check.text) for check in checks])
     if any(check.state == "broken" for check in checks):
         raise typer.Exit(1)

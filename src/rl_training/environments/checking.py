@@ -64,14 +64,14 @@ def check_environment(config: TrainConfig, given: UserEnvironments | None = None
             spaces = read_spaces(env)
         except ConfigError as error:
             return [*checks, Check("broken", "spaces", str(error).removeprefix("env_id: "))]
-        checks.append(Check("ok", "spaces", _spaces_in_words(spaces)))
+        checks.append(Check("ok", "spaces", spaces_in_words(spaces)))
     finally:
         close_env(env, given)
     checks += _answers(config, given)
     return [*checks, *_gymnasium(config, given)]
 
 
-def _spaces_in_words(spaces: SpaceSpec) -> str:
+def spaces_in_words(spaces: SpaceSpec) -> str:
     kind = "" if spaces.observation is None else f" (a {spaces.observation['kind']}, flattened)"
     actions = f"{spaces.num_actions} choices" if spaces.discrete else f"{spaces.action_dim} continuous"
     return f"observations: {spaces.obs_dim} numbers{kind}; actions: {actions}"

@@ -23,6 +23,11 @@ from rl_training.errors import ConfigError, MissingDependencyError, nearest
 from rl_training.observation_spaces import Flattening, Image, Misfit, describe
 from rl_training.spaces import SpaceSpec
 
+_TENSOR_ENV = (
+    *("num_envs", "device", "single_observation_space", "single_action_space", "max_episode_steps"),
+    *("reset", "step", "close"),
+)
+
 
 def make_env(config: EnvSettings, given: UserEnvironments | None = None) -> gym.Env[Any, Any]:
     """Create and wrap `config.env_id`, or the environment in `given`; raises one-line errors."""
@@ -269,16 +274,34 @@ def spaces_of(
 def _tensor_spaces(maker: TensorEnvMaker, config: EnvSettings, discrete: bool | None) -> SpaceSpec:
     env = maker(1, "cpu", config.env_kwargs)
     try:
-        space = env.single_observation_space
-        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-            raise ConfigError(
-                f"env_id: {maker.name} has observations {space}; a TensorEnv needs flat vectors, a Box of one "
-                "dimension: concatenate them in step",
-                key="env_id",
-            )
-        return SpaceSpec(int(space.shape[0]), **_actions(maker.name, env.single_action_space, discrete))
+        return require_valid(env, maker.name, discrete=discrete)
     finally:
         maker.close(env)
+
+
+def require_valid(env: Any, name: str, *, discrete: bool | None = None) -> SpaceSpec:
+    """The spaces of a `TensorEnv`; raises if an attribute is missing or not supported. It takes no step."""
+    problem, limit = None, getattr(env, "max_episode_steps", None)
+    if missing := [attribute for attribute in _TENSOR_ENV if not hasattr(env, attribute)]:
+        problem = (
+            f"is not a TensorEnv, it has no {', '.join(missing)}; environments of other libraries need an adapter "
+            "of rl_training.environments.adapters"
+        )
+    elif not isinstance(env.num_envs, int) or env.num_envs < 1:
+        problem = f"has num_envs {env.num_envs!r}; make it the number of simulations"
+    elif not hasattr(env.device, "type"):
+        problem = f"has the device {env.device!r}; make it a torch.device"
+    elif limit is not None and (not isinstance(limit, int) or limit < 1):
+        problem = f"has max_episode_steps {limit!r}; make it a number of steps or None"
+    elif not isinstance(space := env.single_observation_space, gym.spaces.Box) or len(space.shape) != 1:
+        problem = (
+            f"has observations {space}; a TensorEnv needs flat vectors, a Box of one dimension: concatenate them "
+            "in step"
+        )
+    if problem is not None:
+        raise ConfigError(f"env_id: {name} {problem}", key="env_id")
+    size = env.single_observation_space.shape[0]
+    return SpaceSpec(int(size), **_actions(name, env.single_action_space, discrete))
 
 
 def time_limit(config: EnvSettings, given: UserEnvironments | None = None) -> int | None:
