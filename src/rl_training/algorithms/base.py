@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.execution import Draws, Execution
+from rl_training.algorithms.execution import Draws, Execution, by_rows
 from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Polyak, polyak_update
 from rl_training.data.extra_columns import Column
 from rl_training.data.transitions import TransitionBatch
@@ -151,10 +151,12 @@ class Learner:
         """Maps each target network to its source; by default those of the model."""
         return self.model.targets()
 
+    @by_rows
     def explore(self, policy: Policy, obs: Tensor, rng: Draws, progress: float | Tensor) -> Tensor:
         """Actions `[n, A]` for collecting experience with `policy`, at `progress` in [0, 1] of the run.
 
-        A sample, or the mode of a deterministic policy, to which its learner adds noise.
+        A sample, or the mode of a deterministic policy, to which its learner adds noise. One call of an override
+        that is declared with `by_rows` serves all members of a population.
         """
         if not policy.stochastic:
             return policy.mode(obs)

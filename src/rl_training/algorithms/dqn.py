@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, LearnerConfig, Terms
-from rl_training.algorithms.execution import Draws
+from rl_training.algorithms.execution import Draws, by_rows
 from rl_training.algorithms.losses import td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_q import MLPQNetwork
@@ -85,6 +85,7 @@ class DQN(Learner):
         done = done.clamp(max=1.0) if isinstance(done, Tensor) else min(done, 1.0)
         return start + done * (end - start)
 
+    @by_rows
     def explore(self, policy: Policy, obs: Tensor, rng: Draws, progress: float | Tensor) -> Tensor:
         n = len(obs)
         random = torch.as_tensor(rng.integers(self.model.num_actions, size=n))

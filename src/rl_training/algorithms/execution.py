@@ -10,11 +10,13 @@ from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.algorithms.optim import Group, Polyak, apply_fused, apply_lists
 
 Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
 Kind = Literal["normal", "uniform"]
 # Arguments of `on_losses`: the inputs, the losses by optimiser, and tau of the targets.
 HandOver = Callable[[tuple[Any, ...], Mapping[str, Callable[..., Any]], Any], dict[str, Tensor]]
@@ -45,8 +47,47 @@ class DeviceRandom:
         return torch.randint(high, (size,), device=self.generator.device, generator=self.generator)
 
 
+class JointRandom:
+    """The same methods for several generators: each draws its share of the rows, as many as it would draw alone."""
+
+    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
+        self.generators = generators
+
+    def _join(self, size: int | Sequence[int], draws: Callable[[np.random.Generator, Any], Any]) -> NDArray[Any]:
+        rows, *others = (size,) if isinstance(size, int) else size
+        own = rows // len(self.generators), *others
+        return np.concatenate([draws(generator, own) for generator in self.generators])
+
+    def standard_normal(self, size: Sequence[int], dtype: Any = np.float64) -> NDArray[Any]:
+        return self._join(size, lambda generator, own: generator.standard_normal(own, dtype))
+
+    def random(self, size: int) -> NDArray[Any]:
+        return self._join(size, lambda generator, own: generator.random(own))
+
+    def uniform(self, low: float, high: float, size: Sequence[int]) -> NDArray[Any]:
+        return self._join(size, lambda generator, own: generator.uniform(low, high, own))
+
+    def integers(self, high: int, size: int) -> NDArray[Any]:
+        return self._join(size, lambda generator, own: generator.integers(high, size=own))
+
+
 # A source of random numbers for exploration: on the host, or on the device of the environments.
-Draws = np.random.Generator | DeviceRandom
+Draws = np.random.Generator | DeviceRandom | JointRandom
+_BY_ROWS: set[Callable[..., Any]] = set()
+
+
+def by_rows(explore: Function) -> Function:
+    """Declare that an `explore` stores nothing and computes row i of the actions from row i of `obs` and draws.
+
+    One call may then serve several learners with equal settings.
+    """
+    _BY_ROWS.add(explore)
+    return explore
+
+
+def is_by_rows(explore: Callable[..., Any]) -> bool:
+    """Whether this bound method was declared with `by_rows`; one that overrides it was not."""
+    return getattr(explore, "__func__", None) in _BY_ROWS
 
 
 @dataclass

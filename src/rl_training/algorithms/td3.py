@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, TargetConfig, Terms
-from rl_training.algorithms.execution import Draws
+from rl_training.algorithms.execution import Draws, by_rows
 from rl_training.algorithms.losses import critic_terms, td_target
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_td3 import MLPTD3Model
@@ -72,6 +72,7 @@ class TD3(Learner):
         self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
         self.expect_terms(actor_loss=0.0)
 
+    @by_rows
     def explore(self, policy: Policy, obs: Tensor, rng: Draws, progress: float | Tensor) -> Tensor:
         return noisy_mode(policy, obs, rng, self.config.exploration_noise)
 

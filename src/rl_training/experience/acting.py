@@ -5,25 +5,29 @@ Its weights are copied from the GPU in one transfer, which starts right after th
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner
-from rl_training.models.arrays import bind_parameters, on_arrays
+from rl_training.models.arrays import copy_bound_to, on_arrays
 from rl_training.models.policies import Policy
 
 
 class WeightTransfer:
     """Copies the policy weights of S learners to `flat`, `[S, N]` on the CPU, if one of them has changed."""
 
-    def __init__(self, learners: Sequence[Learner], tensors: Sequence[Tensor]) -> None:
-        """`tensors`: the parameters and buffers of the policies, each stacked over all S of them."""
+    def __init__(self, learners: Sequence[Learner], tensors: Sequence[Tensor], flat: Tensor | None = None) -> None:
+        """`tensors`: the parameters and buffers of the policies, each stacked over all S of them.
+
+        `flat`: where to copy them; None allocates it.
+        """
         self._learners, self._tensors = learners, tensors
         on_gpu, members = learners[0].device.type == "cuda", len(learners)
-        self.flat = torch.empty((members, sum(t.numel() for t in tensors) // members), pin_memory=on_gpu)
+        if flat is None:
+            flat = torch.empty((members, sum(t.numel() for t in tensors) // members), pin_memory=on_gpu)
+        self.flat = flat
         self._arrival = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         self._versions: list[int] = []
         self._pending = False
@@ -68,6 +72,7 @@ class ActingPolicy:
         """`copies`: whether to copy the policy; None copies it if the learner is on a GPU."""
         self.learner = learner
         self.transfer: WeightTransfer | None = None  # updates the copy
+        self.row = 0  # of the transfer
         self._policy: Policy = learner.model.policy
         if learner.device.type == "cuda" if copies is None else copies:
             self.bind(WeightTransfer([learner], self.tensors()), 0)
@@ -83,9 +88,8 @@ class ActingPolicy:
 
     def bind(self, transfer: WeightTransfer, row: int) -> None:
         """Use row `row` of `transfer.flat` as weights; the members of a population share one transfer."""
-        self.transfer = transfer
-        policy = copy.deepcopy(self.learner.model.policy).to("cpu").requires_grad_(False)
-        self._policy = on_arrays(bind_parameters(policy, transfer.flat[row]))
+        self.transfer, self.row = transfer, row
+        self._policy = on_arrays(copy_bound_to(self.learner.model.policy, transfer.flat[row]))
 
     def send_ahead(self) -> None:
         """Start copying the weights to the host now."""

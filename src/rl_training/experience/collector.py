@@ -100,9 +100,15 @@ class Collector:
 
     def act(self) -> None:
         """The first half of a vector step: choose actions and send them to the environments."""
-        self._chosen = self._actions()
+        self.send(self._actions())
+
+    def send(self, actions: NDArray[Any], converted: NDArray[Any] | None = None) -> None:
+        """Send internal `actions` to the environments; `converted`: the same in the environments' units."""
+        if not np.isfinite(actions).all():
+            raise_bad_action(self.learner, self.steps)
+        self._chosen = actions
         try:
-            self.envs.send(self.spaces.to_env(self._chosen))
+            self.envs.send(self.spaces.to_env(actions) if converted is None else converted)
         except EnvironmentFailure:
             self.envs.forget_step()
             raise
@@ -139,19 +145,23 @@ class Collector:
             mean, std = (torch.from_numpy(m.astype(np.float32)) for m in (self.moments.mean, self.moments.std))
             self.learner.normalize_by(mean, std)
 
+    @property
+    def acts_randomly(self) -> bool:
+        """Whether the next actions are uniform, as in the first `random_steps` steps."""
+        return self.steps < self.random_steps
+
+    @property
+    def progress(self) -> float:
+        return min(self.steps / self.total_steps, 1.0)
+
     def _actions(self) -> NDArray[Any]:
         """Internal actions: uniform for the first `random_steps` steps, then from the exploration policy."""
-        n = len(self.obs)
-        if self.steps < self.random_steps:
-            drawn: NDArray[Any] = random_actions(self.rng, self.spaces, n)
-            return drawn
-        progress = min(self.steps / self.total_steps, 1.0)
+        if self.acts_randomly:
+            uniform: NDArray[Any] = random_actions(self.rng, self.spaces, len(self.obs))
+            return uniform
         with torch.inference_mode():
             obs = torch.from_numpy(self.obs)
-            actions: NDArray[Any] = self.learner.explore(self.acting.current(), obs, self.rng, progress).numpy()
-        if not np.isfinite(actions).all():
-            raise_bad_action(self.learner, self.steps)
-        return actions
+            return self.learner.explore(self.acting.current(), obs, self.rng, self.progress).numpy()
 
     def _check_rows(self, rows: NDArray[np.float32], steps: Steps, rewards: NDArray[np.float32]) -> None:
         """Raise if `rows` are not finite; `rewards` are those of `steps` after `reward_map`."""

@@ -1,7 +1,8 @@
 """`train`: train N runs. Usually N = 1; the updates of several runs are computed together.
 
 Each run is a generator (`runs.training`). When all of them wait for updates, these are computed together on stacked
-tensors. Environment processes work concurrently: every run sends its actions before the first waits for an answer.
+tensors. When all of them wait for actions, their policies are evaluated together. Environment processes work
+concurrently: every run sends its actions before the first waits for an answer.
 
 Every run has its own folder, log, evaluations, callbacks and checkpoints. It may end before the others, and then
 leaves the stack.
@@ -21,12 +22,13 @@ from typing import Any
 from rl_training.display.progress import Progress
 from rl_training.errors import ClaimLost, RLTrainingError, RunInUse
 from rl_training.experience.acting import fetch_together
-from rl_training.experience.collector import step_together
+from rl_training.experience.collector import Collector, step_together
+from rl_training.experience.joint_acting import Actions, JointActing
 from rl_training.experience.protocol import Experience
 from rl_training.experiment.runs import amend_record, end_of, read_run_record
 from rl_training.memory import available_memory, human_bytes, room_on_gpu
 from rl_training.runs.console import Display, MemberProgress
-from rl_training.runs.regime import Advanced, Event, Regime, Updates
+from rl_training.runs.regime import Act, Advanced, Event, Regime, Updates
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.signals import SignalGuard, TrainingInterrupted
 from rl_training.runs.spec import RunSpec
@@ -111,6 +113,22 @@ class Member:
             raise self.error
         assert self.regime is not None
         return self.regime
+
+    def act(self, actions: Actions | None) -> Exception | SystemExit | None:
+        """Let the run act, by `actions` if given; returns an error, which `advance` must raise in the run."""
+        assert isinstance(self.event, Act)
+        experience = self.event.experience
+        try:
+            if actions is not None and isinstance(experience, Collector):
+                experience.send(*actions)
+            else:
+                experience.act()
+        except (Exception, SystemExit) as error:
+            return error
+        except BaseException as error:
+            self.advance(error)
+            raise
+        return None
 
     @property
     def ready(self) -> bool:
@@ -250,6 +268,7 @@ class Lockstep:
     def _restack(self, members: list[Member]) -> None:
         """Stack `members`; captured and compiled updates of the former stack are discarded."""
         self.stacked = members
+        self._joint = JointActing()
         self._running: StackedUpdater | None = None
         self._updaters: dict[tuple[int, ...], StackedUpdater] = {}
         self.stack: Stack | None = None
@@ -268,20 +287,32 @@ class Lockstep:
             if ready:
                 if several and len(ready) == len(members) and all(isinstance(one.event, Advanced) for one in ready):
                     self._between_steps([one.session for one in ready if one.session is not None])
-                for member in ready:
-                    member.advance()
+                self._continue(ready)
                 continue
             behind, count = furthest_behind(members)
             try:
                 self._updater(behind).run(count)
             except BaseException as error:
-                for member in behind:
-                    member.advance(error)
-                if not isinstance(error, Exception):
-                    raise
+                _fail(behind, error)
                 continue
             for member in behind:
                 member.done += count
+
+    def _continue(self, ready: Sequence[Member]) -> None:
+        """Continue the members that do not wait for actions; if all do, let them act and continue them."""
+        others = [member for member in ready if not isinstance(member.event, Act)]
+        for member in others:
+            member.advance()
+        if others:
+            return
+        try:
+            actions = self._joint.actions([one.event.experience for one in ready if isinstance(one.event, Act)])
+        except BaseException as error:
+            _fail(ready, error)
+            return
+        failures = [member.act(own) for member, own in zip(ready, actions)]
+        for member, failure in zip(ready, failures):
+            member.advance(failure)
 
     def _between_steps(self, sessions: Sequence[Session]) -> None:
         """Let signals take effect, and protect the newest step that all members have saved from pruning."""
@@ -326,6 +357,14 @@ def _experiences(members: Sequence[Member]) -> list[Experience]:
     """The experience of each member that collects any."""
     found = [member.regime.experience for member in members if member.regime is not None]
     return [experience for experience in found if experience is not None]
+
+
+def _fail(members: Sequence[Member], error: BaseException) -> None:
+    """Raise an error of a joint computation in every member that took part."""
+    for member in members:
+        member.advance(error)
+    if not isinstance(error, Exception):
+        raise error
 
 
 def furthest_behind(waiting: Sequence[Member]) -> tuple[list[Member], int]:

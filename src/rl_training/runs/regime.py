@@ -1,7 +1,7 @@
 """`Regime`, the base class of online, offline and offline-to-online training, and the events that `fit` yields.
 
 A regime builds the spaces, data, learner and environments of a `RunSpec`. Its generator `fit` yields an event when
-it needs updates, has sent actions or has ended a step.
+it needs actions or updates, or has ended a step.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ class Updates(NamedTuple):
     number: int
 
 
-class Acted(NamedTuple):
-    """The run has sent actions to its environments; others may send theirs before it waits for the answers."""
+class Act(NamedTuple):
+    """The run needs `experience.act()` before it continues; others may act before it waits for the answers."""
+
+    experience: Experience
 
 
 class Advanced(NamedTuple):
     """The run has ended a step; others may end theirs before it begins the next."""
 
 
-Event = Updates | Acted | Advanced
+Event = Updates | Act | Advanced
 
 
 class Regime(ABC):

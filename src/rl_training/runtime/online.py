@@ -25,7 +25,7 @@ from rl_training.memory import available_memory, room_on_gpu
 from rl_training.runs.building import build_learner, require_room_for_environments
 from rl_training.runs.controls import ControlConfig
 from rl_training.runs.init_from import initialise_from
-from rl_training.runs.regime import Acted, Advanced, Event, Regime, Updates
+from rl_training.runs.regime import Act, Advanced, Event, Regime, Updates
 from rl_training.runs.session import Session
 from rl_training.runs.spec import RunSpec
 from rl_training.runs.state import clips_observations, has_normalizer, moments_of
@@ -121,10 +121,9 @@ def fit_online(
         due = online.earned(after) - online.earned(collector.steps)
         updates = Updates(updater, due if max_updates is None else min(due, max_updates - learner.updates))
         beside = online.overlap and len(collector.buffer) > 0
-        collector.act()
+        yield Act(collector)
         if beside:
             yield updates
-        yield Acted()
         collector.receive()
         if not beside:
             yield updates
