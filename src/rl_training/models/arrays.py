@@ -108,7 +108,7 @@ def copy_bound_to(policy: Policy, flat: Tensor) -> Policy:
     for tensor in (*bound.parameters(), *bound.buffers()):
         between = [1] * (2 - tensor.dim()) if members else []  # the axis n, and that of a scalar
         end = offset + tensor.numel()
-        tensor.data, offset = flat[..., offset:end].view(*members, *between, *tensor.shape), end
+        tensor.data, offset = flat[..., offset:end].view([*members, *between, *tensor.shape]), end
     return bound
 
 
