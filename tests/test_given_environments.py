@@ -170,7 +170,6 @@ def test_an_object_in_a_wrapper_that_records_nothing_is_alone() -> None:
     [
         (3, "got int$"),
         (dict, "got dict$"),
-        (gym.vector.SyncVectorEnv([Point]), "got SyncVectorEnv; give one environment, and num_envs$"),
     ],
 )
 def test_what_is_no_environment_is_refused(env: Any, message: str) -> None:
@@ -178,6 +177,22 @@ def test_what_is_no_environment_is_refused(env: Any, message: str) -> None:
         ConfigError, match=f"^env_id must be a Gymnasium id, a gymnasium.Env, its class .*{message}"
     ):
         SAC(env)
+
+
+class Several(Point):
+    num_envs = 4
+
+
+def test_an_environment_of_several_simulations_needs_an_adapter() -> None:
+    with pytest.raises(ConfigError, match="Several steps several simulations in one call; wrap it in an adapter"):
+        SAC(Several())
+
+
+def test_a_vector_environment(tmp_path: Path) -> None:
+    """It is adapted; the number of its environments is that of the run."""
+    model = SAC(gym.vector.SyncVectorEnv([Point, Point]), **tiny(tmp_path))
+    assert model.config.num_envs == 2
+    assert model.learn(60, progress_bar=False).metrics["global_step"] == 60
 
 
 def test_a_callable_that_makes_something_else(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ class Learner:
         if not policy.stochastic:
             return policy.mode(obs)
         noise = rng.standard_normal((obs.shape[0], self.model.action_dim), dtype=np.float32)
-        return policy.sample(obs, torch.as_tensor(noise))
+        return policy.sample(obs, torch.as_tensor(noise, device=obs.device))
 
     # Shared by all learners.
 

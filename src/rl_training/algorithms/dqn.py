@@ -88,8 +88,8 @@ class DQN(Learner):
     @by_rows
     def explore(self, policy: Policy, obs: Tensor, rng: Draws, progress: float | Tensor) -> Tensor:
         n = len(obs)
-        random = torch.as_tensor(rng.integers(self.model.num_actions, size=n))
-        chance = torch.as_tensor(rng.random(n) < self.epsilon(progress))
+        random = torch.as_tensor(rng.integers(self.model.num_actions, size=n), device=obs.device)
+        chance = torch.as_tensor(rng.random(n) < self.epsilon(progress), device=obs.device)
         return torch.where(chance, random, policy.mode(obs))
 
     def variant(self, update: int) -> bool:

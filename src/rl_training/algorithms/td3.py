@@ -45,7 +45,7 @@ def smoothed_action(action: Tensor, noise: Tensor, clip: float) -> Tensor:
 def noisy_mode(policy: Policy, obs: Tensor, rng: Draws, scale: float) -> Tensor:
     """The deterministic action plus Gaussian exploration noise, inside the bounds."""
     action = policy.mode(obs)
-    noise = torch.as_tensor(rng.standard_normal(action.shape, dtype=np.float32))
+    noise = torch.as_tensor(rng.standard_normal(action.shape, dtype=np.float32), device=obs.device)
     return (action + scale * noise).clamp(-1.0, 1.0)
 
 

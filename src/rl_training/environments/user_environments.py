@@ -204,6 +204,12 @@ def resolve_env(env: Any, key: str = "env_id") -> EnvSource:
     if env is None or isinstance(env, str):
         return EnvSource(env)
     if isinstance(env, gym.Env):
+        if getattr(env.unwrapped, "num_envs", 1) != 1:
+            raise ConfigError(
+                f"{key}: {type(env.unwrapped).__name__} steps several simulations in one call; wrap it in an "
+                "adapter of rl_training.environments.adapters",
+                key=key,
+            )
         return _from_object(env, key)
     if isinstance(env, type) and issubclass(env, gym.Env):
         place = _place_of(env)
@@ -212,17 +218,20 @@ def resolve_env(env: Any, key: str = "env_id") -> EnvSource:
     if is_tensor_class(env):
         place = _place_of(env)
         return EnvSource(place or env.__name__, TensorEnvMaker(env.__name__, env), by_name=place is not None)
+    if isinstance(env, gym.vector.VectorEnv):
+        from rl_training.environments.adapters.gymnasium_vector import VectorEnvAdapter
+
+        env = VectorEnvAdapter(env)
     if _is_tensor_env(env):
-        name = type(env).__name__
+        name = getattr(env, "name", type(env).__name__)
         return EnvSource(name, TensorEnvMaker(name, env, single_instance=True), by_name=False)
     if callable(env) and not isinstance(env, type):
         name = _name_of(env)
         return EnvSource(name, EnvMaker(name, env), by_name=False)
-    hint = "; give one environment, and num_envs" if isinstance(env, gym.vector.VectorEnv) else ""
     kind = env.__name__ if isinstance(env, type) else type(env).__name__
     raise ConfigError(
         f"{key} must be a Gymnasium id, a gymnasium.Env, its class or a callable that makes one, or a TensorEnv, "
-        f"got {kind}{hint}",
+        f"got {kind}",
         key=key,
     )
 

@@ -1,4 +1,4 @@
-"""The acting policy: it runs on the CPU, where the forward pass of one row is faster than a GPU's kernel launches.
+"""The acting policy: it runs on the CPU, where a forward pass of few rows is faster than a GPU's kernel launches.
 
 Its weights are copied from the GPU in one transfer, which starts right after the last update before an action.
 """
@@ -63,7 +63,7 @@ class WeightTransfer:
 
 
 class ActingPolicy:
-    """A learner's policy on the CPU. It shares the tensors of a model on the CPU and is a copy of one on a GPU.
+    """A learner's policy. It shares the tensors of a model on the CPU, and is a copy on the CPU of one on a GPU.
 
     If the learner's `version` has changed, `current()` waits for the new weights, so the copy is never outdated.
     """
@@ -80,6 +80,11 @@ class ActingPolicy:
     @property
     def copies(self) -> bool:
         return self.transfer is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy acts."""
+        return torch.device("cpu") if self.copies else self.learner.device
 
     def tensors(self) -> list[Tensor]:
         """The tensors to copy, in the order of the copy."""

@@ -31,6 +31,7 @@ from rl_training.experiment.checkpointing import Checkpoint, Saved, checkpoint_e
 from rl_training.spaces import SpaceSpec
 
 WINDOW = 100  # episodes in the reported means
+_MANY = 64  # rows for which a forward pass on a GPU, with both copies, is faster than one on a CPU
 LARGEST_REWARD = float(np.finfo(np.float32).max)  # larger rewards overflow to infinity in a row
 
 
@@ -81,7 +82,7 @@ class Collector:
         self.total_steps = total_steps
         self.reward_map = reward_map
         self.moments = moments
-        self.acting = ActingPolicy(learner)
+        self.acting = ActingPolicy(learner, copies=None if self.width < _MANY else False)
         self.rng = seeding.exploration(envs.seed)
         self.steps = 0
         self.returns: deque[float] = deque(maxlen=WINDOW)
@@ -160,8 +161,8 @@ class Collector:
             uniform: NDArray[Any] = random_actions(self.rng, self.spaces, len(self.obs))
             return uniform
         with torch.inference_mode():
-            obs = torch.from_numpy(self.obs)
-            return self.learner.explore(self.acting.current(), obs, self.rng, self.progress).numpy()
+            obs = torch.from_numpy(self.obs).to(self.acting.device)
+            return self.learner.explore(self.acting.current(), obs, self.rng, self.progress).cpu().numpy()
 
     def _check_rows(self, rows: NDArray[np.float32], steps: Steps, rewards: NDArray[np.float32]) -> None:
         """Raise if `rows` are not finite; `rewards` are those of `steps` after `reward_map`."""

@@ -45,6 +45,7 @@ def _are_alike(collectors: Sequence[Collector]) -> bool:
     shapes = [tensor.shape for tensor in first.acting.tensors()]
     return (
         is_by_rows(first.learner.explore)
+        and first.acting.device.type == "cpu"
         and fits_arrays(first.learner.model.policy)
         and all(
             one.learner.config == first.learner.config
