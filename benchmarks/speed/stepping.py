@@ -183,8 +183,8 @@ def sections(entries: dict[str, Entry]) -> Sections:
     parts = [
         "## Stepping environments",
         "Written by `python -m benchmarks.speed.stepping`: environment steps per second with random actions, "
-        "resets included, without policy and updates; the median of blocks of all ways in turn. The settings are in "
-        "[Many environments at once](guides/many-environments.md).",
+        "resets included, without policy and updates; the median of blocks of all ways in turn. The settings are "
+        "in [Many environments at once](guides/many-environments.md).",
     ]
     if simulated:
         parts += [_simulated(simulated)]
