@@ -115,7 +115,7 @@ def reset(batch: MujocoBatch, index: int, seed: int) -> NDArray[np.float32]:
 
 
 def precise(batch: MujocoBatch) -> NDArray[np.float64]:
-    return batch.task.observation(batch._values(None))
+    return batch.task.observation(batch._fields)
 
 
 def same(got: Any, expected: Any, what: str) -> None:

@@ -119,21 +119,23 @@ class MujocoBatch:
         self._qpos, self._qvel, self._ctrl = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
         self._carried = self.task.carried(self._fields)
         self._steps = np.zeros(num_envs, dtype=np.int64)
+        self._initial = self._batch.state[0].copy()
         self._before = self._batch.state.copy()
         self.num_envs, self.action_size = num_envs, int(self.model.nu)
 
     def reset(self, ids: NDArray[np.int32], seeds: Sequence[int]) -> NDArray[np.float32]:
         """Start a new episode in each of `ids` (ascending) with its own seed; returns the observations `[n, O]`."""
-        self._batch.reset(ids, stage=0)
-        for index, seed in zip(ids, seeds, strict=True):
+        rows: Any = _ALL if len(ids) == self.num_envs else ids
+        self._batch.state[rows] = self._initial
+        for index, seed in zip(ids.tolist(), seeds, strict=True):
             rng, _ = seeding.np_random(seed)
             self._qpos[index], self._qvel[index] = self.task.initial(rng)
         self._batch.forward(ids)
         if self._contacts:  # as in Gymnasium, which computes them only after a step
-            self._fields["cfrc_ext"][ids] = 0
-        now = self._values(ids)
-        self._carried[ids] = self.task.carried(now)
-        self._steps[ids] = 0
+            self._fields["cfrc_ext"][rows] = 0
+        now = self._values(rows)
+        self._carried[rows] = self.task.carried(now)
+        self._steps[rows] = 0
         return self.task.observation(now).astype(np.float32)
 
     def step(self, actions: NDArray[np.float32], ids: NDArray[np.int32] | None = None) -> Steps:
@@ -141,7 +143,7 @@ class MujocoBatch:
 
         If MuJoCo raises an error in one of them, none is stepped.
         """
-        rows: Any = slice(None) if ids is None else ids
+        rows: Any = _ALL if ids is None else ids
         np.copyto(self._before, self._batch.state)
         self._ctrl[rows] = actions
         try:
@@ -151,7 +153,7 @@ class MujocoBatch:
             raise
         if self._contacts:
             self._compute_contact_forces(range(self.num_envs) if ids is None else ids)
-        now = self._values(ids)
+        now = self._values(rows)
         after = self.task.carried(now)
         rewards, terminated = self.task.outcome(now, self._carried[rows], after, actions)
         self._carried[rows] = after
@@ -167,9 +169,9 @@ class MujocoBatch:
         for name in ("_fields", "_qpos", "_qvel", "_ctrl", "_batch"):
             self.__dict__.pop(name, None)
 
-    def _values(self, ids: NDArray[np.int32] | None) -> Values:
-        """The fields that the task reads, of all simulations or of `ids`."""
-        return self._fields if ids is None else {name: field[ids] for name, field in self._fields.items()}
+    def _values(self, rows: Any) -> Values:
+        """The fields that the task reads, of some simulations."""
+        return self._fields if rows is _ALL else {name: field[rows] for name, field in self._fields.items()}
 
     def _compute_contact_forces(self, ids: Any) -> None:
         import mujoco

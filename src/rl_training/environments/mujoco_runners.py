@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.environments.mujoco_tasks import Array, Flags, Noisy, Range, Values, squares
+from rl_training.environments.mujoco_tasks import Array, Flags, Noisy, Range, Values, bounded, squares
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Walker2d(Legged):
     healthy_angle_range: Range = (-1.0, 1.0)
 
     def observation(self, now: Values) -> Array:
-        return np.concatenate((self._positions(now), np.clip(now["qvel"], -10, 10)), axis=1)
+        return np.concatenate((self._positions(now), bounded(now["qvel"], -10, 10)), axis=1)
 
     def _healthy(self, now: Values) -> Flags:
         qpos = now["qpos"]
