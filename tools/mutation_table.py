@@ -903,8 +903,8 @@ _COLLECTING = [
         "sampling",
         "the collector takes one random step too many",
         "experience/collector.py",
-        "if self.steps < self.random_steps",
-        "if self.steps <= self.random_steps",
+        "return self.steps < self.random_steps",
+        "return self.steps <= self.random_steps",
         "test_collector.py",
     ),
     _mistake(
