@@ -87,6 +87,7 @@ class ReplayBuffer:
         if generator.device.type == "cpu":
             self._arrays = self._rows.numpy(), self._size.numpy()
         elif 0 < together <= capacity:
+            self._offsets = np.arange(together)
             self.arrivals = (PinnedStaging(self._rows, self._size, together),)
 
     def __len__(self) -> int:
@@ -107,13 +108,17 @@ class ReplayBuffer:
     def add(self, rows: NDArray[np.float32]) -> None:
         """Append rows `[n, width]`, overwriting the oldest; does not wait for a GPU if n is the usual number."""
         self._settle()
+        if self.arrivals and len(rows) == self.arrivals[0].count:
+            start = self.added % self.capacity
+            self.added += len(rows)
+            slots = self._offsets + start
+            self.arrivals[0].put(
+                rows, slots if start + len(rows) <= self.capacity else slots % self.capacity, len(self)
+            )
+            return
         newest = rows[-self.capacity :]
         start = (self.added + len(rows) - len(newest)) % self.capacity
         self.added += len(rows)
-        if self.arrivals and len(rows) == self.arrivals[0].count:
-            slots = np.arange(start, start + len(rows)) % self.capacity
-            self.arrivals[0].put(rows, slots, len(self))
-            return
         head = min(len(newest), self.capacity - start)
         parts = (slice(start, start + head), newest[:head]), (slice(len(newest) - head), newest[head:])
         if self._arrays is not None:
