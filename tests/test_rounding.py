@@ -71,6 +71,7 @@ BIT_LEVEL = (
     "test_population_resume",
     "test_population_updates",
     "test_overlap",
+    "test_joint_acting",
     "test_study_origins",
     "test_evaluation",
     "test_acceleration",

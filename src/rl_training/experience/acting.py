@@ -29,8 +29,12 @@ class WeightTransfer:
             flat = torch.empty((members, sum(t.numel() for t in tensors) // members), pin_memory=on_gpu)
         self.flat = flat
         self._arrival = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-        self._versions: list[int] = []
+        self._versions = [-1] * members  # of the weights that were sent
         self._pending = False
+
+    def has(self, row: int) -> bool:
+        """Whether the current weights of one policy were sent."""
+        return self._learners[row].version == self._versions[row]
 
     def send(self) -> None:
         """Start the transfer if the weights have changed; the policy must not act meanwhile."""
@@ -98,7 +102,7 @@ class ActingPolicy:
 
     def send_ahead(self) -> None:
         """Start copying the weights to the host now."""
-        if self.transfer is not None:
+        if self.transfer is not None and not self.transfer.has(self.row):
             self.transfer.send()
 
     def current(self) -> Policy:

@@ -369,8 +369,9 @@ def _fail(members: Sequence[Member], error: BaseException) -> None:
 
 def furthest_behind(waiting: Sequence[Member]) -> tuple[list[Member], int]:
     """The members with the fewest updates, and the number of updates until one is ready or reaches the others."""
-    least = min(member.updates for member in waiting)
-    behind = [member for member in waiting if member.updates == least]
+    updates = [member.updates for member in waiting]
+    least = min(updates)
+    behind = [member for member, done in zip(waiting, updates) if done == least]
     bounds = [member.wanted.number - member.done for member in behind]
-    bounds += [member.updates - least for member in waiting if member.updates > least]
+    bounds += [done - least for done in updates if done > least]
     return behind, min(bounds)

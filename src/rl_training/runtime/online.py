@@ -116,12 +116,13 @@ def fit_online(
 ) -> Iterator[Event]:
     """Train until `total_timesteps` environment steps or `max_updates` updates are done or the session stops."""
     total, learner = session.config.total_timesteps, session.learner
+    act, advanced, earned = Act(collector), Advanced(), online.earned(collector.steps)
     while session.running and collector.steps < total and (max_updates is None or learner.updates < max_updates):
-        after = collector.steps + collector.width
-        due = online.earned(after) - online.earned(collector.steps)
+        before, earned = earned, online.earned(collector.steps + collector.width)
+        due = earned - before
         updates = Updates(updater, due if max_updates is None else min(due, max_updates - learner.updates))
         beside = online.overlap and len(collector.buffer) > 0
-        yield Act(collector)
+        yield act
         if beside:
             yield updates
         collector.receive()
@@ -130,7 +131,7 @@ def fit_online(
         collector.acting.send_ahead()
         session.clock.global_step = collector.steps
         session.advance()
-        yield Advanced()
+        yield advanced
 
 
 def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, spec: RunSpec) -> ReplayBuffer:
