@@ -24,9 +24,9 @@ from rl_training.runs.session import Session
 from rl_training.runtime.online import OnlineConfig
 from rl_training.updates.stack import Stack
 from tests.helpers import OBS, build
-from tests.runs import tiny, train
+from tests.runs import run_record, tiny, train
 from tests.test_collector import collector_of
-from tests.test_population_runs import SEEDS, At, all_unlike, members_of, statuses, together
+from tests.test_population_runs import SEEDS, At, all_unlike, folders, members_of, statuses, together
 
 KINDS: list[tuple[type[Learner], dict[str, Any]]] = [
     (SAC, {}),
@@ -249,9 +249,14 @@ def test_members_that_begin_to_act_at_different_steps(tmp_path: Path, monkeypatc
 
 
 def fill(number: float) -> Callable[[Session], None]:
+    """Make the outputs of a policy `number - number`."""
+
     def change(session: Session) -> None:
+        net = session.learner.model.policy.actor.net
+        parameters = *net.hidden[-1].parameters(), *net.head.parameters()
         with torch.no_grad():
-            session.learner.model.policy.actor.net.head.weight.fill_(number)
+            for parameter, value in zip(parameters, (0.0, 1.0, -number, number), strict=True):
+                parameter.fill_(value)
         session.learner.version += 1
 
     return change
@@ -260,12 +265,13 @@ def fill(number: float) -> Callable[[Session], None]:
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_an_action_that_is_not_finite_ends_its_member_alone(number: float, tmp_path: Path) -> None:
-    """No update comes in between: the first to notice is the one that acts."""
+    """No update, report or checkpoint comes before it acts again."""
     config = config_of("sac", tmp_path, kwargs={"train_frequency": 50, "random_steps": 10})
-    change = At(SEEDS[1], 30, fill(number))
-    with pytest.raises(MembersFailed, match="1 of 3 members failed: seed 0: ") as failed:
+    change = At(SEEDS[1], 31, fill(number))
+    with pytest.raises(MembersFailed, match=r"^1 of 3 members failed: seed 0: .* by step 31;") as failed:
         together(config, [change])
     assert statuses(tmp_path) == ["finished", "diverged", "finished"]
+    assert "inexact" not in run_record(folders(tmp_path)[1])  # the action did not reach the environment
     ours = [result for result in failed.value.results if result is not None]
     theirs = [train(member, [change]) for member in members_of(config)[::2]]
     assert all_unlike(ours, theirs) == [[], []]
