@@ -229,10 +229,10 @@ def main() -> None:
     results = Results("stepping", options.json)
     device = str(choose_device(options.device)) if options.tensor else "cpu"
     stamp = report.stamp(device)
-    for task in [options.tensor] if options.tensor else options.task:
-        for count in options.environments:
-            makers = ways(task, count, options)
-            for way, entry in measure(makers, count, options):
+    # Processes are forked, which needs as much free memory as this process has, so small numbers come first.
+    for count in sorted(options.environments):
+        for task in [options.tensor] if options.tensor else options.task:
+            for way, entry in measure(ways(task, count, options), count, options):
                 about = {"kind": "tensor" if options.tensor else "mujoco", "task": task}
                 results.add({f"{stamp['machine']}/{task}/{count}/{way}": stamp | about | entry})
                 print(f"{task}, {count} environments, {way}: {entry['rate']:,.0f} steps/s", flush=True)
