@@ -75,6 +75,7 @@ class ActingPolicy:
     def __init__(self, learner: Learner, *, copies: bool | None = None) -> None:
         """`copies`: whether to copy the policy; None copies it if the learner is on a GPU."""
         self.learner = learner
+        self.device = learner.device  # where the policy acts
         self.transfer: WeightTransfer | None = None  # updates the copy
         self.row = 0  # of the transfer
         self._policy: Policy = learner.model.policy
@@ -85,11 +86,6 @@ class ActingPolicy:
     def copies(self) -> bool:
         return self.transfer is not None
 
-    @property
-    def device(self) -> torch.device:
-        """Where the policy acts."""
-        return torch.device("cpu") if self.copies else self.learner.device
-
     def tensors(self) -> list[Tensor]:
         """The tensors to copy, in the order of the copy."""
         source = self.learner.model.policy
@@ -97,7 +93,7 @@ class ActingPolicy:
 
     def bind(self, transfer: WeightTransfer, row: int) -> None:
         """Use row `row` of `transfer.flat` as weights; the members of a population share one transfer."""
-        self.transfer, self.row = transfer, row
+        self.transfer, self.row, self.device = transfer, row, transfer.flat.device
         self._policy = on_arrays(copy_bound_to(self.learner.model.policy, transfer.flat[row]))
 
     def send_ahead(self) -> None:
