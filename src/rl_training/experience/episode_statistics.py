@@ -28,7 +28,7 @@ class EpisodeStatistics:
         slots = torch.where(recorded, (self.ended + rank - 1) % self.window, self.window)
         for ring, values in ((self.returns, self.totals), (self.lengths, self.steps)):
             ring.index_copy_(0, slots, values)
-            ring[-1] = 0  # the order of writes to one slot is not defined
+            ring[-1:].zero_()  # the order of writes to one slot is not defined
         self.ended += count
         self.totals.masked_fill_(ended, 0.0)
         self.steps.masked_fill_(ended, 0)
