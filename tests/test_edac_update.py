@@ -173,8 +173,9 @@ def test_a_single_critic_cannot_be_diverse() -> None:
     [
         ({"layer_norm": True}, "^layer_norm must be false unless"),
         ({"activation": "elu"}, "^activation must be 'relu'"),
+        ({"network": "simba"}, "^network must be 'mlp' unless"),
     ],
-    ids=["layer_norm", "activation"],
+    ids=["layer_norm", "activation", "network"],
 )
 def test_diversity_is_refused_where_action_gradients_are_not_defined(network: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:

@@ -86,12 +86,13 @@ def learners_of(
     normalize: bool = False,
     double: bool = False,
     device: str = "cpu",
+    network: dict[str, Any] | None = None,
 ) -> list[Learner]:
     """One learner per seed, with hyperparameters of its own where `changes` says so."""
     found = []
     for i, (seed, change) in enumerate(zip(SEEDS, changes, strict=True)):
         known = {key: value for key, value in change.items() if key in kind.Config.model_fields}
-        learner: Learner = build(kind, normalize=normalize, seed=seed, device=device, **known)
+        learner: Learner = build(kind, normalize=normalize, network=network, seed=seed, device=device, **known)
         if normalize:
             moments = torch.linspace(-1.0, 1.0, OBS) + i, torch.linspace(0.5, 2.0, OBS)
             learner.model.normalizer.set_moments(*(moment.to(device) for moment in moments))

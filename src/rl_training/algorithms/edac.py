@@ -24,7 +24,7 @@ from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_
 from rl_training.algorithms.soft import SoftActorCritic, SoftConfig
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
-from rl_training.models.mlp import ThreeLayerConfig
+from rl_training.models.mlp import EnsembleMLP, ThreeLayerConfig
 from rl_training.models.mlp_redq import MLPREDQModel
 from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS
 from rl_training.settings import NonNegativeFloat, PositiveInt
@@ -100,6 +100,8 @@ class EDAC(SoftActorCritic):
         super().__init__(model=model, **hyperparameters)
         self.diversifies = self.config.eta > 0
         reason = "unless eta is 0: diversity needs the action gradients of plain ReLU critics"
+        if self.diversifies and not isinstance(model.critics.net, EnsembleMLP):
+            raise ConfigError(f"network must be 'mlp' {reason}")
         if self.diversifies and model.layer_norm:
             raise ConfigError(f"layer_norm must be false {reason}")
         if self.diversifies and (activation := model.critics.net.activation) != "relu":

@@ -86,6 +86,11 @@ class _TrainKeys(TypedDict, total=False):
     """activation function after each hidden layer of every network; default 'relu'"""
     layer_norm_epsilon: float
     """epsilon of LayerNorm; the default of flax and RLPD (version 0.1 used PyTorch's 1e-5); > 0; default 1e-06"""
+    network: Literal["mlp", "simba"]
+    """kind of every network; `simba` has residual blocks, all as wide as the (equal) sizes in `hidden_sizes`;
+    default 'mlp'"""
+    residual_blocks: int | float
+    """residual blocks of every `simba` network; `mlp` has none; ≥ 1; default 2"""
     batch_size: int | float
     """transitions per update; ≥ 1; default 256 (DQN: 64)"""
     learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any]

@@ -38,6 +38,7 @@ class _Graph:
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
+        self.kept = ""
 
     def constant(self, value: Any, dtype: Any = None) -> str:
         from onnx import numpy_helper
@@ -73,6 +74,11 @@ def _affine(g: _Graph, x: str, weight: Any, bias: Any) -> str:
 
 def _layer_norm(g: _Graph, x: str, weight: Any, bias: Any, epsilon: Any) -> str:
     return g.node("LayerNormalization", x, g.constant(weight), g.constant(bias), axis=-1, epsilon=float(epsilon))
+
+
+def _keep(g: _Graph, x: str) -> str:
+    g.kept = x
+    return x
 
 
 def _gelu(g: _Graph, x: str) -> str:
@@ -141,6 +147,8 @@ _WRITERS: dict[str, Callable[..., str]] = {
     "leaky_relu": lambda g, x: g.node("LeakyRelu", x, alpha=0.01),
     "gelu": _gelu,
     "silu": lambda g, x: g.node("Mul", x, g.node("Sigmoid", x)),
+    "keep": _keep,
+    "add_kept": lambda g, x: g.node("Add", x, g.kept),
     "tanh_mean": _tanh_mean,
     "gaussian": _gaussian,
     "add_noise": lambda g, x, scale: g.node("Add", x, g.node("Mul", g.constant(scale), "noise")),

@@ -61,6 +61,8 @@ OPERATIONS: dict[str, Any] = {
     "gelu": lambda x: 0.5 * x * (1.0 + _erf(x * math.sqrt(0.5))),
     "silu": lambda x: x / (1.0 + np.exp(-x)),
     "tanh": lambda x: np.tanh(x),
+    "keep": lambda x: x,
+    "add_kept": lambda x, kept: x + kept,
     "tanh_mean": _tanh_mean,
     "gaussian": _gaussian,
     "add_noise": lambda x, scale, noise: x + scale * noise,
@@ -174,9 +176,11 @@ class Policy:
             raise ValueError(f"observation must be finite numbers [{size}] or [B, {size}], got {list(given.shape)}")
         if noisy != (noise is not None):
             raise ValueError(f"this policy {'needs noise of the shape of the action' if noisy else 'has no noise'}")
-        x = given.reshape(-1, size)
+        x = kept = given.reshape(-1, size)
         with np.errstate(over="ignore", invalid="ignore"):
             for operation, arrays in self.steps:
                 more = {"noise": np.reshape(noise, (len(x), -1)).astype(np.float32)} if operation in NOISY else {}
+                more |= {"kept": kept} if operation == "add_kept" else {}
                 x = OPERATIONS[operation](x, **arrays, **more)
+                kept = x if operation == "keep" else kept
         return x[0] if given.ndim == 1 else x

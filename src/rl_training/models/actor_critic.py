@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.models.critics import ChoiceCritics, Critics
-from rl_training.models.mlp import frozen_copy
+from rl_training.models.mlp import EnsembleMLP, frozen_copy
 from rl_training.models.networks import NetworkOptions, actor_options
 from rl_training.models.policies import (
     LOG_STD_BOUNDS,
@@ -91,8 +91,8 @@ class ActorCriticModel(Model):
 
     @property
     def layer_norm(self) -> bool:
-        """Whether the critics have LayerNorm."""
-        return len(self.critics.net.norms) > 0
+        """Whether the critics have the LayerNorm of the setting `layer_norm`."""
+        return isinstance(self.critics.net, EnsembleMLP) and len(self.critics.net.norms) > 0
 
     @property
     def num_critics(self) -> int:

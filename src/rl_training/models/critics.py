@@ -8,7 +8,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.mlp import Members
+from rl_training.models.mlp import EnsembleMLP, Members
 from rl_training.models.networks import NetworkOptions, build_ensemble
 from rl_training.models.policies import at_actions
 
@@ -58,6 +58,7 @@ class Critics(nn.Module):
 
     def with_action_gradients(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Values `[N, B]` and their action gradients dQ/da, `[N, B, A]`; plain ReLU critics only."""
+        assert isinstance(self.net, EnsembleMLP), "the learner refuses other networks"
         q, slopes = self.net.with_action_gradients(torch.cat([obs, actions], dim=-1), self.action_dim)
         return q.squeeze(-1), slopes
 

@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons: a single network (`MLP`) and an ensemble (`EnsembleMLP`).
+"""Settings and base classes of networks, and multi-layer perceptrons: one (`MLP`) or an ensemble (`EnsembleMLP`).
 
 An ensemble is an axis, not a list: weights are `[N, in, out]`, activations `[N, B, features]`.
 """
@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.models.steps import Step, as_array
-from rl_training.settings import PositiveFloat, Settings, Sizes
+from rl_training.settings import PositiveFloat, PositiveInt, Settings, Sizes
 
 Select = Callable[[Tensor], Tensor]
-Init = Literal["torch", "xavier", "orthogonal"]
+Init = Literal["torch", "xavier", "orthogonal", "unit_orthogonal", "he"]
+Kind = Literal["mlp", "simba"]
 Activation = Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"]
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,  # in-place is safe: the layer's output has no other reader
@@ -33,6 +34,8 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 Members = int | Tensor | None
 # Measured on an H200 with 6 and 12 outputs and 256 inputs; for 25 outputs the library is faster.
 _FEW_OUTPUTS, _LITTLE_WORK = 16, 4_000_000
+# Standard deviation of a standard normal variable that is truncated to [-2, 2].
+_TRUNCATED_STD = 0.87962566103423978
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -47,6 +50,10 @@ class NetworkShape(Settings):
     """activation function after each hidden layer of every network"""
     layer_norm_epsilon: PositiveFloat = 1e-6
     """epsilon of LayerNorm; the default of flax and RLPD (version 0.1 used PyTorch's 1e-5)"""
+    network: Kind = "mlp"
+    """kind of every network; `simba` has residual blocks, all as wide as the (equal) sizes in `hidden_sizes`"""
+    residual_blocks: PositiveInt = 2
+    """residual blocks of every `simba` network; `mlp` has none"""
 
 
 class NetworkConfig(NetworkShape):
@@ -73,7 +80,11 @@ class MLPOptions(TypedDict, total=False):
 
 
 def _init_matrix(weight: Tensor, bias: Tensor, fan_in: int, init: Init) -> None:
-    """Initialise a matrix `[out, in]` and its bias; `orthogonal` uses gain sqrt(2) for every activation."""
+    """Initialise a matrix `[out, in]` and its bias.
+
+    `orthogonal` uses gain sqrt(2) for every activation, `unit_orthogonal` gain 1. `he` is flax's `he_normal`:
+    normal with variance 2 / fan_in, truncated to two standard deviations before scaling.
+    """
     if init == "torch":
         bound = 1.0 / math.sqrt(fan_in)
         nn.init.uniform_(weight, -bound, bound)
@@ -81,6 +92,11 @@ def _init_matrix(weight: Tensor, bias: Tensor, fan_in: int, init: Init) -> None:
         return
     if init == "xavier":
         nn.init.xavier_uniform_(weight)
+    elif init == "he":
+        std = math.sqrt(2.0 / fan_in) / _TRUNCATED_STD
+        nn.init.trunc_normal_(weight, std=std, a=-2.0 * std, b=2.0 * std)
+    elif init == "unit_orthogonal":
+        nn.init.orthogonal_(weight)
     else:
         nn.init.orthogonal_(weight, math.sqrt(2.0))
     nn.init.zeros_(bias)
@@ -151,12 +167,55 @@ def _selection(frozen: bool, members: Members) -> Select:
     return select
 
 
-class EnsembleMLP(nn.Module):
-    """N networks `in -> hidden (LayerNorm?) activation … -> out` of one shape, computed together.
+class EnsembleNetwork(nn.Module):
+    """N networks of one shape, computed together: the `features` of a subclass, and a linear `head`.
 
     `frozen` detaches the weights: gradients flow to the input only, and no backward pass computes gradients of the
     weights. `members` selects the first few networks, or those with these indices.
     """
+
+    head: EnsembleLinear
+
+    def __init__(self, num_members: int, activation: Activation) -> None:
+        super().__init__()
+        self.num_members = num_members
+        self.activation: Activation = activation
+
+    @property
+    def activate(self) -> Callable[[Tensor], Tensor]:
+        """The activation function; it may work in place."""
+        return _ACTIVATIONS[self.activation]
+
+    def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
+        """`x [B, in]`, the input of every member: `[N, B, out]`."""
+        select = _selection(frozen, members)
+        count = len(members) if isinstance(members, Tensor) else members or self.num_members
+        return self.head(self.features(x.expand(count, -1, -1), select), select)
+
+    def features(self, x: Tensor, select: Select) -> Tensor:
+        """The input of the head, from `x [N, B, in]`."""
+        raise NotImplementedError
+
+    def feature_steps(self) -> list[Step]:
+        """The operations of `features` of the first member."""
+        raise NotImplementedError
+
+
+class SingleNetwork(EnsembleNetwork):
+    """Base of a single network: an ensemble of one without its axis, `[B, in] -> [B, out]`."""
+
+    def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
+        return super().forward(x, frozen, members).squeeze(0)
+
+    def steps(self, outputs: int | None = None) -> list[Step]:
+        """The operations of this network, restricted to the first `outputs` if given."""
+        last = self.head.step()
+        arrays = {name: array[..., :outputs] for name, array in last.arrays.items()}
+        return [*self.feature_steps(), last._replace(arrays=arrays)]
+
+
+class EnsembleMLP(EnsembleNetwork):
+    """N networks `in -> hidden (LayerNorm?) activation … -> out`."""
 
     def __init__(
         self,
@@ -170,9 +229,7 @@ class EnsembleMLP(nn.Module):
         activation: Activation = "relu",
         init: Init = "torch",
     ) -> None:
-        super().__init__()
-        self.num_members = num_members
-        self.activation: Activation = activation
+        super().__init__(num_members, activation)
         sizes = [in_features, *hidden_sizes]
         self.hidden = nn.ModuleList(
             EnsembleLinear(num_members, a, b, init=init) for a, b in itertools.pairwise(sizes)
@@ -186,17 +243,20 @@ class EnsembleMLP(nn.Module):
         norms = list(self.norms) if len(self.norms) else [None] * len(self.hidden)
         return zip(self.hidden, norms)
 
-    def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
-        """`x [B, in]`, the input of every member: `[N, B, out]`."""
-        select, activate = _selection(frozen, members), _ACTIVATIONS[self.activation]
-        count = len(members) if isinstance(members, Tensor) else members or self.num_members
-        x = x.expand(count, -1, -1)
+    def features(self, x: Tensor, select: Select) -> Tensor:
         for linear, norm in self._layers():
             x = linear(x, select)
             if norm is not None:
                 x = norm(x, select)
-            x = activate(x)
-        return self.head(x, select)
+            x = self.activate(x)
+        return x
+
+    def feature_steps(self) -> list[Step]:
+        found: list[Step] = []
+        for linear, norm in self._layers():
+            found += [layer.step() for layer in (linear, norm) if layer is not None]  # type: ignore[operator]
+            found.append(Step(self.activation))
+        return found
 
     def with_action_gradients(self, x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
         """Outputs `[N, B, 1]` and their gradients with respect to the last `columns` inputs, `[N, B, columns]`.
@@ -220,25 +280,13 @@ class EnsembleMLP(nn.Module):
         return self.head(x, select), torch.bmm(slope, first.transpose(1, 2))
 
 
-class MLP(EnsembleMLP):
-    """One network: an ensemble of one without its axis, `[B, in] -> [B, out]`."""
+class MLP(SingleNetwork, EnsembleMLP):
+    """One network `in -> hidden … -> out`."""
 
     def __init__(
         self, in_features: int, hidden_sizes: Sequence[int], out_features: int, **options: Unpack[MLPOptions]
     ) -> None:
         super().__init__(1, in_features, hidden_sizes, out_features, **options)
-
-    def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
-        return super().forward(x, frozen, members).squeeze(0)
-
-    def steps(self, outputs: int | None = None) -> list[Step]:
-        """The operations of this network, restricted to the first `outputs` if given."""
-        found: list[Step] = []
-        for linear, norm in self._layers():
-            found += [layer.step() for layer in (linear, norm) if layer is not None]  # type: ignore[operator]
-            found.append(Step(self.activation))
-        last = self.head.step()
-        return [*found, last._replace(arrays={name: array[..., :outputs] for name, array in last.arrays.items()})]
 
 
 def frozen_copy(module: Network) -> Network:

@@ -3,41 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
-from rl_training.models.mlp import MLP, EnsembleMLP, MLPOptions
+from rl_training.models.mlp import MLP, EnsembleMLP, EnsembleNetwork, MLPOptions, SingleNetwork
+from rl_training.models.simba import EnsembleSimBa, SimBa
 
 
 class NetworkKind(NamedTuple):
-    """Constructors of a network and of an ensemble, with the arguments of `build_network` and `build_ensemble`."""
+    """Constructors of a network and of an ensemble, with the arguments of `build_network` and `build_ensemble`.
 
-    single: Callable[..., MLP]
-    ensemble: Callable[..., EnsembleMLP]
+    Options in `ignored` have no meaning for this kind and are not passed on.
+    """
+
+    single: Callable[..., SingleNetwork]
+    ensemble: Callable[..., EnsembleNetwork]
+    ignored: tuple[str, ...] = ("residual_blocks",)
 
 
-KINDS = {"mlp": NetworkKind(MLP, EnsembleMLP)}
+KINDS = {
+    "mlp": NetworkKind(MLP, EnsembleMLP),
+    "simba": NetworkKind(SimBa, EnsembleSimBa, ignored=("init",)),
+}
 
 
 class NetworkOptions(MLPOptions, total=False):
     """Keywords of a network; models pass them on."""
 
     network: str  # one of `KINDS`
+    residual_blocks: int
 
 
 def actor_options(options: NetworkOptions) -> NetworkOptions:
-    """`options` without LayerNorm, which only critics have."""
+    """`options` without `layer_norm`, which only critics have."""
     own = options.copy()
     own.pop("layer_norm", None)
-    own.pop("layer_norm_epsilon", None)
     return own
+
+
+def _kind(options: NetworkOptions) -> tuple[NetworkKind, dict[str, Any]]:
+    """The kind that `options` name, and the options of its constructors."""
+    kind = KINDS[options.get("network", "mlp")]
+    return kind, {key: value for key, value in options.items() if key not in ("network", *kind.ignored)}
 
 
 def build_network(
     in_features: int, hidden_sizes: Sequence[int], out_features: int, **options: Unpack[NetworkOptions]
-) -> MLP:
+) -> SingleNetwork:
     """One network, `[B, in] -> [B, out]`."""
-    kind = KINDS[options.pop("network", "mlp")]
-    return kind.single(in_features, hidden_sizes, out_features, **options)
+    kind, own = _kind(options)
+    return kind.single(in_features, hidden_sizes, out_features, **own)
 
 
 def build_ensemble(
@@ -46,7 +60,7 @@ def build_ensemble(
     hidden_sizes: Sequence[int],
     out_features: int,
     **options: Unpack[NetworkOptions],
-) -> EnsembleMLP:
+) -> EnsembleNetwork:
     """N networks of one shape, `[B, in] -> [N, B, out]`."""
-    kind = KINDS[options.pop("network", "mlp")]
-    return kind.ensemble(num_members, in_features, hidden_sizes, out_features, **options)
+    kind, own = _kind(options)
+    return kind.ensemble(num_members, in_features, hidden_sizes, out_features, **own)

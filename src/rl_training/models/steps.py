@@ -1,11 +1,12 @@
 """A policy as a list of operations with their weights, for export.
 
 The method `steps(sampled)` of an actor returns them. Each operation takes the output of the one before it,
-`[B, features]`:
+`[B, features]`; `kept` is the one that the last `keep` saw:
 
     normalize   (x - shift) * scale              affine      x @ weight + bias
     clip        to [low, high]                   layer_norm  over the features, then * weight + bias
     relu leaky_relu elu gelu silu tanh           argmax      the index of the largest, [B]
+    keep        x                                add_kept    x + kept
     tanh_mean   of [mean | log std]: tanh of the mean
     gaussian    of [mean | log std], the latter clipped to [low, high]: mean + std * noise
     add_noise   x + scale * noise

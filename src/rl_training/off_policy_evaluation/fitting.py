@@ -33,6 +33,7 @@ from rl_training.experience.fqe_data import (
 from rl_training.memory import available_memory, human_bytes, room_on_gpu
 from rl_training.models.mlp import NetworkConfig
 from rl_training.models.policies import Policy
+from rl_training.models.simba import EXPANSION
 from rl_training.off_policy_evaluation import defaults
 from rl_training.runs.fleet import COPIES
 from rl_training.seeding import fqe_seeds
@@ -147,7 +148,8 @@ def _room_for(
     """Find out what fits in memory and warn if not all policies do. Rows and action tables are stored on `home`."""
     model = example.model
     networks = sum(tensor.nbytes for tensor in chain(model.parameters(), model.buffers()))
-    widest = max((model.obs_dim + model.action_dim, *plan.network.hidden_sizes))
+    inner = EXPANSION if plan.network.network == "simba" else 1
+    widest = max((model.obs_dim + model.action_dim, *(inner * size for size in plan.network.hidden_sizes)))
     each = parts * (COPIES * networks + 4 * _LAYERS * plan.batch_size * widest)
     table, free = PolicyActions.table_bytes(dataset), _free(home)
     tables = not plan.sampled and table <= free // 2
