@@ -807,6 +807,22 @@ _MODELS = [
         "F.layer_norm(x, x.shape[-1:])",
         "test_models.py",
     ),
+    _mistake(
+        "initialisation",
+        "He weights are narrower by what the truncation takes",
+        "models/mlp.py",
+        "math.sqrt(2.0 / fan_in) / _TRUNCATED_STD",
+        "math.sqrt(2.0 / fan_in)",
+        "test_simba.py",
+    ),
+    _mistake(
+        "initialisation",
+        "a block of SimBa is as wide inside as outside",
+        "models/simba.py",
+        "EXPANSION = 4 ",
+        "EXPANSION = 1 ",
+        "test_simba.py",
+    ),
 ]
 _DATA = [
     _mistake(

@@ -47,7 +47,8 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
         if is_policy_tensor(name):
             raise ConfigError(
                 f"init_from: the {checkpoint.records['config']['algo']} policy of {checkpoint.path} does not fit "
-                f"(first difference: {name}); use the same hidden_sizes, kind of actor and normalize_observations",
+                f"(first difference: {name}); use the same network, hidden_sizes, kind of actor and "
+                "normalize_observations",
                 key="init_from",
             )
     _warn_about_distribution(learner, checkpoint)
