@@ -29,7 +29,7 @@ from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model as ModelBase
 from rl_training.models.mlp import NetworkConfig, NetworkShape
 from rl_training.models.policies import Policy
-from rl_training.settings import Fraction, PositiveFloat, Settings
+from rl_training.settings import Fraction, NonNegativeInt, PositiveFloat, Settings
 
 if TYPE_CHECKING:
     from rl_training.spaces import SpaceSpec
@@ -55,6 +55,14 @@ class TargetConfig(LearnerConfig):
 
     tau: Annotated[float, Field(gt=0, le=1)] = 0.005
     """Polyak coefficient: target ← (1 − tau)·target + tau·source"""
+
+
+class ActorStartConfig(TargetConfig):
+    """Hyperparameters of online learners with an actor and critics."""
+
+    actor_starts: NonNegativeInt | None = None
+    """updates of the critics and their targets before the first update of the actor and the temperature; null: 0,
+    or 5,000 if `init_from` provides a policy without critics that fit"""
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,11 @@ class Learner:
     def variant(self, update: int) -> Hashable:
         """The variant of `gradient_step` for an update (counted from 0); each variant has its own CUDA graph."""
         return None
+
+    @property
+    def actor_starts(self) -> int:
+        """Number of updates before the first one of the actor; 0 for a learner without this setting."""
+        return getattr(self.config, "actor_starts", None) or 0
 
     def ends_period(self, update: int, period: int) -> bool:
         """Whether `update` is the last of every `period` updates, counted from `period_offset`."""

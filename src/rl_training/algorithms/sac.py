@@ -15,11 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Terms
+from rl_training.algorithms.base import ActorStartConfig, Terms
 from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_error, td_target
 from rl_training.algorithms.soft import SoftActorCritic, SoftConfig
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp_sac import MLPSACModel
+
+
+class SACConfig(ActorStartConfig, SoftConfig):
+    """The settings of the SAC family."""
 
 
 def critic_terms(q: Tensor, target: Tensor) -> Terms:
@@ -46,12 +50,12 @@ class SAC(SoftActorCritic):
     """Soft actor-critic on an `MLPSACModel`."""
 
     name = "sac"
-    Config = SoftConfig
+    Config = SACConfig
     Model = MLPSACModel
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
-        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
+        objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if variant else {})
         return self.minimize((batch, next_noise, noise), objectives, tau=self.config.tau)
 
     def critic_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:

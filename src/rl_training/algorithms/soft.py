@@ -12,7 +12,7 @@ import torch
 from pydantic import PlainValidator
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Learner, TargetConfig
+from rl_training.algorithms.base import ActorStartConfig, Learner, TargetConfig
 from rl_training.errors import ConfigError
 from rl_training.settings import PositiveFloat, PositiveInt
 
@@ -40,7 +40,7 @@ class SoftConfig(TargetConfig):
     """include the entropy term in the critics' target"""
 
 
-class DelayedActorConfig(SoftConfig):
+class DelayedActorConfig(ActorStartConfig, SoftConfig):
     """For many critic updates per environment step (a high update-to-data ratio) and one actor update."""
 
     policy_delay: PositiveInt | None = None
@@ -102,6 +102,10 @@ class SoftActorCritic(Learner):
     def modules(self) -> dict[str, nn.Module]:
         return {"model": self.model, "temperature": self.temperature}
 
+    def variant(self, update: int) -> bool:
+        """Whether the actor and the temperature are updated."""
+        return update >= self.actor_starts
+
 
 class DelayedActor(SoftActorCritic):
     """A `SoftActorCritic` that updates its actor in the last of every `policy_delay` updates (default: in each)."""
@@ -116,5 +120,4 @@ class DelayedActor(SoftActorCritic):
         return config.model_copy(update={"policy_delay": delay})
 
     def variant(self, update: int) -> bool:
-        """Whether the actor is updated."""
-        return self.ends_period(update, self.config.policy_delay or 1)
+        return super().variant(update) and self.ends_period(update, self.config.policy_delay or 1)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Learner, TargetConfig, Terms
+from rl_training.algorithms.base import ActorStartConfig, Learner, TargetConfig, Terms
 from rl_training.algorithms.execution import Draws, by_rows
 from rl_training.algorithms.losses import critic_terms, td_target
 from rl_training.data.transitions import TransitionBatch
@@ -24,8 +24,8 @@ from rl_training.models.policies import Policy
 from rl_training.settings import NonNegativeFloat, PositiveInt
 
 
-class TD3Config(TargetConfig):
-    """The paper's settings."""
+class DelayedUpdateConfig(TargetConfig):
+    """The paper's settings, also of offline learners."""
 
     policy_delay: PositiveInt = 2
     """critic updates per update of the actor and the targets"""
@@ -35,6 +35,10 @@ class TD3Config(TargetConfig):
     """bound of the noise on target actions"""
     exploration_noise: NonNegativeFloat = 0.1
     """standard deviation of the exploration noise on actions, which are in [-1, 1]"""
+
+
+class TD3Config(ActorStartConfig, DelayedUpdateConfig):
+    """The paper's settings."""
 
 
 def smoothed_action(action: Tensor, noise: Tensor, clip: float) -> Tensor:
@@ -76,16 +80,16 @@ class TD3(Learner):
     def explore(self, policy: Policy, obs: Tensor, rng: Draws, progress: float | Tensor) -> Tensor:
         return noisy_mode(policy, obs, rng, self.config.exploration_noise)
 
-    def variant(self, update: int) -> bool:
-        """Whether the actor and the targets are updated."""
-        return self.ends_period(update, self.config.policy_delay)
+    def variant(self, update: int) -> tuple[bool, bool]:
+        """Whether the targets are updated, and whether the actor is."""
+        ends = self.ends_period(update, self.config.policy_delay)
+        return ends, ends and update >= self.actor_starts
 
-    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
+    def gradient_step(self, batch: TransitionBatch, variant: Any) -> Terms:
+        moves_targets, moves_actor = variant
         noise = self.config.target_policy_noise * self.normal(*batch.actions.shape)
-        if not variant:
-            return self.minimize((batch, noise), {"critics": self.critic_loss})
-        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
-        return self.minimize((batch, noise), objectives, tau=self.config.tau)
+        objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if moves_actor else {})
+        return self.minimize((batch, noise), objectives, tau=self.config.tau if moves_targets else None)
 
     def critic_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms]:
         with torch.no_grad():

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Terms
 from rl_training.algorithms.losses import action_error, critic_terms
-from rl_training.algorithms.td3 import TD3, TD3Config
+from rl_training.algorithms.td3 import TD3, DelayedUpdateConfig
 from rl_training.data.transitions import TransitionBatch
 from rl_training.settings import PositiveFloat
 
 
-class TD3BCConfig(TD3Config):
+class TD3BCConfig(DelayedUpdateConfig):
     """TD3's settings and the paper's weight."""
 
     bc_alpha: PositiveFloat = 2.5

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_training.algorithms.base import Terms
+from rl_training.algorithms.base import ActorStartConfig, Terms
 from rl_training.algorithms.losses import soft_actor_terms, soft_value, td_target
 from rl_training.algorithms.soft import SoftActorCritic, SoftConfig
 from rl_training.data.transitions import TransitionBatch
@@ -26,7 +26,7 @@ from rl_training.models.mlp_tqc import MLPTQCModel
 from rl_training.settings import NonNegativeInt, PositiveInt
 
 
-class TQCConfig(SoftConfig):
+class TQCConfig(ActorStartConfig, SoftConfig):
     """The paper's five critics of 25 quantiles; the authors choose the number to drop for each task."""
 
     num_critics: PositiveInt = 5
@@ -130,7 +130,7 @@ class TQC(SoftActorCritic):
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
-        objectives = {"critics": self.critic_loss, "actor": self.actor_loss}
+        objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if variant else {})
         return self.minimize((batch, next_noise, noise), objectives, tau=self.config.tau)
 
     def critic_loss(self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:

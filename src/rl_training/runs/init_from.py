@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,6 +14,9 @@ from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runs.state import config_of, is_policy_tensor, read_run_checkpoint, spaces_from
 from rl_training.spaces import SpaceSpec
+
+# `actor_starts` of a run whose critics start at random and whose actor does not.
+ACTOR_STARTS = 5_000
 
 _log = logging.getLogger(__name__)
 
@@ -29,10 +33,11 @@ def find_origin(init_from: str, seed: int | None) -> Path:
     return find_checkpoint(Path(init_from.replace("{seed}", str(seed))))
 
 
-def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec) -> None:
+def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec) -> dict[str, Any]:
     """Copy the policy of another run, and every other network whose tensors all fit, into `learner`.
 
-    A target network that is missing or does not fit is initialised from its source network.
+    A target network that is missing or does not fit is initialised from its source network. Returns the settings of
+    `algo_kwargs` that follow from the networks that were copied.
     """
     if difference := spaces.difference(spaces_from(checkpoint), "this run has"):
         raise ConfigError(
@@ -65,6 +70,10 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
         if paths[target] in mismatched:
             tensors |= {f"{paths[target]}.{key}": tensors[f"{paths[source]}.{key}"] for key in source.state_dict()}
     learner.load_networks(tensors)
+    if "model.critics" not in mismatched or getattr(learner.config, "actor_starts", 0) is not None:
+        return {}
+    learner.config = learner.config.model_copy(update={"actor_starts": ACTOR_STARTS})
+    return {"actor_starts": ACTOR_STARTS}
 
 
 def _warn_about_distribution(learner: Learner, checkpoint: Checkpoint) -> None:

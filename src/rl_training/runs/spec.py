@@ -119,6 +119,11 @@ class RunSpec:
         sections, resolved = self.sections.resolve_for(spaces, of, self.config.algo_kwargs)
         return replace(self, sections=sections, resolved=resolved, settings=_settings(self.config, resolved))
 
+    def with_algo_kwargs(self, values: Mapping[str, Any]) -> Self:
+        """This run with `values`, which are decided when it starts, in its settings and checkpoints."""
+        resolved = self.sections.resolve({**self.config.algo_kwargs, **values})
+        return replace(self, resolved=resolved, settings=_settings(self.config, resolved))
+
 
 def _settings(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:
     """The settings as run folders and checkpoints store them, with every default filled in."""

@@ -56,7 +56,7 @@ class OfflineToOnline(Regime):
         self.split = self.mixed.split(batch_size)
         size = len(self.setup.dataset)
         self.pretraining = self.budget.updates(prior.offline_pretrain_updates, size, batch_size)
-        self.remarks = *self.setup.remarks, *self.online.remarks(spec, before=self.pretraining)
+        self.remarks = *self.setup.remarks, *self.online.remarks(spec, self.learner, self.pretraining)
         self.first_phase = "pretrain" if self.pretraining else "online"
         self.total_ticks = self.pretraining + spec.config.total_timesteps
         self.total_updates = self.pretraining + self.online.earned(spec.config.total_timesteps)

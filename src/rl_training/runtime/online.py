@@ -71,7 +71,7 @@ class OnlineConfig(Settings):
             return self.random_steps
         return self.learning_starts if config.init_from is None else 0
 
-    def remarks(self, spec: RunSpec, before: int = 0) -> tuple[str, ...]:
+    def remarks(self, spec: RunSpec, learner: Learner, before: int = 0) -> tuple[str, ...]:
         """Lines about the first steps, without updates or with random actions, and about too many reports.
 
         `before`: number of updates before the first step.
@@ -86,6 +86,8 @@ class OnlineConfig(Settings):
             spans = [("random actions and no updates", random_until, "learning_starts")]
         parts = [f"{what} in the first {steps:,} steps ({name})" for what, steps, name in spans if steps > done]
         lines = [", ".join(parts)] if parts else []
+        if learner.actor_starts and spec.checkpoint is None:
+            lines.append(f"the policy does not change in the first {learner.actor_starts:,} updates (actor_starts)")
         if spec.config.num_envs > spec.config.log_interval:
             lines.append(
                 f"every vector step is reported: log_interval {spec.config.log_interval:,} is less than num_envs "
@@ -220,7 +222,6 @@ class Online(Regime):
         self.total_ticks = spec.config.total_timesteps
         self.total_updates = self.online.earned(spec.config.total_timesteps)
         require_updates(spec, self.total_updates)
-        self.remarks = self.online.remarks(spec)
         normalize, origin = spec.resolved[ObservationConfig].normalize_observations, spec.origin
         self.learner = build_learner(
             spec.sections,
@@ -233,7 +234,8 @@ class Online(Regime):
         )
         buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, spec)
         if origin is not None and spec.checkpoint is None:
-            initialise_from(self.learner, origin, self.spaces)
+            self.spec = spec = spec.with_algo_kwargs(initialise_from(self.learner, origin, self.spaces))
+        self.remarks = self.online.remarks(spec, self.learner)
         moments = running_moments(spec, self.spaces, self.learner.device)
         self.experience = make_collector(spec, self.spaces, self.learner, buffer, moments=moments)
 

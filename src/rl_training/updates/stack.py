@@ -117,6 +117,17 @@ def _require_same_shapes(members: Sequence[Tensors]) -> None:
                 )
 
 
+def _require_same_start(learners: Sequence[Learner]) -> None:
+    """Raise if the members' actors start at different updates, as `init_from` may cause."""
+    starts = [learner.actor_starts for learner in learners]
+    if any(start != starts[0] for start in starts):
+        raise ConfigError(
+            f"actor_starts: the members' actors start at different updates ({starts}), because critics were copied "
+            "for some of them only; set actor_starts, or population: off",
+            key="algo_kwargs.actor_starts",
+        )
+
+
 class Stack:
     """S learners with networks of the same shapes; the constructor moves their tensors into the stack."""
 
@@ -127,6 +138,7 @@ class Stack:
         first = self.networks.tensors()
         members = [_Networks(learner).tensors() for learner in learners]
         _require_same_shapes(members)
+        _require_same_start(learners)
         self.tensors: Tensors = {key: torch.stack([own[key].detach() for own in members]) for key in first}
         for i, own in enumerate(members):
             for key, tensor in own.items():

@@ -1,0 +1,193 @@
+"""`actor_starts`: the critics learn first, and a policy that a run starts from is kept until they have."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl_training.algorithms import DDPG, REDQ, RLPD, SAC, TD3, TQC, Learner
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
+from rl_training.runs import init_from
+from rl_training.runs.regime import Regime
+from rl_training.updates.stack import Stack
+from tests.helpers import build, label, random_batch, snapshot
+from tests.runs import tiny, train, trainer_state
+from tests.test_exact_resume import assert_exact, eventful
+from tests.test_population_updates import SIZE, assert_members_equal
+
+HOLDING: list[type[Learner]] = [DDPG, TD3, SAC, TQC, REDQ, RLPD]
+HELD = ("model.actor.", "temperature.")
+every_holding = pytest.mark.parametrize("kind", HOLDING, ids=label)
+
+
+def holding(kind: type[Learner], actor_starts: int | None) -> Any:
+    """A small learner with a learned temperature, if it has one."""
+    learned = {"alpha": "auto"} if "alpha" in kind.Config.model_fields else {}
+    return build(kind, actor_starts=actor_starts, **learned)
+
+
+def update(learner: Any, count: int) -> dict[str, Tensor]:
+    """The networks after `count` updates on batches that depend on the number of the update alone."""
+    for i in range(learner.updates, learner.updates + count):
+        learner.update(random_batch(seed=i), global_step=i)
+    return snapshot(learner)
+
+
+def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+@every_holding
+def test_the_actor_and_the_temperature_wait_and_all_else_learns(kind: type[Learner]) -> None:
+    learner = holding(kind, 4)
+    start = snapshot(learner)
+    held = {name for name in start if name.startswith(HELD)}
+    assert any(name.startswith("temperature.") for name in held) or kind in (DDPG, TD3)
+    # The actor's target is updated, to the actor that it equals.
+    learned = {name for name in start if name.startswith(("model.critics.", "model.target_critics."))}
+    during = update(learner, 4)
+    assert changed(start, during) == learned
+    assert float(learner.optimizers["actor"].step) == 0
+    assert changed(during, update(learner, 2)) >= held | learned
+
+
+@every_holding
+def test_the_targets_are_updated_as_often_as_without(kind: type[Learner]) -> None:
+    held, free = holding(kind, 100), holding(kind, 0)
+    for _ in range(4):
+        pairs = [(snapshot(one), update(one, 1)) for one in (held, free)]
+        moved, expected = ({n for n in changed(*pair) if "target_critics" in n} for pair in pairs)
+        assert moved == expected
+
+
+@every_holding
+def test_an_update_draws_the_same_numbers_while_the_actor_waits(kind: type[Learner]) -> None:
+    held, free = holding(kind, 3), holding(kind, None)
+    first = [update(learner, 1) for learner in (held, free)]
+    assert not any(name.startswith("model.critics.") for name in changed(*first))
+    for learner in (held, free):
+        update(learner, 4)
+    assert torch.equal(held.generator.get_state(), free.generator.get_state())
+
+
+@every_holding
+def test_zero_is_the_update_without_the_setting(kind: type[Learner]) -> None:
+    assert changed(update(holding(kind, 0), 4), update(holding(kind, None), 4)) == set()
+
+
+@every_holding
+def test_a_member_of_a_population_waits_as_long(kind: type[Learner]) -> None:
+    assert_members_equal(kind, ({"alpha": "auto", "actor_starts": 3},) * SIZE, updates=6)
+
+
+def test_members_that_wait_for_different_times_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^actor_starts: the members' actors start at different updates \(\[4, 0"
+    ):
+        Stack([holding(SAC, 4), holding(SAC, None)])
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, "auto"])
+def test_what_is_not_a_number_of_updates_is_refused(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^algo_kwargs\.actor_starts must be "):
+        train(tiny("sac", tmp_path, kwargs={"actor_starts": value}))
+    assert not any(tmp_path.iterdir())
+
+
+def test_only_online_learners_with_an_actor_have_it() -> None:
+    found = {one.name for one in list_algorithm_specs() if "actor_starts" in one.sections.owners()}
+    assert found == {kind.name for kind in HOLDING}
+
+
+# Runs that start from a policy.
+
+
+def built(config: TrainConfig) -> Regime:
+    """A run that is built, and trains nothing."""
+    spec = get_algorithm_spec(config.algo).run_spec(config)
+    regime = spec.regime(spec)
+    regime.close()
+    return regime
+
+
+@pytest.fixture(scope="module")
+def cloned(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """Runs without critics: of a stochastic policy, and of a deterministic one."""
+    found = {}
+    for stochastic in (True, False):
+        kwargs = {"stochastic": stochastic, "policy_distribution": "tanh"}
+        config = tiny("bc", tmp_path_factory.mktemp("bc"), kwargs=kwargs, total_timesteps=5, eval_episodes=0)
+        found[stochastic] = train(config).run_dir
+    return found
+
+
+@every_holding
+def test_a_policy_without_critics_is_kept_at_first(
+    kind: type[Learner], cloned: dict[bool, Path], tmp_path: Path
+) -> None:
+    regime = built(tiny(kind.name, tmp_path, init_from=cloned[kind not in (DDPG, TD3)]))
+    assert regime.learner.actor_starts == init_from.ACTOR_STARTS
+    assert regime.spec.settings["algo_kwargs"]["actor_starts"] == init_from.ACTOR_STARTS
+    assert "the policy does not change in the first 5,000 updates (actor_starts)" in regime.remarks
+    described = regime.learner.Config.model_fields["actor_starts"].description
+    assert f"{init_from.ACTOR_STARTS:,}" in str(described)
+
+
+def test_the_setting_decides_if_it_is_given(cloned: dict[bool, Path], tmp_path: Path) -> None:
+    for value in (0, 7):
+        regime = built(tiny("sac", tmp_path, kwargs={"actor_starts": value}, init_from=cloned[True]))
+        assert regime.learner.actor_starts == regime.spec.settings["algo_kwargs"]["actor_starts"] == value
+
+
+def test_a_policy_with_critics_that_fit_learns_at_once(tmp_path: Path) -> None:
+    before = train(tiny("awac", tmp_path, total_timesteps=5, eval_episodes=0))
+    regime = built(tiny("sac", tmp_path, init_from=before.run_dir))
+    assert regime.learner.actor_starts == 0
+    assert regime.spec.settings["algo_kwargs"]["actor_starts"] is None
+    # REDQ has another number of critics.
+    assert built(tiny("redq", tmp_path, init_from=before.run_dir)).learner.actor_starts == init_from.ACTOR_STARTS
+
+
+def test_a_run_resumes_exactly_while_its_actor_waits(
+    cloned: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number is in the checkpoint: neither the other run nor the default of today decides."""
+    monkeypatch.setattr(init_from, "ACTOR_STARTS", 30)
+    origin = Path(shutil.copytree(cloned[True], tmp_path / "origin"))
+    given = read_checkpoint(find_checkpoint(origin)).tensors["networks"]
+
+    def policy_kept(path: Path) -> bool:
+        networks = read_checkpoint(path).tensors["networks"]
+        return all(torch.equal(networks[name], given[name]) for name in given if name.startswith("model.actor."))
+
+    def look(checkpoint: Path) -> None:
+        assert 0 < trainer_state(checkpoint)["counters"]["updates"] < 30
+        assert policy_kept(checkpoint)
+        shutil.rmtree(origin)
+        monkeypatch.setattr(init_from, "ACTOR_STARTS", 0)
+
+    kwargs = {"normalize_observations": False}
+    resumed = assert_exact(eventful("sac", tmp_path / "runs", kwargs=kwargs, init_from=origin), 40, look)
+    assert not policy_kept(resumed.checkpoint_path)
+
+
+def test_a_published_policy_survives_the_first_updates(tmp_path: Path) -> None:
+    """With a learning rate that destroys the policy as soon as it is updated."""
+    given = read_checkpoint(find_checkpoint(Path("gallery/sac"))).tensors["networks"]
+    furthest = {}
+    for value in (None, 0):
+        kwargs = {"hidden_sizes": [64, 64], "learning_rate": 0.1, "actor_starts": value}
+        config = tiny("sac", tmp_path, kwargs=kwargs, init_from="gallery/sac", total_timesteps=25, eval_episodes=0)
+        run = train(config)
+        networks = read_checkpoint(run.checkpoint_path).tensors["networks"]
+        furthest[value] = max(float((networks[name] - tensor).abs().max()) for name, tensor in given.items())
+    assert furthest[None] == 0.0
+    assert furthest[0] > 0.3
