@@ -111,10 +111,11 @@ def default(key: str, names: tuple[str, ...]) -> str:
 
 
 def keys(kind: type[Settings], names: tuple[str, ...]) -> list[str]:
-    """The keys that a settings class adds to its base, each with its text under it."""
+    """The keys that a settings class adds to its bases, each with its text under it."""
     taken, lines = inspect.signature(MANAGED[names[0]]).parameters.keys() - {"seeds"}, []
+    inherited = {key for base in kind.__bases__ for key in getattr(base, "model_fields", ())}
     for key, schema in kind.model_json_schema()["properties"].items():
-        if key in taken and key not in kind.__mro__[1].model_fields:
+        if key in taken and key not in inherited:
             words = filter(None, (meaning(kind, key), ", ".join(limits(schema)), default(key, names)))
             lines.append(f"    {key}: {written_for(key, kind.model_fields[key])}")
             lines.append(fill(f'    """{"; ".join(words)}"""', 116, subsequent_indent="    "))
@@ -123,9 +124,13 @@ def keys(kind: type[Settings], names: tuple[str, ...]) -> list[str]:
 
 def typed_dict(name: str, bases: list[str], lines: list[str]) -> str:
     """A class of keys, which may be none of its own; a long line is broken as ruff does it."""
-    head = f"class {name}({', '.join(bases)}{', total=False' if lines else ''}):"
+    arguments = [*bases, "total=False"] if lines else bases
+    head = f"class {name}({', '.join(arguments)}):"
     if len(head) > 116:
-        head = head.replace("(", "(\n    ").replace("):", "\n):")
+        inner = f"    {', '.join(arguments)}"
+        if len(inner) > 116:
+            inner = "\n".join(f"    {argument}," for argument in arguments)
+        head = f"class {name}(\n{inner}\n):"
     return "\n".join([head, *lines, ""]) if lines else f"{head} ...\n"
 
 

@@ -61,8 +61,7 @@ class ActorStartConfig(TargetConfig):
     """Hyperparameters of online learners with an actor and critics."""
 
     actor_starts: NonNegativeInt | None = None
-    """updates of the critics and their targets before the first update of the actor and the temperature; null: 0,
-    or 5,000 if `init_from` provides a policy without critics that fit"""
+    """critic updates before the first actor update; null: 0, or 5,000 if `init_from` has no critics that fit"""
 
 
 @dataclass(frozen=True)

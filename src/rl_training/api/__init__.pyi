@@ -165,7 +165,7 @@ class _SoftKeys(TypedDict, total=False):
     backup_entropy: bool
     """include the entropy term in the critics' target; default True (CQL: False)"""
 
-class _TD3Keys(TypedDict, total=False):
+class _DelayedUpdateKeys(TypedDict, total=False):
     policy_delay: int | float
     """critic updates per update of the actor and the targets; ≥ 1; default 2 (DDPG: 1)"""
     target_policy_noise: float
@@ -174,6 +174,11 @@ class _TD3Keys(TypedDict, total=False):
     """bound of the noise on target actions; ≥ 0; default 0.5 (DDPG: 0.0)"""
     exploration_noise: float
     """standard deviation of the exploration noise on actions, which are in [-1, 1]; ≥ 0; default 0.1"""
+
+class _ActorStartKeys(TypedDict, total=False):
+    actor_starts: int | float | None
+    """critic updates before the first actor update; null: 0, or 5,000 if `init_from` has no critics that fit; ≥
+    0"""
 
 class _ObservationKeys(TypedDict, total=False):
     normalize_observations: bool
@@ -266,7 +271,9 @@ class CRR(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_CRRSettings]) -> None: ...
 
-class _DDPGSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _TD3Keys, _ObservationKeys, _OnlineKeys): ...
+class _DDPGSettings(
+    _TrainKeys, _TargetKeys, _NetworkKeys, _DelayedUpdateKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys
+): ...
 
 class DDPG(ManagedAlgorithm[Seeds]):
     """Deep Deterministic Policy Gradient."""
@@ -320,7 +327,15 @@ class IQL(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_IQLSettings]) -> None: ...
 
 class _REDQSettings(
-    _TrainKeys, _TargetKeys, _NetworkKeys, _SoftKeys, _ObservationKeys, _OnlineKeys, _DelayedActorKeys, total=False
+    _TrainKeys,
+    _TargetKeys,
+    _NetworkKeys,
+    _SoftKeys,
+    _ActorStartKeys,
+    _ObservationKeys,
+    _OnlineKeys,
+    _DelayedActorKeys,
+    total=False,
 ):
     num_critics: int | float
     """size of the ensemble; ≥ 1; default 10"""
@@ -332,7 +347,9 @@ class REDQ(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_REDQSettings]) -> None: ...
 
-class _RLPDSettings(_TrainKeys, _TargetKeys, _DatasetKeys, _SoftKeys, _OnlineKeys, _DelayedActorKeys, total=False):
+class _RLPDSettings(
+    _TrainKeys, _TargetKeys, _DatasetKeys, _SoftKeys, _ActorStartKeys, _OnlineKeys, _DelayedActorKeys, total=False
+):
     num_critics: int | float
     """size of the ensemble; ≥ 2; default 2"""
     subset_size: int | float
@@ -352,21 +369,27 @@ class RLPD(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_RLPDSettings]) -> None: ...
 
-class _SACSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _SoftKeys, _ObservationKeys, _OnlineKeys): ...
+class _SACSettings(
+    _TrainKeys, _TargetKeys, _NetworkKeys, _SoftKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys
+): ...
 
 class SAC(ManagedAlgorithm[Seeds]):
     """Soft Actor-Critic."""
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_SACSettings]) -> None: ...
 
-class _TD3Settings(_TrainKeys, _TargetKeys, _NetworkKeys, _TD3Keys, _ObservationKeys, _OnlineKeys): ...
+class _TD3Settings(
+    _TrainKeys, _TargetKeys, _NetworkKeys, _DelayedUpdateKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys
+): ...
 
 class TD3(ManagedAlgorithm[Seeds]):
     """Twin Delayed DDPG."""
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_TD3Settings]) -> None: ...
 
-class _TD3BCSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, _TD3Keys, total=False):
+class _TD3BCSettings(
+    _TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, _DelayedUpdateKeys, total=False
+):
     bc_alpha: float
     """weight of Q divided by its mean magnitude, relative to the squared action error; > 0; default 2.5"""
 
@@ -375,7 +398,9 @@ class TD3BC(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_TD3BCSettings]) -> None: ...
 
-class _TQCSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _SoftKeys, _ObservationKeys, _OnlineKeys, total=False):
+class _TQCSettings(
+    _TrainKeys, _TargetKeys, _NetworkKeys, _SoftKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys, total=False
+):
     num_critics: int | float
     """size of the ensemble; ≥ 1; default 5"""
     n_quantiles: int | float
