@@ -9,7 +9,7 @@ Axes: critics `[2, B]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -68,7 +68,7 @@ class TD3(Learner):
     """Twin delayed DDPG on an `MLPTD3Model`."""
 
     name = "td3"
-    Config = TD3Config
+    Config: ClassVar[type[DelayedUpdateConfig]] = TD3Config
     Model = MLPTD3Model
 
     def __init__(self, *, model: MLPTD3Model, **hyperparameters: Any) -> None:
