@@ -145,6 +145,14 @@ _SHARED = [
     ),
     _mistake(
         "delay",
+        "the actor of the SAC family does not wait for its critics",
+        "algorithms/soft.py",
+        "return update >= self.actor_starts",
+        "return True",
+        "test_actor_start.py",
+    ),
+    _mistake(
+        "delay",
         "a period ends at its first update",
         "algorithms/base.py",
         "(update + 1 - self.period_offset) % period == 0",
@@ -270,8 +278,8 @@ _ONLINE = [
         "delay",
         "TD3's targets move at every update",
         "algorithms/td3.py",
-        '{"critics": self.critic_loss})',
-        '{"critics": self.critic_loss}, tau=self.config.tau)',
+        "tau=self.config.tau if moves_targets else None",
+        "tau=self.config.tau",
         "test_td3_update.py",
     ),
     _mistake(
