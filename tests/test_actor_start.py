@@ -13,7 +13,9 @@ from torch import Tensor
 from rl_training.algorithms import DDPG, REDQ, RLPD, SAC, TD3, TQC, Learner
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
+from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.files import SCHEMA
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.runs import init_from
 from rl_training.runs.regime import Regime
@@ -154,6 +156,13 @@ def test_a_policy_with_critics_that_fit_learns_at_once(tmp_path: Path) -> None:
     assert regime.spec.settings["algo_kwargs"]["actor_starts"] is None
     # REDQ has another number of critics.
     assert built(tiny("redq", tmp_path, init_from=before.run_dir)).learner.actor_starts == init_from.ACTOR_STARTS
+
+
+@pytest.mark.parametrize(("kwargs", "expected"), [({}, 0), ({"actor_starts": None}, None)])
+def test_a_record_from_before_the_setting_means_zero(kwargs: dict[str, Any], expected: int | None) -> None:
+    """Such a run may start again, if it was killed before its first checkpoint."""
+    record = TrainConfig(algo="td3", env_id="Pendulum-v1", init_from="runs/other", algo_kwargs=kwargs)
+    assert with_defaults_of(SCHEMA, record).algo_kwargs["actor_starts"] is expected
 
 
 def test_a_run_resumes_exactly_while_its_actor_waits(

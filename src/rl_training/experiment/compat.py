@@ -25,6 +25,8 @@ REMOVED_FROM_EARLY_STOPPING = {"metric": "return", "fqe_updates": 2_000}
 # Algorithms whose policy was `tanh` before `policy_distribution` was a setting. BC on discrete actions, whose
 # record has no `stochastic`, has no such setting; IQL's default has not changed.
 _SQUASHED = {"awac", "bc", "crr"}
+# Algorithms whose actor was updated from the first update on before `actor_starts` was a setting.
+_ACTOR_CRITICS = {"ddpg", "td3", "sac", "tqc", "redq", "rlpd"}
 
 
 def with_defaults_of(schema: Any, config: TrainConfig) -> TrainConfig:
@@ -37,6 +39,8 @@ def with_defaults_of(schema: Any, config: TrainConfig) -> TrainConfig:
     if config.init_from is not None and "learning_starts" in given:
         # Before `random_steps` was a setting, runs with `init_from` also acted at random until `learning_starts`.
         given = {"random_steps": given["learning_starts"], **given}
+    if config.init_from is not None and config.algo in _ACTOR_CRITICS:
+        given = {"actor_starts": 0, **given}
     if config.algo in _SQUASHED and (config.algo != "bc" or "stochastic" in given):
         given = {"policy_distribution": "tanh", **given}
     return config if given == config.algo_kwargs else config.replace(algo_kwargs=given)
