@@ -161,7 +161,7 @@ def test_a_policy_with_critics_that_fit_learns_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kwargs", "expected"), [({}, 0), ({"actor_starts": None}, None)])
 def test_a_record_from_before_the_setting_means_zero(kwargs: dict[str, Any], expected: int | None) -> None:
     """Such a run may start again, if it was killed before its first checkpoint."""
-    record = TrainConfig(algo="td3", env_id="Pendulum-v1", init_from="runs/other", algo_kwargs=kwargs)
+    record = TrainConfig(algo="td3", env_id="Pendulum-v1", init_from="other", total_timesteps=9, algo_kwargs=kwargs)
     assert with_defaults_of(SCHEMA, record).algo_kwargs["actor_starts"] is expected
 
 
