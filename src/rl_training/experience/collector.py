@@ -161,7 +161,10 @@ class Collector:
             uniform: NDArray[Any] = random_actions(self.rng, self.spaces, len(self.obs))
             return uniform
         with torch.inference_mode():
-            obs = torch.from_numpy(self.obs).to(self.acting.device)
+            obs = torch.from_numpy(self.obs)
+            if self.acting.device.type == "cpu":
+                return self.learner.explore(self.acting.current(), obs, self.rng, self.progress).numpy()
+            obs = obs.to(self.acting.device)
             return self.learner.explore(self.acting.current(), obs, self.rng, self.progress).cpu().numpy()
 
     def _check_rows(self, rows: NDArray[np.float32], steps: Steps, rewards: NDArray[np.float32]) -> None:
