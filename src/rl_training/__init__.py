@@ -22,6 +22,7 @@ _MODULES = dict.fromkeys(api.__all__, "rl_training.api") | {
     "TrainResult": "rl_training.runs.session",
     "TransitionDataset": "rl_training.data.datasets",
     "ope": "rl_training.off_policy_evaluation.evaluation",
+    "register": "rl_training.api.registering",
 }
 __all__ = [*_MODULES]
 _attribute, __dir__ = lazy(__name__, _MODULES)

@@ -20,6 +20,7 @@ from rl_training.console.environments import check_env
 from rl_training.console.errors import OneLineGroup
 from rl_training.console.listing import runs
 from rl_training.console.ope import ope, select
+from rl_training.console.options import AllowImport
 from rl_training.console.reports import plot, report
 from rl_training.console.studies import status, studies, sweep, work
 from rl_training.console.tuning import tune
@@ -51,9 +52,6 @@ Overrides = Annotated[
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Stochastic = Annotated[bool, typer.Option("--stochastic", help="Sample the policy's actions.")]
-AllowImport = Annotated[
-    bool, typer.Option("--allow-import", help="Permit env ids module:Env and wrappers module:Class.")
-]
 
 
 def _show_version(wanted: bool) -> None:
@@ -80,9 +78,9 @@ def _config_names() -> list[str]:
 
 
 def _algorithms() -> list[str]:
-    from rl_training.experiment.registry import algorithm_names
+    from rl_training.experiment.registry import algorithm_names, installed_names
 
-    return algorithm_names()
+    return [*algorithm_names(), *installed_names()]
 
 
 @main.command()
@@ -96,7 +94,10 @@ def train(
             autocompletion=_config_names,
         ),
     ] = None,
-    algo: Annotated[str | None, typer.Option(help="The algorithm.", autocompletion=_algorithms)] = None,
+    algo: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|MODULE:CLASS", help="The algorithm.", autocompletion=_algorithms),
+    ] = None,
     env: Annotated[str | None, typer.Option(metavar="ID", help="The environment.")] = None,
     steps: Annotated[
         str | None, typer.Option(metavar="N", help="Environment steps, 1e5 for example; offline, updates.")
@@ -130,16 +131,17 @@ def train(
         "allow_import": allow_import or None,
     }
     if algo is not None:
-        algorithm_name(algo)
+        algorithm_name(algo, allow_import=allow_import)
     loaded = _loaded(config, overrides or (), {name: value for name, value in given.items() if value is not None})
     with _explained(loaded):
-        algorithm_name(loaded.config.algo)
+        chosen = loaded.config
+        algorithm_name(chosen.algo, chosen.plugin, allow_import=chosen.allow_import)
         from rl_training.console.results import show_results
         from rl_training.experiment.manager import ExperimentManager
         from rl_training.runs.spec import RunOptions
 
         options = RunOptions(quiet=flags.quiet, text=loaded.text)
-        results = ExperimentManager().train_all(loaded.config, options=options)
+        results = ExperimentManager().train_all(chosen, options=options)
     show_results(results)
 
 
@@ -266,6 +268,7 @@ def export(
     stochastic: Annotated[
         bool, typer.Option("--stochastic", help="Sample actions from a second input, noise.")
     ] = False,
+    allow_import: AllowImport = False,
 ) -> None:
     """Export the policy to a file that needs neither this package nor torch; its actions are checked first."""
     from rl_training.console.results import show_exported
@@ -273,7 +276,7 @@ def export(
 
     place = _checkpoint_given(path, checkpoint)
     note(f"exporting {place}")
-    show_exported(export_checkpoint(place, output, deterministic=not stochastic))
+    show_exported(export_checkpoint(place, output, deterministic=not stochastic, allow_import=allow_import))
 
 
 @main.command()
@@ -285,6 +288,7 @@ def predict(
     path: Annotated[Path | None, typer.Argument(metavar="CHECKPOINT|RUN_DIR")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The same as the argument.")] = None,
     stochastic: Stochastic = False,
+    allow_import: AllowImport = False,
 ) -> None:
     """Print the action for an observation, or one per row of a batch, as JSON."""
     import numpy as np
@@ -292,7 +296,7 @@ def predict(
     from rl_training.console.observations import parse_observations
     from rl_training.runtime.loading import load_policy, open_checkpoint
 
-    loaded = load_policy(open_checkpoint(_checkpoint_given(path, checkpoint)))
+    loaded = load_policy(open_checkpoint(_checkpoint_given(path, checkpoint)), allow_import=allow_import)
     obs = parse_observations(observations, loaded.spaces)
     with np.errstate(over="ignore"):  # values that overflow float32 are rejected as infinite
         actions = loaded.predict(obs, deterministic=not stochastic)
@@ -310,15 +314,21 @@ def _checkpoint_given(path: Path | None, checkpoint: Path | None) -> Path:
 
 @main.command()
 def algos(as_json: AsJson = False) -> None:
-    """List the algorithms."""
-    from rl_training.experiment.registry import list_algorithm_specs
+    """List the algorithms, including those of other installed packages."""
+    from rl_training.experiment.registry import get_algorithm_spec, installed_names, list_algorithm_specs
 
+    specs = list_algorithm_specs()
+    for name in installed_names():
+        try:
+            specs.append(get_algorithm_spec(name))
+        except ConfigError as error:
+            warn(str(error))
     header = ("name", "title", "year", "regime", "actions")
-    rows = [(spec.name, spec.title, spec.year, spec.regime, spec.actions) for spec in list_algorithm_specs()]
+    rows = [(spec.name, spec.title, spec.year, spec.regime, spec.actions) for spec in specs]
     if as_json:
         show_json([dict(zip(header, row)) for row in rows])
     else:
-        show_table([[str(cell) for cell in row] for row in rows], header)
+        show_table([["" if cell is None else str(cell) for cell in row] for row in rows], header)
 
 
 @main.command()

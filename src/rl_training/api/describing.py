@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 _NOT_KEYWORDS = ("algo", "env_id", "algo_kwargs")
 
 
+def managed_class(base: type[Any], spec: AlgorithmSpec) -> type[Any]:
+    """The subclass of `base` that trains an algorithm; a new one if a plug-in defines none."""
+    for managed in base.__subclasses__():
+        if getattr(managed, "algo", None) == spec.name:
+            return managed
+    learner = spec.learner
+    body = {"algo": spec.name, "__doc__": learner.__doc__, "__module__": learner.__module__}
+    return type(learner.__name__, (base,), body)
+
+
 class LazyAttribute:
     """A class attribute computed from the class on access."""
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import TypeVar
 
-from rl_training.api.describing import LazyAttribute, documented, signature_of
+from rl_training.api.describing import LazyAttribute, documented, managed_class, signature_of
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import kind_of
 from rl_training.environments.making import spaces_of
@@ -24,7 +24,7 @@ from rl_training.experiment.checkpointing import checkpoint_errors
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
-from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, resolve
+from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, resolve, spec_of
 from rl_training.export.writing import Exported, export_checkpoint
 from rl_training.runs.callbacks import Callback, as_callbacks
 from rl_training.runs.session import Session, TrainResult
@@ -306,7 +306,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         """
         checkpoint = loading.open_checkpoint(path)
         config = config_of(checkpoint)
-        model = (_class_of(config.algo) if cls is ManagedAlgorithm else cls)(config)
+        model = (managed_class(cls, spec_of(config)) if cls is ManagedAlgorithm else cls)(config)
         assert isinstance(model, cls)
         model.checkpoint_path = checkpoint.path
         with checkpoint_errors(checkpoint):
@@ -377,13 +377,6 @@ class ManagedAlgorithm(Generic[Seeds]):
 
 
 load = ManagedAlgorithm.load
-
-
-def _class_of(algo: str) -> type[ManagedAlgorithm[Any]]:
-    for managed in ManagedAlgorithm.__subclasses__():
-        if managed.algo == algo:
-            return managed
-    raise ConfigError(f"algo: no class trains {algo!r}; define one, derived from ManagedAlgorithm", key="algo")
 
 
 def _from_mapping(arrays: Mapping[str, Any], config: TrainConfig, given: UserEnvironments) -> TransitionDataset:

@@ -156,7 +156,7 @@ def replay_of(checkpoint: Checkpoint) -> TransitionDataset:
 
 def _policy_actions(policy: str, config: TrainConfig, spaces: SpaceSpec, stochastic: bool) -> Any:
     """Return `act(obs [1, O]) -> internal actions` of a checkpoint's policy."""
-    loaded = load_policy(open_checkpoint(policy))
+    loaded = load_policy(open_checkpoint(policy), allow_import=config.allow_import)
     if difference := spaces.difference(loaded.spaces):
         raise ConfigError(f"--env {config.env_id}: does not fit the policy of {policy} ({difference})")
     if stochastic and not loaded.policy.stochastic:

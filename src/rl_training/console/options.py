@@ -1,4 +1,4 @@
-"""Options that `sweep`, `work` and `tune` share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-AllowImport = Annotated[bool, typer.Option("--allow-import", help="Permit env ids of the form module:Env.")]
+AllowImport = Annotated[
+    bool,
+    typer.Option("--allow-import", help="Permit env ids module:Env, and algorithms and wrappers module:Class."),
+]
 Data = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder of the data files that the study names by a relative path."),

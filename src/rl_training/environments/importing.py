@@ -1,4 +1,6 @@
-"""Importing the module of an `env_id` (`module:Id`) or a wrapper (`module:Class`), if `allow_import` permits it.
+"""Importing the module of an `env_id` (`module:Id`), a wrapper or an algorithm (`module:Class`).
+
+The caller checks that `allow_import` permits it.
 
 No other module is imported by a name from a file.
 """

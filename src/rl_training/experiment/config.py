@@ -50,13 +50,14 @@ _REMOVED = "evaluate_beside"
 _SAME = {_OLDER: "environments", "environments": _OLDER}
 _FLAGS = {"env_id": "--env", "total_timesteps": "--steps"}
 
-Owners = Callable[[str], Collection[str]]
-"""returns the keys of `algo_kwargs` of an algorithm; see `registry.setting_names`"""
+Owners = Callable[[Mapping[str, Any]], Collection[str]]
+"""returns the keys of `algo_kwargs` for the fields of a config; see `registry.setting_names`"""
 
 
 def normalise_algo(name: str) -> str:
-    """The registry's spelling of an algorithm: `TD3+BC` and `td3-bc` become `td3_bc`."""
-    return name.strip().lower().replace("+", "_").replace("-", "_")
+    """The registry's spelling of an algorithm: `TD3+BC` and `td3-bc` become `td3_bc`; `module:Class` stays."""
+    name = name.strip()
+    return name if ":" in name else name.lower().replace("+", "_").replace("-", "_")
 
 
 def _plain(value: Any) -> Any:
@@ -136,7 +137,7 @@ class TrainConfig(Settings):
     """All settings of a run; two equal configs describe the same run."""
 
     algo: Result[Annotated[Text, AfterValidator(normalise_algo)]]
-    """algorithm; case, `+` and `-` do not matter"""
+    """algorithm; case, `+` and `-` do not matter; your own as `module:Class`, with --allow-import"""
     env_id: Result[Text | None]
     """Gymnasium id; null trains on data alone (offline algorithms)"""
     seed: PerRun[Seed | None] = 0
@@ -179,7 +180,9 @@ class TrainConfig(Settings):
     init_from: Result[Annotated[PathText, Field(min_length=1)] | None] = None
     """checkpoint or run whose networks the run starts from; `{seed}` is replaced by the run's seed"""
     allow_import: Place[bool] = False
-    """allow an `env_id` of the form `module:Env` and wrappers `module:Class`, which import that module"""
+    """allow an `env_id` `module:Env`, and an `algo` and wrappers `module:Class`, which import that module"""
+    plugin: Place[Text | None] = None
+    """`module:Class` of the learner if `algo` is not of this package; set when a run starts"""
     environments: Place[Literal["auto", "local", "batched", "processes", "ray"]] = "auto"
     """where environments run: `local` is this process; `batched` is this process too, and steps all of them in one
     call, with the same results: Gymnasium's MuJoCo environments without wrappers; `auto` is `batched` if that
@@ -364,7 +367,7 @@ def put_setting(
 
     `given_by` starts the error message.
     """
-    dotted = _place_of(dotted, values.get("algo"), owners, given_by)
+    dotted = _place_of(dotted, values, owners, given_by)
     parts = dotted.split(".")
     target = values
     for depth, part in enumerate(parts[:-1], start=1):
@@ -381,12 +384,12 @@ def put_setting(
     return dotted
 
 
-def _place_of(dotted: str, algo: Any, owners: Owners | None, given_by: str) -> str:
+def _place_of(dotted: str, values: Mapping[str, Any], owners: Owners | None, given_by: str) -> str:
     """Prefix a key of the algorithm with `algo_kwargs.`; raises for an unknown key."""
     head, fields = dotted.partition(".")[0], TrainConfig.model_fields
-    if TrainConfig.has(head) or owners is None or not isinstance(algo, str):
+    if TrainConfig.has(head) or owners is None or not isinstance(values.get("algo"), str):
         return dotted
-    owned = owners(algo)
+    owned = owners(values)
     if head not in owned:
         raise ConfigError(f"{given_by}: unknown key {head!r}{nearest(head, [*fields, *owned])}", key=dotted)
     return f"algo_kwargs.{dotted}"

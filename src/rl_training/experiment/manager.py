@@ -11,10 +11,10 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import (
     AlgorithmSpec,
-    get_algorithm_spec,
     list_algorithm_specs,
     resolve,
     setting_names,
+    spec_of,
 )
 from rl_training.runs.session import TrainResult
 from rl_training.runtime.populations import members_of, train_population
@@ -56,7 +56,7 @@ class ExperimentManager:
             if loaded.note is not None:
                 warnings.warn(loaded.note, stacklevel=3)
             chosen = loaded.config
-        get_algorithm_spec(chosen.algo)
+        chosen = chosen.replace(algo=spec_of(chosen).name)
         resolve(chosen)
         return chosen
 

@@ -1,18 +1,23 @@
 """The registry: every algorithm by name. Its regime, title and defaults are in its `<algo>_trainer.py`.
 
-A trainer is imported on first use, so that a misspelt name raises without importing torch.
+A trainer is imported on first use, so that a misspelt name raises without importing torch. Algorithms of other
+packages are added by `register`; installed ones are found by their entry point when their name is first used.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import ConfigError, nearest
+from rl_training.experiment import plugins
 from rl_training.experiment.config import TrainConfig, normalise_algo
 from rl_training.lazy import lazy
 
 if TYPE_CHECKING:
+    from rl_training.algorithms.base import Learner
     from rl_training.runs.sections import Resolved
     from rl_training.runtime.trainers import AlgorithmSpec
 else:
@@ -23,9 +28,12 @@ __all__ = [
     "algorithm_name",
     "algorithm_names",
     "get_algorithm_spec",
+    "installed_names",
     "list_algorithm_specs",
+    "register",
     "resolve",
     "setting_names",
+    "spec_of",
 ]
 
 _NAMES = (
@@ -45,31 +53,103 @@ _NAMES = (
     "rlpd",
     "rebrac",
 )
-# The specs imported so far.
+# The specs imported so far, and those that `register` added.
 _SPECS: dict[str, AlgorithmSpec] = {}
+_NAME = re.compile("[a-z][a-z0-9_]*")
 
 
 def algorithm_names() -> list[str]:
-    """The names of all algorithms, online ones first."""
+    """The names of all algorithms of this package, online ones first, and of registered ones."""
     return list(dict.fromkeys((*_NAMES, *_SPECS)))
 
 
-def algorithm_name(name: str) -> str:
-    """The registry's spelling of a name (case, `+` and `-` do not matter); raises for an unknown one."""
+def installed_names() -> list[str]:
+    """The names of the algorithms that other installed packages provide; nothing is imported."""
+    return [name for name in plugins.installed() if name not in _NAMES]
+
+
+def algorithm_name(name: str, plugin: str | None = None, *, allow_import: bool = False) -> str:
+    """The registry's spelling of a name (case, `+` and `-` do not matter); raises for an unknown one.
+
+    An algorithm of an installed package is imported. Otherwise `allow_import` permits to import the module of a
+    `name` or `plugin` of the form `module:Class`.
+    """
     key, known = normalise_algo(name), algorithm_names()
-    if key not in known:
-        raise ConfigError(
-            f"algo: unknown algorithm {name!r}{nearest(key, known)}; known: {', '.join(known)}", key="algo"
-        )
-    return key
+    if key in known:
+        return key
+    installed = plugins.installed()
+    if key in installed:
+        return _registered(plugins.load_installed(key, installed[key]), key, installed[key][0].value)
+    place = key if ":" in key else plugin
+    if place is not None:
+        found = plugins.import_learner(place, key, allow_import=allow_import)
+        return _registered(found, found.name if place == key else key, place)
+    known += installed
+    raise ConfigError(
+        f"algo: unknown algorithm {name!r}{nearest(key, known)}; known: {', '.join(known)}", key="algo"
+    )
 
 
-def get_algorithm_spec(name: str) -> AlgorithmSpec:
-    """The algorithm of that name; case, `+` and `-` do not matter."""
-    key = algorithm_name(name)
+def _registered(found: Any, name: str, place: str) -> str:
+    """Register a learner, or call a function that registers one; raises if this is not the algorithm `name`."""
+    if not isinstance(found, type):
+        found()
+    elif name not in _SPECS or _SPECS[name].learner is not found:  # its module may have registered it
+        register(found)
+    if name not in _SPECS:
+        raise ConfigError(f"algo: {place} registers no algorithm named {name!r}", key="algo")
+    return name
+
+
+def get_algorithm_spec(name: str, plugin: str | None = None, *, allow_import: bool = False) -> AlgorithmSpec:
+    """The algorithm of that name; see `algorithm_name`."""
+    key = algorithm_name(name, plugin, allow_import=allow_import)
     if key not in _SPECS:
         _SPECS[key] = import_module(f"rl_training.runtime.{key}_trainer").SPEC
     return _SPECS[key]
+
+
+def spec_of(config: TrainConfig) -> AlgorithmSpec:
+    """The algorithm of a configuration; its plug-in is imported if `allow_import` permits it."""
+    return get_algorithm_spec(config.algo, config.plugin, allow_import=config.allow_import)
+
+
+def register(
+    learner: type[Learner],
+    *,
+    regime: str = "online",
+    title: str | None = None,
+    year: int | None = None,
+    **options: Any,
+) -> AlgorithmSpec:
+    """Add an algorithm under `learner.name`; see `rl_training.register`. `options` are those of `algorithm`."""
+    from rl_training.algorithms.base import Learner
+    from rl_training.runtime.offline import Offline
+    from rl_training.runtime.offline_to_online import OfflineToOnline
+    from rl_training.runtime.online import Online
+    from rl_training.runtime.trainers import algorithm
+
+    if not isinstance(learner, type) or not issubclass(learner, Learner):
+        raise ConfigError(f"register: needs a Learner class, got {learner!r}")
+    name = getattr(learner, "name", "")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"register: {learner.__name__}.name must be lower-case letters, digits and _, got {name!r}"
+        )
+    regimes = {one.name.replace("-", "_"): one for one in (Online, Offline, OfflineToOnline)}
+    if regime not in regimes:
+        raise ConfigError(f"register: regime must be {', '.join(regimes)}, got {regime!r}")
+    spec = algorithm(learner, regimes[regime], title or learner.__name__, year, **options)
+    # A notebook may define the same class again.
+    if name in _NAMES or (name in _SPECS and _SPECS[name].plugin != spec.plugin):
+        other = get_algorithm_spec(name).learner
+        place = f"{other.__module__}:{other.__qualname__}"
+        raise ConfigError(f"register: {name!r} is the name of {place}; give {learner.__name__} another `name`")
+    if unknown := [key for key in spec.sections.defaults if key not in spec.sections.owners()]:
+        hint = nearest(unknown[0], spec.sections.owners())
+        raise ConfigError(f"register: {name} has no setting {unknown[0]!r}{hint}")
+    _SPECS[name] = spec
+    return spec
 
 
 def list_algorithm_specs() -> list[AlgorithmSpec]:
@@ -77,11 +157,13 @@ def list_algorithm_specs() -> list[AlgorithmSpec]:
     return [get_algorithm_spec(name) for name in algorithm_names()]
 
 
-def setting_names(algo: str) -> list[str]:
-    """The keys of `algo_kwargs` of an algorithm."""
-    return list(get_algorithm_spec(algo).sections.owners())
+def setting_names(values: Mapping[str, Any]) -> list[str]:
+    """The keys of `algo_kwargs` for the fields of a configuration, of which only the algorithm matters."""
+    allow_import = values.get("allow_import") is True
+    spec = get_algorithm_spec(values["algo"], values.get("plugin"), allow_import=allow_import)
+    return list(spec.sections.owners())
 
 
 def resolve(config: TrainConfig) -> Resolved:
     """Validate `algo_kwargs` with the sections of the algorithm, before any file is written."""
-    return get_algorithm_spec(config.algo).sections.resolve(config.algo_kwargs)
+    return spec_of(config).sections.resolve(config.algo_kwargs)

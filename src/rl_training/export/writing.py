@@ -54,16 +54,17 @@ def export_checkpoint(
     *,
     deterministic: bool = True,
     dataset: TransitionDataset | None = None,
+    allow_import: bool = False,
 ) -> Exported:
     """Write the policy of a checkpoint or run to a new `.onnx` or `.npz` file.
 
     The file is compared with `predict` first; nothing is written if they differ. `deterministic=False` exports a
     stochastic policy with `noise` as a second input. `dataset` is the training data, used for the comparison, if it
-    exists only in memory.
+    exists only in memory. `allow_import` permits to import the module of a plug-in.
     """
     target = _target(output)
     checkpoint = open_checkpoint(path)
-    loaded = load_policy(checkpoint)
+    loaded = load_policy(checkpoint, allow_import=allow_import)
     sampled = not deterministic
     observations = observations_for(checkpoint, loaded, dataset)
     try:

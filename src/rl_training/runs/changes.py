@@ -14,7 +14,7 @@ from rl_training.experiment.config import TrainConfig
 _AFFECTS_SCORES = ("env_kwargs", "wrappers", "eval_max_steps")
 _ENVIRONMENT = ("env_id", "eval_env", *_AFFECTS_SCORES)
 # Settings that do not affect the run.
-_HIDDEN = ("allow_import", "given_envs")
+_HIDDEN = ("allow_import", "given_envs", "plugin")
 # Keys of `algo_kwargs` that do not affect the result of an update; data are compared by their fingerprint.
 _HARMLESS = ("eval_interval", "early_stopping", "max_hours", "max_updates", "max_epochs", "dataset")
 _UNSET = "unset"

@@ -17,7 +17,7 @@ from rl_training.algorithms.base import LearnerConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, checkpoint_errors, find_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.registry import spec_of
 from rl_training.models.actor_critic import Model
 from rl_training.models.mlp import NetworkShape
 from rl_training.models.policies import Policy
@@ -117,18 +117,18 @@ def load_values(checkpoint: Checkpoint) -> LoadedValues:
     return LoadedValues(model.requires_grad_(False).eval(), spaces)
 
 
-def load_policy(checkpoint: Checkpoint) -> LoadedPolicy:
-    """Rebuild the policy of a checkpoint."""
-    model, spaces, config = _build_model(checkpoint)
+def load_policy(checkpoint: Checkpoint, *, allow_import: bool = False) -> LoadedPolicy:
+    """Rebuild the policy of a checkpoint; `allow_import` permits to import the module of a plug-in."""
+    model, spaces, config = _build_model(checkpoint, allow_import)
     _load_networks(model.policy if is_policy_alone(checkpoint) else model, checkpoint)
     policy = copy.deepcopy(model.policy).requires_grad_(False)
     return LoadedPolicy(policy.eval(), spaces, config)
 
 
-def _build_model(checkpoint: Checkpoint) -> tuple[Model, SpaceSpec, TrainConfig]:
+def _build_model(checkpoint: Checkpoint, allow_import: bool = False) -> tuple[Model, SpaceSpec, TrainConfig]:
     """The model of a checkpoint with untrained networks, its spaces and its configuration."""
     config, spaces = config_of(checkpoint), spaces_from(checkpoint)
-    kinds = get_algorithm_spec(config.algo).sections
+    kinds = spec_of(config.replace(allow_import=allow_import)).sections
     with checkpoint_errors(checkpoint):
         sections, resolved = kinds.resolve_for(spaces, str(checkpoint.path), config.algo_kwargs)
     with torch.random.fork_rng(devices=[]), checkpoint_errors(checkpoint, "networks"):

@@ -12,7 +12,7 @@ from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import ConfigError
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec, resolve
+from rl_training.experiment.registry import resolve, spec_of
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.fleet import train
 from rl_training.runs.session import TrainResult
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 def structure(config: TrainConfig) -> dict[str, Any]:
     """The settings that must be equal in a population: all but seeds, paths and float hyperparameters."""
-    resolved, spec = resolve(config), get_algorithm_spec(config.algo)
+    resolved, spec = resolve(config), spec_of(config)
     fields = {key: value for key, value in config.to_dict().items() if key not in _MAY_DIFFER}
     hyperparameters = resolved[LearnerConfig]
     others = {key: value for key, value in resolved.to_dict().items() if key not in dict(hyperparameters)}
@@ -58,7 +58,7 @@ def train_population(
     """
     _require_alike(configs)
     _require_enough_environments(configs, given)
-    spec, shared = get_algorithm_spec(configs[0].algo), dict[str, Any]()
+    spec, shared = spec_of(configs[0]), dict[str, Any]()
     options, watching = replace(options or RunOptions(), suffix=run_suffix), tuple(callbacks or ())
     runs = []
     for config in configs:
@@ -87,7 +87,7 @@ def _require_alike(configs: Sequence[TrainConfig]) -> None:
 def _require_enough_environments(configs: Sequence[TrainConfig], given: UserEnvironments | None) -> None:
     """Raise if the caller's only environment instance would be shared by several members."""
     maker, first = None if given is None else given.env, configs[0]
-    steps = get_algorithm_spec(first.algo).regime != "offline"
+    steps = spec_of(first).regime != "offline"
     if maker is None or not steps or first.population == "off" or len(configs) < 2:
         return
     maker.probe(first.env_kwargs)

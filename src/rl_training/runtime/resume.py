@@ -18,7 +18,7 @@ from rl_training.experiment.checkpointing import Checkpoint, latest_valid, list_
 from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger
-from rl_training.experiment.registry import get_algorithm_spec, resolve, setting_names
+from rl_training.experiment.registry import resolve, setting_names, spec_of
 from rl_training.experiment.runs import RECORD, RESOLVED, amend_record, lock_run, read_run_record, results_of
 from rl_training.experiment.strict_yaml import parse_yaml
 from rl_training.models.mlp import NetworkShape
@@ -126,7 +126,7 @@ def train_in_folders(
                 changes = {"allow_import": config.allow_import}
                 run = _resumed_member(place, options, changes=changes, shared=shared, warn=warnings.warn)
             else:
-                spec = get_algorithm_spec(config.algo)
+                spec = spec_of(config)
                 run = spec.run_spec(config, options=replace(options, folder=home), shared=shared)
             runs.append(run)
         train(runs, turns)
@@ -164,7 +164,7 @@ def resumed_run(
         options = replace(options, home=home)
     else:
         config = _config_to_continue(checkpoint, changes, overrides, dataset, given)
-    return get_algorithm_spec(config.algo).run_spec(
+    return spec_of(config).run_spec(
         config, checkpoint=checkpoint, dataset=dataset, given=given, options=options, **others
     )
 
@@ -208,7 +208,7 @@ def _config_to_continue(
     _require_same_seed(before, config)
     _require_same_shape(before, config)
     _require_same_capacity(checkpoint, config)
-    discrete = get_algorithm_spec(config.algo).sections.takes_discrete
+    discrete = spec_of(config).sections.takes_discrete
     if config.env_id is not None and (
         difference := spaces_of(config, discrete=discrete, given=given).difference(spaces_from(checkpoint))
     ):
@@ -280,7 +280,7 @@ def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
         )
     new, old = (resolve(config) for config in (now, before))
     shapes = new[NetworkShape].model_dump(mode="json")
-    of_networks = [*shapes, *get_algorithm_spec(now.algo).learner.fixed_by_model, "normalize_observations"]
+    of_networks = [*shapes, *spec_of(now).learner.fixed_by_model, "normalize_observations"]
     for name, value in new.to_dict().items():
         was = old.to_dict()[name]
         if name in of_networks and value != was:

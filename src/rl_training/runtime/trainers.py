@@ -29,7 +29,7 @@ class AlgorithmSpec:
 
     name: str
     title: str
-    year: int
+    year: int | None
     regimes: tuple[type[Regime], ...]
     kinds: tuple[Sections, ...]
     train: Callable[..., TrainResult]
@@ -55,6 +55,13 @@ class AlgorithmSpec:
         return (self.learner,) if other is None else (self.learner, other.learner)
 
     @property
+    def plugin(self) -> str | None:
+        """`module:Class` of the learner; None if it is one of this package."""
+        module = self.learner.__module__
+        own = module.partition(".")[0] == __name__.partition(".")[0]
+        return None if own else f"{module}:{self.learner.__qualname__}"
+
+    @property
     def actions(self) -> str:
         """The supported kinds of actions, in words."""
         return {None: "continuous or discrete", True: "discrete", False: "continuous"}[self.sections.takes_discrete]
@@ -67,6 +74,7 @@ class AlgorithmSpec:
                 f"regime: {self.name} has no regime {regime!r}; use {' or '.join(names)}", key="regime"
             )
         chosen = 0 if regime is None else names.index(regime)
+        config = config.replace(plugin=self.plugin)
         return RunSpec.of(self.regimes[chosen], self.kinds[chosen], config, **others)
 
 
@@ -74,7 +82,7 @@ def algorithm(
     learner: type[Learner],
     regimes: type[Regime] | tuple[type[Regime], ...],
     title: str,
-    year: int,
+    year: int | None,
     *,
     discrete: type[Learner] | None = None,
     **defaults: Any,

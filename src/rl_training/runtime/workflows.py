@@ -52,7 +52,7 @@ def play_checkpoint(
     replace fields of the configuration, `overrides` do the same as `key=value`; `given` are environments without an
     id.
     """
-    loaded = load_policy(open_checkpoint(path))
+    loaded = load_policy(open_checkpoint(path), allow_import=bool((changes or {}).get("allow_import")))
     config = changed_config(loaded.config, changes, overrides)
     episodes = config.eval_episodes or 5 if num_episodes is None else num_episodes
     evaluator = make_evaluator(config, loaded.spaces, given)
@@ -117,7 +117,7 @@ def record_checkpoint(
     if fps is not None:
         checked_fps(fps)
     prepare_drawing()
-    loaded = load_policy(open_checkpoint(path))
+    loaded = load_policy(open_checkpoint(path), allow_import=bool((changes or {}).get("allow_import")))
     config = without_render_mode(changed_config(loaded.config, changes, overrides))
     if max_steps is not None:
         config = config.replace(eval_max_steps=max_steps)

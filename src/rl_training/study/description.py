@@ -26,7 +26,7 @@ from pydantic import BeforeValidator, Field
 from rl_training.display.output import note
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import PlainMapping, TrainConfig, load_config, put_setting
-from rl_training.experiment.registry import get_algorithm_spec, setting_names
+from rl_training.experiment.registry import setting_names, spec_of
 from rl_training.runs.init_from import find_origin
 from rl_training.runtime.online import OnlineConfig, require_updates
 from rl_training.settings import PathText, PositiveInt, Settings, at_home, list_as_tuple, seed_list
@@ -304,14 +304,14 @@ def checked(values: Mapping[str, Any], label: str, seed: int) -> TrainConfig:
     """The configuration with every default written out, checked as a run with that seed would check it."""
     try:
         config = TrainConfig(**values)
-        spec = get_algorithm_spec(config.algo)
+        spec = spec_of(config)
         one = config if config.init_from is None else config.replace(seed=seed, seeds=None)
         run = spec.run_spec(one)
         if spec.regime == "online":
             require_updates(run, run.resolved[OnlineConfig].earned(config.total_timesteps))
     except ConfigError as error:
         raise ConfigError(f"{label}: {error}" if label else str(error), key=error.key) from None
-    return config.replace(algo_kwargs=run.resolved.to_dict())
+    return config.replace(algo_kwargs=run.resolved.to_dict(), plugin=spec.plugin)
 
 
 def require_origins(configs: Iterable[TrainConfig], seeds: Iterable[int]) -> None:

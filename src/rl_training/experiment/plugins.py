@@ -1,0 +1,62 @@
+"""Learners of other packages: installed ones by entry point, others by `module:Class` if imports are permitted."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+from rl_training.errors import ConfigError, cause_of
+
+if TYPE_CHECKING:
+    from rl_training.algorithms.base import Learner
+
+GROUP = "rl_training.algorithms"
+
+
+def installed() -> dict[str, list[EntryPoint]]:
+    """The entry points of installed packages by the algorithm's name; nothing is imported."""
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=GROUP):
+        found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def load_installed(name: str, entries: list[EntryPoint]) -> Any:
+    """Import what the entry point of an algorithm names."""
+    if len({entry.value for entry in entries}) > 1:
+        places = " and ".join(f"{entry.value}{_package(entry)}" for entry in entries)
+        raise ConfigError(f"algo: {name!r} is provided by {places}; uninstall one of them", key="algo")
+    try:
+        return entries[0].load()
+    except Exception as error:
+        place = f"{entries[0].value}{_package(entries[0])}"
+        raise ConfigError(
+            f"algo: {name!r} is provided by {place}, which cannot be imported: {cause_of(error)}", key="algo"
+        ) from error
+
+
+def _package(entry: EntryPoint) -> str:
+    return "" if entry.dist is None else f" of {entry.dist.name}"
+
+
+def import_learner(place: str, name: str, *, allow_import: bool) -> type[Learner]:
+    """Import the learner `module:Class` of the algorithm `name`, which may be the same text."""
+    if not allow_import:
+        if place == name:
+            raise ConfigError(
+                f"algo: {place!r} would import the module {place.partition(':')[0]!r}; allow it with "
+                "--allow-import, or install it as a package with an entry point",
+                key="algo",
+            )
+        raise ConfigError(
+            f"algo: {name!r} is not installed; it is {place!r}: install its package, or allow its import with "
+            "--allow-import; in Python, import its module first",
+            key="algo",
+        )
+    from rl_training.algorithms.base import Learner
+    from rl_training.environments.importing import find_named
+
+    found = find_named(place, "algo")
+    if not isinstance(found, type) or not issubclass(found, Learner):
+        raise ConfigError(f"algo: {place} is not a Learner class", key="algo")
+    return found
