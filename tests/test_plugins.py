@@ -1,0 +1,306 @@
+"""Algorithms of other packages: registered, installed with an entry point, or imported with permission."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import rl_training
+from rl_training import TrainConfig, cli
+from rl_training.algorithms import DQN, SAC
+from rl_training.algorithms.base import Learner
+from rl_training.errors import ConfigError
+from rl_training.experiment import plugins, registry
+from rl_training.experiment.manager import ExperimentManager
+from rl_training.runtime.loading import load_policy, open_checkpoint
+
+SMALL = {"learning_starts": 20, "batch_size": 8, "hidden_sizes": [8], "eval_episodes": 0, "checkpoint_interval": 30}
+SET = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+MODULE = """
+from rl_training.algorithms import SAC
+
+class Mine(SAC):
+    name = "mine"
+
+class Other(SAC):
+    name = "other"
+
+def add():
+    import rl_training
+    rl_training.register(Mine, title="added by a function")
+"""
+
+
+class Mine(SAC):
+    name = "mine"
+
+
+class Elsewhere(SAC):
+    name = "mine"
+
+
+@pytest.fixture(autouse=True)
+def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test has a registry of its own."""
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module in the current folder, which nobody has imported."""
+    (tmp_path / "plugged.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    yield "plugged"
+    forget()
+
+
+@pytest.fixture
+def run(module: str) -> Path:
+    """A run of `plugged:Mine`; neither module nor registry know it any more."""
+    train(f"{module}:Mine", "--allow-import")
+    forget()
+    [run] = Path("runs").iterdir()
+    return run
+
+
+def train(algo: str, *words: str) -> None:
+    done("train", "--algo", algo, "--env", "Pendulum-v1", "--steps", "40", *SET, *words)
+
+
+def forget() -> None:
+    """As a new process begins."""
+    registry._SPECS.pop("mine", None)
+    for name in ("plugged", "harmful"):
+        sys.modules.pop(name, None)
+
+
+def done(*words: object) -> str:
+    """The output of a command that succeeds."""
+    result = CliRunner().invoke(cli.main, ["--quiet", *map(str, words)])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def refused(*words: object) -> str:
+    """The one line of a command that is refused."""
+    result = CliRunner().invoke(cli.main, [str(word) for word in words])
+    assert result.exit_code == 2, result.output
+    return result.stderr.splitlines()[-1]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str]) -> None:
+    found = [EntryPoint(name, value, plugins.GROUP) for name, value in entries]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: found if group == plugins.GROUP else [])
+
+
+def test_a_registered_class_trains_loads_and_resumes(tmp_path: Path) -> None:
+    managed = rl_training.register(Mine, title="My own", learning_starts=20)
+    assert managed is rl_training.register(Mine, title="My own", learning_starts=20)
+    assert issubclass(managed, rl_training.ManagedAlgorithm)
+    assert (managed.__name__, managed.algo) == ("Mine", "mine")
+    assert "learning_starts = 20" in (managed.__doc__ or "")
+    model = managed("Pendulum-v1", output_dir=str(tmp_path), **{**SMALL, "seeds": [0, 1]})
+    first, second = model.learn(40, progress_bar=False)
+    config = json.loads((first.checkpoint_path / "config.json").read_text())
+    assert (config["algo"], config["plugin"]) == ("mine", f"{__name__}:Mine")
+    assert isinstance(rl_training.load(second.checkpoint_path), managed)
+    assert [result.metrics["global_step"] for result in model.resume(60, progress_bar=False)] == [60, 60]
+
+
+def test_algorithms_of_this_package_record_no_plugin(tmp_path: Path) -> None:
+    result = rl_training.SAC("Pendulum-v1", output_dir=str(tmp_path), **SMALL).learn(30, progress_bar=False)
+    assert json.loads((result.checkpoint_path / "config.json").read_text())["plugin"] is None
+
+
+def test_a_class_that_is_defined_again_replaces_the_first() -> None:
+    rl_training.register(Mine)
+    again = type("Mine", (SAC,), {"name": "mine", "__module__": __name__})
+    rl_training.register(again, title="second")
+    spec = registry.get_algorithm_spec("mine")
+    assert (spec.learner, spec.title) == (again, "second")
+
+
+@pytest.mark.parametrize(
+    ("learner", "options", "message"),
+    [
+        (SAC, {}, "'sac' is the name of rl_training.algorithms.sac:SAC; give SAC another `name`"),
+        (Elsewhere, {}, f"'mine' is the name of {__name__}:Mine; give Elsewhere another `name`"),
+        (
+            type("Bad", (SAC,), {"name": "../x"}),
+            {},
+            "Bad.name must be lower-case letters, digits and _, got '../x'",
+        ),
+        (Learner, {}, "Learner.name must be lower-case letters, digits and _, got ''"),
+        (dict, {}, "needs a Learner class, got <class 'dict'>"),
+        (Mine, {"regime": "onlin"}, "regime must be online, offline, offline_to_online, got 'onlin'"),
+        (Mine, {"learning_start": 5}, "mine has no setting 'learning_start'; did you mean 'learning_starts'?"),
+    ],
+)
+def test_a_wrong_registration_is_one_line(learner: Any, options: dict[str, Any], message: str) -> None:
+    rl_training.register(Mine)
+    with pytest.raises(ConfigError) as caught:
+        rl_training.register(learner, **options)
+    assert str(caught.value) == f"register: {message}"
+    assert registry.get_algorithm_spec("mine").learner is Mine
+
+
+@pytest.mark.parametrize("regime", ["online", "offline", "offline_to_online"])
+def test_each_regime_has_its_name(regime: str) -> None:
+    rl_training.register(Mine, regime=regime)
+    assert registry.get_algorithm_spec("mine").regime.replace("-", "_") == regime
+
+
+@pytest.mark.parametrize("value", ["plugged:Mine", "plugged:add"])
+def test_an_installed_algorithm_is_found_by_its_name(
+    module: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, ("mine", value))
+    monkeypatch.syspath_prepend(Path.cwd())
+    assert registry.installed_names() == ["mine"]
+    assert registry.algorithm_name("sac") == "sac"
+    assert "plugged" not in sys.modules
+    listed = {row["name"]: row["title"] for row in json.loads(done("algos", "--json"))}
+    assert listed["mine"] == {"plugged:Mine": "Mine", "plugged:add": "added by a function"}[value]
+    train("MINE")
+    [run] = Path("runs").iterdir()
+    forget()
+    assert len(json.loads(done("predict", run, "--obs", "1.0,0.0,0.0"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (
+            [("mine", "plugged:Mine"), ("mine", "rival:Mine")],
+            "'mine' is provided by plugged:Mine and rival:Mine; uninstall one of them",
+        ),
+        (
+            [("mine", "plugged_not:Mine")],
+            "'mine' is provided by plugged_not:Mine, which cannot be imported: ModuleNotFoundError: "
+            "No module named 'plugged_not'",
+        ),
+        ([("mine", "plugged:Other")], "plugged:Other registers no algorithm named 'mine'"),
+    ],
+)
+def test_a_broken_package_is_one_line_and_hides_no_algorithm(
+    module: str,
+    entries: list[tuple[str, str]],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, *entries)
+    monkeypatch.syspath_prepend(Path.cwd())
+    with pytest.raises(ConfigError) as caught:
+        registry.get_algorithm_spec("mine")
+    assert str(caught.value) == f"algo: {message}"
+    registry._SPECS.pop("other", None)
+    result = CliRunner().invoke(cli.main, ["algos"])
+    assert (result.exit_code, message in result.stderr, "rebrac" in result.stdout) == (0, True, True)
+
+
+def test_an_installed_package_cannot_replace_an_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, ("dqn", "plugged:Mine"))
+    assert registry.get_algorithm_spec("dqn").learner is DQN
+    assert registry.installed_names() == []
+
+
+def test_module_and_class_need_permission(module: str, tmp_path: Path) -> None:
+    file, named = tmp_path / "mine.yaml", tmp_path / "named.yaml"
+    file.write_text("algo: plugged:Mine\nenv_id: Pendulum-v1\ntotal_timesteps: 40\n")
+    named.write_text("algo: mine\nplugin: plugged:Mine\nenv_id: Pendulum-v1\ntotal_timesteps: 40\n")
+    told = "algo: 'plugged:Mine' would import the module 'plugged'; allow it with --allow-import, or install it as"
+    assert told in refused("train", "--algo", "plugged:Mine", "--env", "Pendulum-v1", "--steps", "40")
+    assert f"{file}:1: {told}" in refused("train", "--config", file)
+    assert told in refused("train", "--config", file, "--set", "alpha=0.1")
+    assert f"{named}:1: algo: 'mine' is not installed; it is 'plugged:Mine'" in refused("train", "--config", named)
+    assert "plugged" not in sys.modules
+    assert not Path("runs").exists()
+    for config in (file, named):
+        forget()
+        done("train", "--config", config, "--allow-import", *SET, "--set", "alpha=0.3", "--output-dir", config.stem)
+        [path] = Path(config.stem).glob("*/checkpoints/step_000000040/config.json")
+        written = json.loads(path.read_text())
+        assert (written["algo"], written["plugin"], written["algo_kwargs"]["alpha"]) == (
+            "mine",
+            "plugged:Mine",
+            0.3,
+        )
+
+
+@pytest.mark.parametrize(
+    ("algo", "message"),
+    [
+        ("plugged:Nothing", "algo: the module plugged has no 'Nothing'"),
+        ("plugged:add", "algo: plugged:add is not a Learner class"),
+        ("os:system", "algo: os:system is not a Learner class"),
+        ("plugged_not:Mine", "algo: the module 'plugged_not' cannot be imported; is it importable from here"),
+        (":", "algo: the module  cannot be imported: ValueError: Empty module name"),
+        ("rl_training.algorithms.sac:SAC", "'sac' is the name of rl_training.algorithms.sac:SAC"),
+    ],
+)
+def test_a_wrong_module_is_one_line(module: str, algo: str, message: str) -> None:
+    words = ("train", "--algo", algo, "--env", "Pendulum-v1", "--steps", "40", "--allow-import")
+    assert message in refused(*words)
+
+
+def test_a_run_without_its_plugin_names_the_remedy(run: Path) -> None:
+    told = (
+        "algo: 'mine' is not installed; it is 'plugged:Mine': install its package, or allow its import with "
+        "--allow-import; in Python, import its module first"
+    )
+    commands = (
+        ("resume", run, "--set", "total_timesteps=60"),
+        ("evaluate", run),
+        ("export", run, "-o", "policy.npz"),
+        ("predict", run, "--obs", "1.0,0.0,0.0"),
+    )
+    for words in commands:
+        assert told in refused(*words)
+    with pytest.raises(ConfigError, match="install its package"):
+        rl_training.load(run)
+    assert "plugged" not in sys.modules
+    for words in commands:
+        forget()
+        done(*words, "--allow-import")
+    assert json.loads((run / "run.json").read_text())["exact_resume"] is True
+
+
+@pytest.mark.parametrize(
+    ("fields", "imported"),
+    [({"algo": "harmful:Mine"}, True), ({"plugin": "harmful:Mine"}, True), ({"algo": "sac"}, False)],
+)
+def test_a_file_imports_nothing_without_permission(run: Path, fields: dict[str, str], imported: bool) -> None:
+    """`harmful` leaves a file when it is imported. The file's own allow_import does not count."""
+    Path("harmful.py").write_text("open('harmed', 'w').close()\nfrom plugged import Mine\n")
+    checkpoint = open_checkpoint(run)
+    config = {**checkpoint.records["config"], "plugin": "harmful:Mine", **fields, "allow_import": True}
+    checkpoint.records["config"].clear()
+    checkpoint.records["config"].update(config)
+    if imported:
+        with pytest.raises(ConfigError, match="--allow-import"):
+            load_policy(checkpoint)
+    else:
+        load_policy(checkpoint, allow_import=True)  # a name of this package needs no plug-in
+    assert not Path("harmed").exists()
+    if imported:
+        load_policy(checkpoint, allow_import=True)
+    assert Path("harmed").exists() is imported
+
+
+def test_system_is_not_called_by_a_config() -> None:
+    config = TrainConfig(algo="os:system", env_id="Pendulum-v1", total_timesteps=10)
+    with pytest.raises(ConfigError, match=r"^algo: 'os:system' would import the module 'os'; allow it with"):
+        ExperimentManager().train(config)
+
+
+def test_an_unknown_name_lists_installed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, ("blended", "plugged:Mine"))
+    with pytest.raises(ConfigError, match=r"did you mean 'blended'\?; known: dqn, .*, blended$"):
+        registry.algorithm_name("blendet")
