@@ -202,3 +202,10 @@ def test_mathematics_imports_neither_environments_nor_files(tmp_path: Path) -> N
 
     child = Child(import_again, tmp_path / "output")
     assert (child.wait(), child.text().strip()) == (0, "[] True")
+
+
+def test_register_takes_a_learner_and_keywords() -> None:
+    assert "register" in rl_training.__all__
+    parameters = inspect.signature(rl_training.register).parameters
+    assert list(parameters) == ["learner", "regime", "title", "year", "discrete", "defaults"]
+    assert (parameters["regime"].default, parameters["title"].default) == ("online", None)

@@ -17,6 +17,7 @@ from rl_training.api import TQC as TQC
 from rl_training.api import ManagedAlgorithm as ManagedAlgorithm
 from rl_training.api import ReBRAC as ReBRAC
 from rl_training.api import load as load
+from rl_training.api.registering import register as register
 from rl_training.data.datasets import TransitionDataset as TransitionDataset
 from rl_training.environments.tensor_env import TensorEnv as TensorEnv
 from rl_training.environments.tensor_env import TensorStep as TensorStep

@@ -213,6 +213,8 @@ CONFIGS = {
     "local tag": "algo: !evil x",
     "import": "algo: sac\nenv_id: evil:Evil-v0\ntotal_timesteps: 5\n",
     "wrapper": "algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 5\nwrappers: ['evil:Wrapper']\n",
+    "algorithm": "algo: evil:Mine\nenv_id: Pendulum-v1\ntotal_timesteps: 5\n",
+    "plug-in": "algo: mine\nplugin: evil:Mine\nenv_id: Pendulum-v1\ntotal_timesteps: 5\n",
     "permission in a file": "algo: sac\nenv_id: evil:Evil-v0\ntotal_timesteps: 5\nallow_import: true\n",
     "interpolation": "algo: ${evil:run}\nenv_id: Pendulum-v1\ntotal_timesteps: 5\n",
     "hydra target": "algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 5\nalgo_kwargs: {_target_: evil.run}\n",
@@ -228,7 +230,7 @@ def test_malicious_configurations(case: str, canary: Path, tmp_path: Path) -> No
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("case", ["import", "wrapper"])
+@pytest.mark.parametrize("case", ["import", "wrapper", "algorithm", "plug-in"])
 def test_importing_is_for_the_user_to_allow(case: str, canary: Path, tmp_path: Path) -> None:
     """With --allow-import the module is imported, so the refusals above are what keeps it out."""
     (tmp_path / "run.yaml").write_text(CONFIGS[case])
@@ -290,6 +292,14 @@ def importing_wrapper(run: Path, canary: Path) -> None:
     forged(run, "config", wrappers=["evil:Wrapper"], allow_import=True)
 
 
+def importing_algorithm(run: Path, canary: Path) -> None:
+    forged(run, "config", algo="evil:Mine", allow_import=True)
+
+
+def importing_plugin(run: Path, canary: Path) -> None:
+    forged(run, "config", algo="mine", plugin="evil:Mine", allow_import=True)
+
+
 def code_as_algorithm(run: Path, canary: Path) -> None:
     forged(run, "config", algo="__import__('evil')")
 
@@ -313,6 +323,8 @@ CHECKPOINTS: dict[Callable[[Path, Path], None], tuple[int, int]] = {  # exit cod
     link_out: (3, 3),
     importing_environment: (2, 2),
     importing_wrapper: (2, 2),
+    importing_algorithm: (2, 2),
+    importing_plugin: (2, 2),
     code_as_algorithm: (2, 2),
     code_as_settings: (2, 2),
     code_as_callback: (0, 3),

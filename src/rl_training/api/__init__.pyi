@@ -48,8 +48,10 @@ class _TrainKeys(TypedDict, total=False):
     init_from: str | PurePath | None
     """checkpoint or run whose networks the run starts from; `{seed}` is replaced by the run's seed"""
     allow_import: bool
-    """allow an `env_id` of the form `module:Env` and wrappers `module:Class`, which import that module; default
+    """allow an `env_id` `module:Env`, and an `algo` and wrappers `module:Class`, which import that module; default
     False"""
+    plugin: str | None
+    """`module:Class` of the learner if `algo` is not of this package; set when a run starts"""
     environments: Literal["auto", "local", "batched", "processes", "ray"]
     """where environments run: `local` is this process; `batched` is this process too, and steps all of them in one
     call, with the same results: Gymnasium's MuJoCo environments without wrappers; `auto` is `batched` if that

@@ -21,18 +21,22 @@ def installed() -> dict[str, list[EntryPoint]]:
     return found
 
 
-def load_installed(name: str, entries: list[EntryPoint]) -> Any:
-    """Import what the entry point of an algorithm names."""
+def load_installed(name: str, entries: list[EntryPoint]) -> type[Any] | None:
+    """Import the class that the entry point of an algorithm names; None if it is a function, which is called."""
     if len({entry.value for entry in entries}) > 1:
         places = " and ".join(f"{entry.value}{_package(entry)}" for entry in entries)
         raise ConfigError(f"algo: {name!r} is provided by {places}; uninstall one of them", key="algo")
     try:
-        return entries[0].load()
+        found = entries[0].load()
+        if not isinstance(found, type):
+            found()
+            return None
     except Exception as error:
         place = f"{entries[0].value}{_package(entries[0])}"
         raise ConfigError(
-            f"algo: {name!r} is provided by {place}, which cannot be imported: {cause_of(error)}", key="algo"
+            f"algo: {name!r} is provided by {place}, which fails: {cause_of(error)}", key="algo"
         ) from error
+    return found
 
 
 def _package(entry: EntryPoint) -> str:

@@ -83,20 +83,18 @@ def algorithm_name(name: str, plugin: str | None = None, *, allow_import: bool =
     place = key if ":" in key else plugin
     if place is not None:
         found = plugins.import_learner(place, key, allow_import=allow_import)
-        return _registered(found, found.name if place == key else key, place)
+        return _registered(found, getattr(found, "name", "") if place == key else key, place)
     known += installed
     raise ConfigError(
         f"algo: unknown algorithm {name!r}{nearest(key, known)}; known: {', '.join(known)}", key="algo"
     )
 
 
-def _registered(found: Any, name: str, place: str) -> str:
-    """Register a learner, or call a function that registers one; raises if this is not the algorithm `name`."""
-    if not isinstance(found, type):
-        found()
-    elif name not in _SPECS or _SPECS[name].learner is not found:  # its module may have registered it
+def _registered(found: type[Any] | None, name: str, place: str) -> str:
+    """Register a class, unless its module has done so when it was imported; raises if `name` is still unknown."""
+    if found is not None and (name not in algorithm_names() or get_algorithm_spec(name).learner is not found):
         register(found)
-    if name not in _SPECS:
+    if name not in algorithm_names():
         raise ConfigError(f"algo: {place} registers no algorithm named {name!r}", key="algo")
     return name
 
