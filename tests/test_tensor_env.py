@@ -354,6 +354,14 @@ def test_what_is_refused(env: Any, changes: dict[str, Any], message: str, tmp_pa
     assert not list(tmp_path.glob("*/checkpoints/*"))
 
 
+def test_short_intervals_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = settings(tmp_path, num_envs=64, log_interval=20, eval_episodes=0)
+    SAC(PENDULUM, **options).learn(128)
+    said = capsys.readouterr().err
+    assert "log_interval 20 and checkpoint_interval 10,000: short if a step counts num_envs 64" not in said
+    assert "log_interval 20: short if a step counts num_envs 64; longer is faster" in said
+
+
 def test_videos_need_a_gymnasium_environment(tmp_path: Path) -> None:
     model = SAC(PENDULUM, **settings(tmp_path))
     model.learn(40, progress_bar=False)

@@ -31,7 +31,7 @@ from rl_training.experiment.checkpointing import Checkpoint, Saved, checkpoint_e
 from rl_training.spaces import SpaceSpec
 
 WINDOW = 100  # episodes in the reported means
-_MANY = 64  # rows for which a forward pass on a GPU, with both copies, is faster than one on a CPU
+MANY = 64  # rows for which a forward pass on a GPU, with both copies, is faster than one on a CPU
 LARGEST_REWARD = float(np.finfo(np.float32).max)  # larger rewards overflow to infinity in a row
 
 
@@ -82,7 +82,7 @@ class Collector:
         self.total_steps = total_steps
         self.reward_map = reward_map
         self.moments = moments
-        self.acting = ActingPolicy(learner, copies=None if self.width < _MANY else False)
+        self.acting = ActingPolicy(learner, copies=None if self.width < MANY else False)
         self.rng = seeding.exploration(envs.seed)
         self.steps = 0
         self.returns: deque[float] = deque(maxlen=WINDOW)

@@ -15,7 +15,7 @@ from rl_training.environments.making import spaces_of
 from rl_training.environments.pool import is_batched, make_pool
 from rl_training.environments.tensor_environments import require_tensor_settings, tensor_maker
 from rl_training.errors import ConfigError, MemoryLimitError
-from rl_training.experience.collector import Collector
+from rl_training.experience.collector import MANY, Collector
 from rl_training.experience.moments import ObservationConfig, RunningMoments
 from rl_training.experience.protocol import Experience
 from rl_training.experience.tensor_collector import TensorCollector
@@ -86,14 +86,18 @@ class OnlineConfig(Settings):
             spans = [("random actions and no updates", random_until, "learning_starts")]
         parts = [f"{what} in the first {steps:,} steps ({name})" for what, steps, name in spans if steps > done]
         lines = [", ".join(parts)] if parts else []
-        if learner.actor_starts and spec.checkpoint is None:
-            lines.append(f"the policy does not change in the first {learner.actor_starts:,} updates (actor_starts)")
-        if spec.config.num_envs > spec.config.log_interval:
+        if short := _short_intervals(spec.config):
             lines.append(
-                f"every vector step is reported: log_interval {spec.config.log_interval:,} is less than num_envs "
-                f"{spec.config.num_envs:,}; a larger one is faster"
+                f"{' and '.join(short)}: short if a step counts num_envs {spec.config.num_envs:,}; longer is faster"
             )
         return tuple(lines)
+
+
+def _short_intervals(config: TrainConfig) -> list[str]:
+    """Intervals that pass in less than one step of many environments, or a hundred for checkpoints."""
+    least = {"log_interval": config.num_envs, "checkpoint_interval": 100 * config.num_envs}
+    values = {name: getattr(config, name) for name in least}
+    return [f"{name} {values[name]:,}" for name in least if values[name] < least[name] and config.num_envs >= MANY]
 
 
 def require_updates(spec: RunSpec, updates: int) -> None:
