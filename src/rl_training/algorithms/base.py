@@ -72,6 +72,16 @@ class UpdateResult:
     num_gradient_steps: int = 1
 
 
+class RewardScale(nn.Module):
+    """The factor of rewards in minibatches, in a tensor that captured updates read."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+
 class Learner:
     """Base of all learners: `Learner(model=…, **hyperparameters)`.
 
@@ -117,6 +127,7 @@ class Learner:
         self.seed(int(torch.randint(2**31, ())))
         self.execution = Execution.on(self.device)
         self._one = torch.ones((), device=self.device)  # `grad_outputs` of `autograd.grad`, allocated once
+        self.reward_scale: RewardScale | None = None  # set by `scale_rewards`
         self._terms: Terms = {}
         self._follows: dict[tuple[Hashable, ...], dict[str | None, list[Polyak]]] = {}
 
@@ -190,8 +201,16 @@ class Learner:
         )
 
     def modules(self) -> dict[str, nn.Module]:
-        """All modules with parameters or buffers; `state_dict` includes each of them."""
+        """The algorithm's modules with parameters or buffers."""
         return {"model": self.model}
+
+    def all_modules(self) -> dict[str, nn.Module]:
+        """All modules; `state_dict` includes each of them."""
+        return self.modules() | ({} if self.reward_scale is None else {"rewards": self.reward_scale})
+
+    def scale_rewards(self) -> None:
+        """Multiply rewards of minibatches by `reward_scale.scale` from now on."""
+        self.reward_scale = RewardScale().to(self.device)
 
     def expect_terms(self, **values: float | Tensor) -> None:
         """Declare terms that not every update produces, with their initial values."""
@@ -271,8 +290,10 @@ class Learner:
         return self._terms
 
     def normalized(self, batch: TransitionBatch) -> TransitionBatch:
-        """The batch with normalised observations."""
+        """The batch with normalised observations and scaled rewards."""
         normalizer = self.model.normalizer
+        if self.reward_scale is not None:
+            batch = batch._replace(rewards=batch.rewards * self.reward_scale.scale)
         if not normalizer.enabled:
             return batch
         return batch._replace(obs=normalizer(batch.obs), next_obs=normalizer(batch.next_obs))
@@ -352,7 +373,7 @@ class Learner:
         """Three parts: `networks` and `optimizers` (flat name -> tensor), `counters` (plain values)."""
         networks = {
             f"{name}.{key}": tensor
-            for name, module in self.modules().items()
+            for name, module in self.all_modules().items()
             for key, tensor in module.state_dict().items()
         }
         optimizers = {
@@ -372,7 +393,7 @@ class Learner:
 
     def load_networks(self, networks: Mapping[str, Tensor]) -> None:
         """Restore the `networks` part alone, in place."""
-        for name, module in self.modules().items():
+        for name, module in self.all_modules().items():
             module.load_state_dict(_below(networks, name))
         self.version += 1
 

@@ -188,6 +188,10 @@ class _ObservationKeys(TypedDict, total=False):
     random steps), clipped to ±10; the statistics are stored with the policy and are fixed during evaluation. With
     `init_from` the run starts with the other run's statistics and keeps updating them; statistics of a data set
     (offline runs, RLPD) are not updated; default False"""
+    normalize_rewards: bool
+    """divide rewards by the running standard deviation of the discounted return, or by a fifth of its largest
+    magnitude if that is larger (FlashSAC); the replay buffer stores raw rewards, and returns are reported raw;
+    default False"""
 
 class _OnlineKeys(TypedDict, total=False):
     buffer_capacity: int | float

@@ -26,6 +26,7 @@ from rl_training.experience.acting import ActingPolicy
 from rl_training.experience.finite import check_finite
 from rl_training.experience.moments import RunningMoments
 from rl_training.experience.protocol import Experience
+from rl_training.experience.reward_scaling import RunningReturns
 from rl_training.experience.saved_rows import restore_rows, saved_rows
 from rl_training.experiment.checkpointing import Checkpoint, Saved, checkpoint_errors
 from rl_training.spaces import SpaceSpec
@@ -51,6 +52,12 @@ def raise_bad_action(learner: Learner, steps: int) -> NoReturn:
     )
 
 
+def set_reward_scale(learner: Learner, scaling: RunningReturns) -> None:
+    """Scale the rewards of minibatches by the current statistics; does not wait for the device."""
+    assert learner.reward_scale is not None
+    learner.reward_scale.scale.copy_(scaling.scale, non_blocking=True)
+
+
 class Collector:
     """Steps a `Pool` with the exploration policy of a learner and fills a replay buffer."""
 
@@ -67,10 +74,12 @@ class Collector:
         total_steps: int,
         reward_map: tuple[float, float] = (1.0, 0.0),
         moments: RunningMoments | None = None,
+        scaling: RunningReturns | None = None,
     ) -> None:
         """`reward_map`: (scale, shift) of the prior data's rewards, not applied to reported returns.
 
         `moments`: running statistics of the observations, which the learner's normaliser uses; None: it is fixed.
+        `scaling`: running statistics of the return, which scale the rewards of minibatches.
         """
         self.envs = envs
         self.width = envs.width  # environment steps per vector step
@@ -81,7 +90,7 @@ class Collector:
         self.random_steps = random_steps
         self.total_steps = total_steps
         self.reward_map = reward_map
-        self.moments = moments
+        self.moments, self.scaling = moments, scaling
         self.acting = ActingPolicy(learner, copies=None if self.width < MANY else False)
         self.rng = seeding.exploration(envs.seed)
         self.steps = 0
@@ -128,7 +137,11 @@ class Collector:
         self._check_rows(rows, steps, rewards)
         self.buffer.add(rows)
         self.steps += self.width
-        ended = (steps.terminated | steps.truncated).nonzero()[0].tolist()
+        over = steps.terminated | steps.truncated
+        if self.scaling is not None:
+            self.scaling.add(torch.from_numpy(steps.rewards), torch.from_numpy(over))
+            set_reward_scale(self.learner, self.scaling)
+        ended = over.nonzero()[0].tolist()
         if ended:
             self.returns.extend(self.envs.totals[ended].tolist())
             self.lengths.extend(self.envs.lengths[ended].tolist())
@@ -232,6 +245,7 @@ class Collector:
     def save(self) -> Saved:
         """The replay buffer, the random state of exploration and the running episodes."""
         tensors = {name: torch.from_numpy(values) for name, values in self.envs.save().items()}
+        tensors |= {} if self.scaling is None else self.scaling.tensors()
         return saved_rows(self.buffer, self.learner, {"obs": torch.from_numpy(self.obs)} | tensors)
 
     def restore(self, checkpoint: Checkpoint) -> list[str]:
@@ -245,6 +259,8 @@ class Collector:
             self.lengths.extend(record["lengths"])
             if self.moments is not None:
                 self.moments.load(record["moments"])
+            if self.scaling is not None:
+                self.scaling.load(tensors)
             saved = {name: tensor.numpy() for name, tensor in tensors.items()}
             episodes = [
                 _restored(episode, saved.get(f"actions.{i}")) for i, episode in enumerate(record["episodes"])

@@ -18,13 +18,16 @@ from rl_training.settings import Settings
 
 
 class ObservationConfig(Settings):
-    """Preprocessing of observations before any network."""
+    """Preprocessing of observations and rewards before any network."""
 
     normalize_observations: bool = False
     """normalise observations by the running mean and standard deviation of all observations so far (including
     random steps), clipped to ±10; the statistics are stored with the policy and are fixed during evaluation. With
     `init_from` the run starts with the other run's statistics and keeps updating them; statistics of a data set
     (offline runs, RLPD) are not updated"""
+    normalize_rewards: bool = False
+    """divide rewards by the running standard deviation of the discounted return, or by a fifth of its largest
+    magnitude if that is larger (FlashSAC); the replay buffer stores raw rewards, and returns are reported raw"""
 
 
 class RunningMoments:

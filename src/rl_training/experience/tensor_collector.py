@@ -22,9 +22,10 @@ from rl_training.data.transitions import RowLayout
 from rl_training.environments.tensor_env import ActionScaling, TensorEnv
 from rl_training.errors import ConfigError, DivergedError
 from rl_training.experience.acting import ActingPolicy
-from rl_training.experience.collector import WINDOW, raise_bad_action, random_actions
+from rl_training.experience.collector import WINDOW, raise_bad_action, random_actions, set_reward_scale
 from rl_training.experience.episode_statistics import EpisodeStatistics
 from rl_training.experience.moments import RunningMoments
+from rl_training.experience.reward_scaling import RunningReturns
 from rl_training.experience.saved_rows import restore_rows, saved_rows
 from rl_training.experiment.checkpointing import Checkpoint, Saved, checkpoint_errors
 from rl_training.spaces import SpaceSpec
@@ -50,6 +51,7 @@ class TensorCollector:
         total_steps: int,
         reward_map: tuple[float, float] = (1.0, 0.0),
         moments: RunningMoments | None = None,
+        scaling: RunningReturns | None = None,
     ) -> None:
         """The arguments are those of `Collector`; `moments` are tensors."""
         if env.num_envs > buffer.capacity:
@@ -60,7 +62,7 @@ class TensorCollector:
         self.env, self.spaces, self.learner, self.buffer = env, spaces, learner, buffer
         self.width, self.seed, self.steps = env.num_envs, seed, 0
         self.random_steps, self.total_steps = random_steps, total_steps
-        self.reward_map, self.moments = reward_map, moments
+        self.reward_map, self.moments, self.scaling = reward_map, moments, scaling
         self.acting = ActingPolicy(learner, copies=False)
         device = learner.device
         self.random = DeviceRandom(torch.Generator(device).manual_seed(seeding.device_exploration(seed)))
@@ -116,6 +118,9 @@ class TensorCollector:
         self.buffer.append(rows.to(self.buffer.device))
         self._find_bad(rows.isfinite().all(1) & obs.isfinite().all(1))
         self.episodes.add(rewards.double(), terminated | truncated)
+        if self.scaling is not None:
+            self.scaling.add(rewards.double(), terminated | truncated)
+            set_reward_scale(self.learner, self.scaling)
         self._set_obs(obs)
 
     def _find_bad(self, finite: Tensor) -> None:
@@ -198,7 +203,8 @@ class TensorCollector:
         return record
 
     def _own_tensors(self) -> dict[str, Tensor]:
-        return {"obs": self.obs} | {f"episodes.{name}": tensor for name, tensor in self.episodes.tensors().items()}
+        own = {"obs": self.obs} | {f"episodes.{name}": tensor for name, tensor in self.episodes.tensors().items()}
+        return own | ({} if self.scaling is None else self.scaling.tensors())
 
     def save(self) -> Saved:
         """The replay buffer, random states, observations, episode statistics and the state of the environment."""

@@ -182,7 +182,7 @@ def _number_that_fits(built: Regime, wanted: int, population: str | int) -> int:
     if population == "off":
         return 1
     most = wanted if population == "auto" else min(wanted, int(population))
-    modules, device = built.learner.modules().values(), built.learner.device
+    modules, device = built.learner.all_modules().values(), built.learner.device
     networks = sum(tensor.nbytes for module in modules for tensor in chain(module.parameters(), module.buffers()))
     each = COPIES * networks + (0 if built.experience is None else built.experience.buffer.rows.nbytes)
     room = room_on_gpu(device) if device.type == "cuda" else int(0.9 * available_memory())

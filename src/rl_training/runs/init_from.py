@@ -63,7 +63,7 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
     tensors = {name: tensor if _network(name) in mismatched else given[name] for name, tensor in own.items()}
     paths = {
         module: f"{name}.{path}".rstrip(".")
-        for name, root in learner.modules().items()
+        for name, root in learner.all_modules().items()
         for path, module in root.named_modules()
     }
     for target, source in learner.targets().items():

@@ -18,6 +18,7 @@ from rl_training.errors import ConfigError, MemoryLimitError
 from rl_training.experience.collector import MANY, Collector
 from rl_training.experience.moments import ObservationConfig, RunningMoments
 from rl_training.experience.protocol import Experience
+from rl_training.experience.reward_scaling import RunningReturns
 from rl_training.experience.tensor_collector import TensorCollector
 from rl_training.experiment.checkpointing import checkpoint_errors
 from rl_training.experiment.config import TrainConfig
@@ -175,6 +176,7 @@ def make_collector(
     *,
     reward_map: tuple[float, float] = (1.0, 0.0),
     moments: RunningMoments | None = None,
+    scaling: RunningReturns | None = None,
 ) -> Experience:
     """A collector that steps the configured environments and writes to `buffer`."""
     config, maker = spec.config, tensor_maker(spec.config, spec.given)
@@ -183,6 +185,7 @@ def make_collector(
         "total_steps": config.total_timesteps,
         "reward_map": reward_map,
         "moments": moments,
+        "scaling": scaling,
     }
     if maker is not None:
         require_tensor_settings(config, maker)
@@ -206,6 +209,16 @@ def running_moments(spec: RunSpec, spaces: SpaceSpec, device: torch.device) -> R
     if found is None and spec.checkpoint is None:
         _log.warning("init_from: %s normalises by the moments of its data; they stay fixed", spec.origin.path)
     return None if found is None else moments
+
+
+def running_returns(spec: RunSpec, learner: Learner) -> RunningReturns | None:
+    """The running statistics of the return, if rewards are scaled; `learner` then scales those of minibatches."""
+    if not spec.resolved[ObservationConfig].normalize_rewards:
+        return None
+    learner.scale_rewards()
+    on_host = tensor_maker(spec.config, spec.given) is None
+    device = torch.device("cpu") if on_host else learner.device
+    return RunningReturns(spec.config.num_envs, learner.config.gamma, device)
 
 
 class Online(Regime):
@@ -241,7 +254,8 @@ class Online(Regime):
             self.spec = spec = spec.with_algo_kwargs(initialise_from(self.learner, origin, self.spaces))
         self.remarks = self.online.remarks(spec, self.learner)
         moments = running_moments(spec, self.spaces, self.learner.device)
-        self.experience = make_collector(spec, self.spaces, self.learner, buffer, moments=moments)
+        scaling = running_returns(spec, self.learner)
+        self.experience = make_collector(spec, self.spaces, self.learner, buffer, moments=moments, scaling=scaling)
 
     def make_updaters(self) -> None:
         together = self.online.together(self.spec.config.num_envs)

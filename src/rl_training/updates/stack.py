@@ -73,7 +73,7 @@ class _Networks(nn.Module):
 
     def __init__(self, learner: Learner) -> None:
         super().__init__()
-        self.parts = nn.ModuleDict(learner.modules())
+        self.parts = nn.ModuleDict(learner.all_modules())
 
     def forward(self, function: Callable[[], Any]) -> Any:
         return function()

@@ -1,0 +1,83 @@
+"""`normalize_rewards`: the statistics by hand, what an update sees, and exact resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rl_training.data.transitions import TransitionBatch
+from rl_training.experience.reward_scaling import RunningReturns
+from rl_training.experiment.checkpointing import read_checkpoint
+from rl_training.runtime.populations import train_population
+from tests.runs import ONLINE, replay_rows, tiny, train
+from tests.test_exact_resume import assert_exact, eventful
+from tests.test_tensor_env import Counter, collector_of
+
+SCALED = {"normalize_rewards": True}
+
+
+def test_the_statistics_by_hand() -> None:
+    """G <- gamma G + r from 0 at the start of an episode; variance over all values so far, largest magnitude."""
+    returns, gamma, rng = RunningReturns(3, 0.9, torch.device("cpu")), 0.9, np.random.default_rng(0)
+    current, seen, cases = np.zeros(3), [], set()
+    for step in range(20):
+        rewards, ended = rng.normal(1.0, 0.1 if step == 0 else 3.0, 3), rng.random(3) < 0.2
+        returns.add(torch.from_numpy(rewards), torch.from_numpy(ended))
+        current = gamma * current + rewards
+        seen += current.tolist()
+        measures = np.sqrt(np.var(seen) + 1e-8), np.abs(seen).max() / 5.0
+        cases.add(int(np.argmax(measures)))
+        expected = 1.0 / max(measures)
+        assert float(returns.scale) == pytest.approx(expected, rel=1e-12)
+        current[ended] = 0.0
+    assert cases == {0, 1}
+    again = RunningReturns(3, 0.9, torch.device("cpu"))
+    again.load(returns.tensors())
+    assert torch.equal(again.scale, returns.scale)
+
+
+def test_an_update_sees_scaled_rewards_and_the_buffer_keeps_raw_ones() -> None:
+    returns = RunningReturns(4, 0.99, torch.device("cpu"))
+    collector = collector_of(Counter(), scaling=returns)
+    collector.learner.scale_rewards()
+    for _ in range(5):
+        collector.act()
+        collector.receive()
+    batch = collector._layout.unpack(collector.buffer.rows[:20])
+    assert torch.equal(batch.rewards, batch.next_obs[:, 1])
+    seen = collector.learner.normalized(TransitionBatch(*batch))
+    assert float(returns.scale) != 1.0
+    torch.testing.assert_close(seen.rewards, batch.rewards * returns.scale.float())
+
+
+@pytest.mark.parametrize("algo", ONLINE)
+def test_a_resumed_run_is_exact(algo: str, tmp_path: Path) -> None:
+    checkpoint = assert_exact(eventful(algo, tmp_path, num_envs=2, kwargs=SCALED), 40).checkpoint_path
+    scale = read_checkpoint(checkpoint).tensors["networks"]["rewards.scale"]
+    assert 0.0 < float(scale) < 1.0
+
+
+def test_in_a_tensor_environment(tmp_path: Path) -> None:
+    assert_exact(eventful("sac", tmp_path, env_id="torch/Pendulum-v1", num_envs=4, kwargs=SCALED), 40)
+
+
+def test_every_member_has_its_own_scale(tmp_path: Path) -> None:
+    configs = [tiny("sac", tmp_path / str(seed), seed=seed, kwargs=SCALED) for seed in (3, 4)]
+    alone = [read_checkpoint(train(config).checkpoint_path) for config in configs]
+    members = [read_checkpoint(result.checkpoint_path) for result in train_population(configs)]
+    for one, member in zip(alone, members):
+        torch.testing.assert_close(replay_rows(one), replay_rows(member), rtol=1e-4, atol=1e-4)
+        for name, tensor in one.tensors["networks"].items():
+            torch.testing.assert_close(member.tensors["networks"][name], tensor, rtol=1e-3, atol=1e-4)
+    scales = [one.tensors["networks"]["rewards.scale"] for one in members]
+    assert scales[0] != scales[1]
+
+
+def test_a_policy_starts_another_run(tmp_path: Path) -> None:
+    """With the setting in one of the runs only."""
+    scaled = train(tiny("sac", tmp_path / "a", kwargs=SCALED))
+    plain = train(tiny("sac", tmp_path / "b", init_from=str(scaled.run_dir)))
+    train(tiny("sac", tmp_path / "c", init_from=str(plain.run_dir), kwargs=SCALED))
