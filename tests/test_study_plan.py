@@ -10,8 +10,9 @@ import pytest
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
+from rl_training.experiment.compat import ADDED_SINCE_0_2
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import resolve
+from rl_training.experiment.registry import list_algorithm_specs, resolve
 from rl_training.study import Study, planning
 from rl_training.study.description import read_description
 from rl_training.study.plan import Plan, hash_of, identity, read_plan
@@ -70,6 +71,18 @@ def test_early_stopping_has_the_identity_it_had_in_0_2() -> None:
     )
     spelt_out = config.replace(algo_kwargs=resolve(config).to_dict())
     assert hash_of(identity(spelt_out.to_dict())).startswith("7c0d6337")
+
+
+def test_every_setting_added_since_0_2_has_its_default_in_the_table() -> None:
+    """Otherwise studies of 0.2 would not find their trials."""
+    known = {
+        name: value
+        for spec in list_algorithm_specs()
+        for name, value in spec.sections.resolve({}).to_dict().items()
+    }
+    assert {name: known[name] for name in ADDED_SINCE_0_2 if name in known} == {
+        name: value for name, value in ADDED_SINCE_0_2.items() if name in known
+    }
 
 
 def test_a_planned_trial_that_fqe_would_stop_runs_without_early_stopping(tmp_path: Path) -> None:

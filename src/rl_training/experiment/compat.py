@@ -22,6 +22,14 @@ from rl_training.experiment.files import SCHEMA
 
 # Settings of `early_stopping` that only version 0.2 had, with their defaults.
 REMOVED_FROM_EARLY_STOPPING = {"metric": "return", "fqe_updates": 2_000}
+# Keys of `algo_kwargs` that version 0.2 did not have, with their defaults, which mean what 0.2 did.
+ADDED_SINCE_0_2 = {
+    "actor_starts": None,
+    "n_step": 1,
+    "network": "mlp",
+    "normalize_rewards": False,
+    "residual_blocks": 2,
+}
 # Algorithms whose policy was `tanh` before `policy_distribution` was a setting. BC on discrete actions, whose
 # record has no `stochastic`, has no such setting; IQL's default has not changed.
 _SQUASHED = {"awac", "bc", "crr"}

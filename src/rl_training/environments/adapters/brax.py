@@ -11,7 +11,6 @@ these copies.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +40,9 @@ class BraxAdapter:
     ) -> None:
         """`max_episode_steps` truncates episodes; `group` names the observations to use if there are several."""
         _require_single(env)
-        jax = self._jax = importlib.import_module("jax")
+        import jax
+
+        self._jax: Any = jax
         outline = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
         self.group = group if isinstance(outline.obs, Mapping) else None
         shape = self._observations(outline).shape
