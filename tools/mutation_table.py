@@ -943,8 +943,8 @@ _COLLECTING = [
         "time limit",
         "an episode that is cut is not reset",
         "experience/collector.py",
-        "ended = (steps.terminated | steps.truncated)",
-        "ended = steps.terminated",
+        "over = steps.terminated | steps.truncated",
+        "over = steps.terminated",
         "test_collector.py",
     ),
     _mistake(

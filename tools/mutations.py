@@ -46,7 +46,7 @@ LIBRARIES = (
     "sb3_contrib",
 )
 _IGNORED = shutil.ignore_patterns(
-    ".git", ".venv", "runs", "build", "dist", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info"
+    ".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info"
 )
 PASSED, FAILED = 0, 1  # exit codes of pytest; any other means that the tests could not be run
 
@@ -215,11 +215,16 @@ def check_mutations(pool: Pool, mutations: Sequence[Mutation]) -> list[Mutation]
     return survivors
 
 
+def _ignored(folder: str, names: list[str]) -> set[str]:
+    """What is not copied; `runs` is output in the root, and a package of the source."""
+    return _IGNORED(folder, names) | ({"runs"} if Path(folder) == ROOT else set())
+
+
 def make_copies(folder: Path, count: int) -> list[Path]:
     """Copies of the repository as it is now, uncommitted changes included."""
     copies = [folder / f"copy-{i}" for i in range(count)]
     for copy in copies:
-        shutil.copytree(ROOT, copy, symlinks=True, ignore=_IGNORED)
+        shutil.copytree(ROOT, copy, symlinks=True, ignore=_ignored)
     return copies
 
 
