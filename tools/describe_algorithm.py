@@ -38,6 +38,7 @@ SECTIONS = {
     "ControlConfig": "Evaluation and stopping",
     "ObservationConfig": "Observations",
     "OnlineConfig": "Collecting and replay",
+    "NStepConfig": "Returns",
     "DatasetConfig": "Data",
     "ValidationConfig": "Held-out episodes",
     "BudgetConfig": "Budgets",

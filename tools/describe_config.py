@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.data.loading import DatasetConfig, WeightedChoice
+from rl_training.data.n_step import NStepConfig
 from rl_training.experience.moments import ObservationConfig
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
@@ -31,6 +32,7 @@ SHARED: tuple[type[Settings], ...] = (
     ControlConfig,
     ObservationConfig,
     OnlineConfig,
+    NStepConfig,
     DatasetConfig,
     ValidationConfig,
     BudgetConfig,
@@ -172,6 +174,7 @@ def render() -> str:
         *rows(OnlineConfig),
         "\nWithout RLPD, whose observations are normalised as the data's are (below):\n",
         *rows(ObservationConfig),
+        *rows(NStepConfig)[2:],
         "\n## `algo_kwargs` of offline algorithms, and RLPD: the data\n",
         "The best episodes are chosen first, then rewards are scaled, then shifted.\n",
         *rows(DatasetConfig),

@@ -192,6 +192,9 @@ class _ObservationKeys(TypedDict, total=False):
     """divide rewards by the running standard deviation of the discounted return, or by a fifth of its largest
     magnitude if that is larger (FlashSAC); the replay buffer stores raw rewards, and returns are reported raw;
     default False"""
+    n_step: int | float
+    """environment steps whose rewards are summed before the target bootstraps; fewer at the end of an episode; ≥ 1;
+    default 1"""
 
 class _OnlineKeys(TypedDict, total=False):
     buffer_capacity: int | float

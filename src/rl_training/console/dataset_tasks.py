@@ -130,9 +130,10 @@ def from_run(run: str, output: str) -> None:
 def replay_of(checkpoint: Checkpoint) -> TransitionDataset:
     """The replay buffer of a checkpoint as episodes, one environment after another.
 
-    Truncations are not stored: an episode that did not terminate ends at a row whose next observation differs from
-    the observation of the following row (a reset to the same observation is not detected). If the buffer was full,
-    its oldest rows were overwritten, and the first episode of each environment is incomplete.
+    Truncations are stored only if `n_step` > 1. Without them an episode that did not terminate ends at a row whose
+    next observation differs from the observation of the following row (a reset to the same observation is not
+    detected). If the buffer was full, its oldest rows were overwritten, and the first episode of each environment
+    is incomplete.
     """
     info, config, spaces = checkpoint.rows, config_of(checkpoint), spaces_from(checkpoint)
     if info is None or info.filled == 0:
@@ -145,7 +146,8 @@ def replay_of(checkpoint: Checkpoint) -> TransitionDataset:
     np.take(slots, numbers % info.capacity, axis=0, out=rows)
     batch = RowLayout.of(spaces).unpack(torch.from_numpy(rows))
     ends = np.ones(len(rows), np.bool_)
-    ends[:-1] = (batch.dones[:-1] == 1).numpy() | (batch.next_obs[:-1] != batch.obs[1:]).any(1).numpy()
+    ends[:-1] = (batch.dones[:-1] != 0).numpy() | (batch.next_obs[:-1] != batch.obs[1:]).any(1).numpy()
+    batch.dones.clamp_(min=0.0)  # in `rows`: a truncated episode did not terminate
     ends[:-1] |= np.diff(numbers % config.num_envs) != 0
     notes = [f"the oldest {info.added - info.filled:,} transitions are lost"] if info.added > info.filled else []
     scaled = resolve(config).to_dict()

@@ -5,11 +5,15 @@ Its size is a device tensor, so that a captured update samples from all rows add
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl_training.data.n_step import TRUNCATED, NStepReturns, stored_dones
 from rl_training.data.transitions import RowLayout
 
 
@@ -34,6 +38,11 @@ class PinnedStaging:
         self._slot_numbers, self._row_numbers = slots.numpy(), rows.numpy()
         self._read = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.waiting = False
+
+    @property
+    def newest(self) -> Tensor:
+        """The slot of the newest row."""
+        return self._slots[-2]
 
     def put(self, rows: NDArray[np.float32], slots: NDArray[np.int64], size: int) -> None:
         """Store new rows, after the GPU has read the previous ones."""
@@ -69,14 +78,17 @@ class ReplayBuffer:
         *,
         pin: bool = False,
         together: int = 1,
+        n_step: NStepReturns | None = None,
     ) -> None:
         """Rows are on the generator's device; `pin` pins host memory for copies to a GPU.
 
-        `together`: usual number of rows per `add`; 0 if tensors are appended.
+        `together`: usual number of rows per `add`; 0 if tensors are appended. `n_step`: drawn rows are n-step
+        transitions; stored rows are single steps with `dones` from `dones()`.
         """
         self.capacity = capacity
         self.layout = layout
         self.generator = generator
+        self.n_step = n_step
         # Not zeroed, so that the operating system allocates memory only as the ring fills.
         self._rows = torch.empty((capacity, layout.width), device=generator.device, pin_memory=pin)
         self.added = 0
@@ -130,6 +142,7 @@ class ReplayBuffer:
         for place, part in parts:
             self._rows[place].copy_(torch.from_numpy(part))
         self._size.fill_(len(self))
+        self._position.fill_(self.added)
         self._remember_newest()
 
     def append(self, rows: Tensor) -> None:
@@ -155,6 +168,20 @@ class ReplayBuffer:
             arrivals.put(self._rows.index_select(0, there).cpu().numpy(), slots, len(self))
             self._settle()
 
+    def dones(self, terminated: Any, truncated: Any) -> Any:
+        """The column `dones` of rows to store, from boolean arrays or tensors `[n]`."""
+        return terminated if self.n_step is None else stored_dones(terminated, truncated)
+
+    def cut(self, environments: Sequence[int]) -> None:
+        """Mark the newest row of each of `environments` as truncated, because the environment was reset."""
+        if self.n_step is None or self.added == 0:
+            return
+        first = self.added - self.n_step.num_envs
+        slots = (first + torch.tensor(environments, device=self.device)) % self.capacity
+        dones = self.rows[slots, -1]
+        self._rows[slots, -1] = torch.where(dones == 0, TRUNCATED, dones)
+        self._remember_newest()
+
     @property
     def device(self) -> torch.device:
         return self._rows.device
@@ -166,7 +193,16 @@ class ReplayBuffer:
 
     def sample_rows(self, batch_size: int) -> Tensor:
         self._settle()
-        return self._rows.index_select(0, self.draw(batch_size))
+        index = self.draw(batch_size)
+        if self.n_step is None:
+            return self._rows.index_select(0, index)
+        return self.n_step.rows(self._rows, index, self._newest(), self.layout.places["next_obs"])
+
+    def _newest(self) -> Tensor | int:
+        """The number of the newest row, counted from the first or from slot 0; on a GPU a tensor."""
+        if self._arrays is not None:
+            return self.added - 1
+        return self.arrivals[0].newest if self.arrivals else self._position - 1
 
     def load(self, rows: Tensor, *, added: int) -> None:
         """Restore `rows`, in slot order, of a buffer to which `added` rows had been added."""

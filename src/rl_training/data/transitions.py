@@ -32,7 +32,7 @@ def _likes(extras: Iterable[Column]) -> dict[str, str]:
 
 
 class TransitionBatch(NamedTuple):
-    """A minibatch. `dones` is 1 only if the episode terminated, 0 at a time limit.
+    """A minibatch. `dones` is 1 only if the episode terminated, 0 at a time limit (n-step returns: see `n_step`).
 
     `next_actions`, the data's actions in `next_obs`, is None unless the learner's `extras` include it. It is
     undefined where `dones` is 1. A batch with other extra columns has one more field for each (see

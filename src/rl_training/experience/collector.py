@@ -133,7 +133,8 @@ class Collector:
         scale, shift = self.reward_map
         with np.errstate(over="ignore", invalid="ignore"):  # `_check_rows` raises
             rewards = scale * steps.rewards.astype(np.float32) + shift
-        rows = self.layout.pack(self.obs, self._chosen, rewards, steps.obs, steps.terminated)
+        dones = self.buffer.dones(steps.terminated, steps.truncated)
+        rows = self.layout.pack(self.obs, self._chosen, rewards, steps.obs, dones)
         self._check_rows(rows, steps, rewards)
         self.buffer.add(rows)
         self.steps += self.width
@@ -279,6 +280,7 @@ class Collector:
         if self.envs.load(episodes, saved):
             self.obs = obs
             return []
+        self.buffer.cut(range(self.width))
         self.start()
         return ["running episodes are the state of batched environments, which these cannot load: all were reset"]
 
@@ -291,6 +293,7 @@ class Collector:
             if reached is None or not np.array_equal(reached, obs[i]):
                 cause = too_long(episode.steps) if reached is None else "did not replay its episode exactly"
                 problems.append(f"environment {i} {cause} and was reset")
+                self.buffer.cut([i])
                 obs[i] = self._reset([i])[0]
                 self._count(obs[i : i + 1])
         return problems

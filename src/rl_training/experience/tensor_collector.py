@@ -114,7 +114,8 @@ class TensorCollector:
         obs, rewards, terminated, truncated, final_obs = (part.to(self.learner.device) for part in answer)
         scale, shift = self.reward_map
         scaled = scale * rewards.float() + shift
-        rows = self._layout.pack_tensors(self.obs, self._chosen, scaled, final_obs, terminated)
+        dones = self.buffer.dones(terminated, truncated)
+        rows = self._layout.pack_tensors(self.obs, self._chosen, scaled, final_obs, dones)
         self.buffer.append(rows.to(self.buffer.device))
         self._find_bad(rows.isfinite().all(1) & obs.isfinite().all(1))
         self.episodes.add(rewards.double(), terminated | truncated)
@@ -230,6 +231,7 @@ class TensorCollector:
             if state and self._saves_env:
                 self.env.load_state_dict(state)  # type: ignore[attr-defined]
                 return problems
+        self.buffer.cut(range(self.width))
         self._reset(seeding.episode_seed(self.seed, seeding.TRAINING, 0, self.steps))
         return [*problems, f"{type(self.env).__name__} cannot restore its state; all of its episodes were reset"]
 

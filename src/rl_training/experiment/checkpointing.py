@@ -175,7 +175,7 @@ def _plan_rows(rows: RowsToSave | None, previous: Path | None) -> Iterator[_File
     if previous is not None:
         try:
             old = read_manifest(previous)
-            entries, unchanged = dict(old.files), info.unchanged_since(old.rows)
+            entries, unchanged = dict(old.files), info.unchanged_since(old.rows, rows.amended)
         except CheckpointError:
             unchanged = set()
     for name, start, end in info.shards():

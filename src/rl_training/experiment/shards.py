@@ -21,13 +21,15 @@ SHARD_ROWS = 16_384
 class RowsToSave:
     """A ring buffer of rows `[capacity or filled, W]` in slot order; row n is in slot `n % capacity`.
 
-    `added` is the number of all rows ever written, so `filled` is `min(added, capacity)`.
+    `added` is the number of all rows ever written, so `filled` is `min(added, capacity)`. The newest `amended` rows
+    of the previous checkpoint may have changed.
     """
 
     rows: Tensor
     filled: int
     added: int
     capacity: int
+    amended: int = 0
 
     def __post_init__(self) -> None:
         if self.filled != min(self.added, self.capacity):
@@ -81,8 +83,11 @@ class RowsInfo:
         for number, start in enumerate(range(0, self.filled, self.shard_rows)):
             yield f"replay/shard_{number:05d}.safetensors", start, min(start + self.shard_rows, self.filled)
 
-    def unchanged_since(self, old: RowsInfo | None) -> set[str]:
-        """Names of the shards with the same slots as in `old` of which none has been written since."""
+    def unchanged_since(self, old: RowsInfo | None, amended: int = 0) -> set[str]:
+        """Names of the shards with the same slots as in `old` of which none has been written since.
+
+        The newest `amended` rows of `old` count as written.
+        """
         if old is None or (old.capacity, old.width, old.dtype, old.shard_rows) != (
             self.capacity,
             self.width,
@@ -90,10 +95,11 @@ class RowsInfo:
             self.shard_rows,
         ):
             return set()
-        written = self.added - old.added
+        since = max(old.added - amended, 0)
+        written = self.added - since
         if not 0 <= written < max(self.capacity, 1):
             return set()
-        first = old.added % max(self.capacity, 1)
+        first = since % max(self.capacity, 1)
         spans = [(first, first + written), (first - self.capacity, first + written - self.capacity)]
         before = set(old.shards())
         return {

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.base import Learner
+from rl_training.data.n_step import NStepConfig, NStepReturns
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
 from rl_training.environments.making import spaces_of
@@ -150,10 +151,17 @@ def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, spec: RunSpe
             key="algo",
         )
     layout = RowLayout.of(spaces)
-    needed = capacity * layout.width * 4
+    needed, n_step = capacity * layout.width * 4, spec.resolved.to_dict().get("n_step", 1)
+
+    def make(generator: torch.Generator, **options: Any) -> ReplayBuffer:
+        returns = None
+        if n_step > 1:
+            returns = NStepReturns(n_step, learner.config.gamma, spec.config.num_envs, generator.device)
+        return ReplayBuffer(capacity, layout, generator, n_step=returns, **options)
+
     if learner.device.type == "cuda" and needed <= room_on_gpu(learner.device):
         together = spec.config.num_envs if tensor_maker(spec.config, spec.given) is None else 0
-        return ReplayBuffer(capacity, layout, learner.generator, together=together)
+        return make(learner.generator, together=together)
     free = int(0.9 * available_memory())
     if needed > free:
         raise MemoryLimitError(
@@ -162,10 +170,10 @@ def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, spec: RunSpe
             key="algo_kwargs.buffer_capacity",
         )
     if learner.device.type == "cpu":
-        return ReplayBuffer(capacity, layout, learner.generator)
+        return make(learner.generator)
     host = torch.Generator("cpu")
     host.manual_seed(learner.generator.initial_seed())
-    return ReplayBuffer(capacity, layout, host, pin=True)
+    return make(host, pin=True)
 
 
 def make_collector(
@@ -225,7 +233,7 @@ class Online(Regime):
     """Train on a replay buffer that is filled with experience from an environment."""
 
     name = "online"
-    sections = (OptimizationConfig, ObservationConfig, OnlineConfig, ControlConfig)
+    sections = (OptimizationConfig, ObservationConfig, OnlineConfig, NStepConfig, ControlConfig)
     first_phase = "online"
     experience: Experience
 

@@ -208,6 +208,7 @@ def _config_to_continue(
     _require_same_seed(before, config)
     _require_same_shape(before, config)
     _require_same_capacity(checkpoint, config)
+    _require_same_n_step(before, config)
     discrete = spec_of(config).sections.takes_discrete
     if config.env_id is not None and (
         difference := spaces_of(config, discrete=discrete, given=given).difference(spaces_from(checkpoint))
@@ -302,6 +303,16 @@ def _require_same_capacity(checkpoint: Checkpoint, now: TrainConfig) -> None:
         raise ConfigError(
             f"algo_kwargs.buffer_capacity: {capacity} differs from the checkpoint's {rows.capacity}",
             key="algo_kwargs.buffer_capacity",
+        )
+
+
+def _require_same_n_step(before: TrainConfig, now: TrainConfig) -> None:
+    """Raise if `n_step` has changed; only rows stored for n-step returns mark truncated episodes."""
+    new, old = (resolve(config).to_dict().get("n_step") for config in (now, before))
+    if new != old:
+        raise ConfigError(
+            f"algo_kwargs.n_step: {new} differs from the {old} of this run's replay buffer; start a new run",
+            key="algo_kwargs.n_step",
         )
 
 
