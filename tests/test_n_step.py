@@ -116,6 +116,41 @@ def test_on_a_gpu_with_staged_rows(together: int) -> None:
         assert_n_step(LAYOUT.unpack(ring.sample_rows(60)), history, 4, 3)
 
 
+@needs_gpu
+@pytest.mark.parametrize("appended", [False, True])
+def test_a_captured_draw_sees_the_newest_row(appended: bool) -> None:
+    ring, history = ring_of(14, 4, device="cuda", together=0 if appended else 4), list[dict[str, float]]()
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(ring.generator)
+    arriving = torch.zeros((4, LAYOUT.width), device="cuda")
+
+    def draw() -> Tensor:
+        for arrivals in ring.arrivals:
+            arrivals.write()
+        if appended:
+            ring.append(arriving)
+        return ring.sample_rows(60)
+
+    for number, step in enumerate(vector_steps(9, 4)):
+        history += step
+        arriving.copy_(torch.from_numpy(packed(step)))
+        if not appended:
+            ring.add(packed(step))
+        if number == 0:
+            drawn = draw()
+        else:
+            if number == 1:
+                ring.rows  # noqa: B018 - writes the waiting rows, which a capture cannot
+                with torch.cuda.graph(graph):
+                    drawn = draw()
+            graph.replay()
+        if appended:
+            ring.appended(4)
+        for arrivals in ring.arrivals:
+            arrivals.written()
+        assert_n_step(LAYOUT.unpack(drawn.cpu()), history, 4, 3)
+
+
 def test_a_draw_reads_nothing_back() -> None:
     ring = ring_of(14, 4, together=0)
     ring.append(torch.from_numpy(packed(vector_steps(1, 4)[0])))
