@@ -7,7 +7,7 @@ index and the episode's number.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,16 +160,17 @@ class Pool(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def blame(self, index: int) -> _Blame:
+    def blame(self, index: int) -> Blame:
         """A context that converts exceptions of environment `index` to an `EnvironmentFailure`."""
-        return _Blame(self, index)
+        return Blame(lambda: f"environment {index} failed (seed {self.seeds[index]}, step {self.lengths[index]})")
 
 
-class _Blame:
-    """Convert exceptions of an environment, including `sys.exit`, to an `EnvironmentFailure` with its index."""
+class Blame:
+    """Convert exceptions of an environment, including `sys.exit`, to an `EnvironmentFailure`."""
 
-    def __init__(self, pool: Pool, index: int) -> None:
-        self.pool, self.index = pool, index
+    def __init__(self, place: Callable[[], str]) -> None:
+        """`place`: returns the beginning of the message."""
+        self._place = place
 
     def __enter__(self) -> None:
         pass
@@ -177,5 +178,4 @@ class _Blame:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception | SystemExit) and not isinstance(error, RLTrainingError):
             cause = one_line(error, LONGEST_CAUSE) if isinstance(error, WrongAnswer) else cause_of(error)
-            index, seed, step = self.index, self.pool.seeds[self.index], self.pool.lengths[self.index]
-            raise EnvironmentFailure(f"environment {index} failed (seed {seed}, step {step}): {cause}") from error
+            raise EnvironmentFailure(f"{self._place()}: {cause}") from error

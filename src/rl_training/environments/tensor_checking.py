@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,17 +12,14 @@ from torch import Tensor
 from rl_training.environments.checking import Check, spaces_in_words
 from rl_training.environments.making import require_valid
 from rl_training.environments.playing import UNLIMITED_EPISODE_STEPS
+from rl_training.environments.running import WrongAnswer
 from rl_training.environments.tensor_env import ActionScaling, TensorEnv, TensorStep
+from rl_training.environments.tensor_stepping import CheckedEnv
 from rl_training.errors import ConfigError, cause_of
 from rl_training.spaces import SpaceSpec
 
 _SEED = 7
 _LEAST_STEPS, _MOST_STEPS, _REPEATED_STEPS = 200, 2_000, 20
-_TYPES = {
-    "rewards": (torch.float32, torch.float64),
-    "terminated": (torch.bool,),
-    "truncated": (torch.bool,),
-}
 
 
 def check_tensor_env(env: TensorEnv) -> list[Check]:
@@ -55,24 +52,20 @@ class _Play:
     def ended(self) -> int:
         return sum(self.ends.values())
 
-    def run(self) -> str | None:
-        """Play until the first answer with a wrong form; returns what is wrong with it."""
-        returned = self.env.reset(_SEED)
-        if (problem := self._misfit({"obs": returned})) is not None:
-            return problem
+    def run(self) -> None:
+        """Play until the first answer with a wrong form."""
+        checked = CheckedEnv(self.env, self.spaces)
+        returned = checked.reset(_SEED)
+        _require_finite({"obs": returned})
         self.first, lengths = returned.clone(), torch.zeros_like(returned[:, 0])
         actions, copies = _actions(self.env, self.spaces), [(returned, self.first)]
         for _ in range(min(max(_LEAST_STEPS, (self.env.max_episode_steps or 0) + 1), _MOST_STEPS)):
             self.steps += 1
-            step: Any = self.env.step(next(actions))
-            if not isinstance(step, TensorStep):
-                return f"step returned a {type(step).__name__}, not a TensorStep"
-            if (problem := self._misfit(step._asdict())) is not None:
-                return problem
+            step = checked.step(next(actions))
+            _require_finite(step._asdict())
             self.reuses_buffers |= any(not torch.equal(tensor, copy) for tensor, copy in copies)
             copies = [(tensor, tensor.clone()) for tensor in (step.obs, step.final_obs)]
             lengths = (lengths + 1) * ~self._add(step, lengths + 1)
-        return None
 
     def _add(self, step: TensorStep, lengths: Tensor) -> Tensor:
         """Count the ends of a step; returns the rows that ended."""
@@ -86,23 +79,15 @@ class _Play:
         self.other_starts += int((ended & (step.obs != self.first).any(1)).sum())
         return ended
 
-    def _misfit(self, parts: dict[str, Any]) -> str | None:
-        """What is wrong with the tensors that were returned; None if nothing is."""
-        device = torch.empty(0, device=self.env.device).device
-        for name, part in parts.items():
-            shape = [self.env.num_envs, self.spaces.obs_dim] if name.endswith("obs") else [self.env.num_envs]
-            types = _TYPES.get(name, (torch.float32,))
-            if not isinstance(part, Tensor):
-                return f"{name} is a {type(part).__name__}, not a tensor"
-            if list(part.shape) != shape:
-                return f"{name} has shape {list(part.shape)}, expected {shape}"
-            if part.dtype not in types:
-                return f"{name} has type {part.dtype}, expected {types[0]}"
-            if part.device != device:
-                return f"{name} is on {part.device}, the environment on {device}"
-            if not part.isfinite().all():
-                return f"{name} is NaN or infinite"
-        return None
+
+def _require_finite(parts: Mapping[str, Tensor]) -> None:
+    for name, part in parts.items():
+        if not part.isfinite().all():
+            raise WrongAnswer(f"{name} is NaN or infinite")
+
+
+def _problem(error: Exception) -> str:
+    return str(error) if isinstance(error, WrongAnswer) else cause_of(error)
 
 
 def _actions(env: TensorEnv, spaces: SpaceSpec) -> Iterator[Tensor]:
@@ -119,11 +104,10 @@ def _actions(env: TensorEnv, spaces: SpaceSpec) -> Iterator[Tensor]:
 def _answers(env: TensorEnv, spaces: SpaceSpec) -> Iterator[Check]:
     play = _Play(env, spaces)
     try:
-        problem = play.run()
+        play.run()
     except Exception as error:
-        problem = cause_of(error)
-    if problem is not None:
-        yield Check("broken", "answers", f"{f'step {play.steps}' if play.steps else 'reset'}: {problem}")
+        place = f"step {play.steps}" if play.steps else "reset"
+        yield Check("broken", "answers", f"{place}: {_problem(error)}")
         return
     yield Check("ok", "answers", f"{play.steps:,} steps in the form that the interface promises")
     yield _final_observations(play)
@@ -135,7 +119,7 @@ def _answers(env: TensorEnv, spaces: SpaceSpec) -> Iterator[Check]:
         try:
             yield check(play)
         except Exception as error:
-            yield Check("broken", subject, cause_of(error))
+            yield Check("broken", subject, _problem(error))
     yield _limit(play)
 
 
@@ -185,10 +169,7 @@ def _saved_state(play: _Play) -> Check:
     if not hasattr(env, "state_dict") or not hasattr(env, "load_state_dict"):
         text = "no state_dict and load_state_dict: a resumed run starts new episodes and is not exact"
         return Check("warning", "saved state", text)
-    state, runs = env.state_dict(), []
-    if not all(isinstance(tensor, Tensor) for tensor in state.values()):
-        return Check("broken", "saved state", "state_dict has values that are not tensors")
-    state = {name: tensor.clone() for name, tensor in state.items()}
+    state, runs = {name: tensor.clone() for name, tensor in CheckedEnv(env, play.spaces).state_dict().items()}, []
     for _ in range(2):
         actions = _actions(env, play.spaces)
         steps = (env.step(next(actions)) for _ in range(_REPEATED_STEPS))

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from rl_training.environments.playing import UNLIMITED_EPISODE_STEPS, Evaluator, Played, PlayInterrupted
+from rl_training.environments.running import Blame
 from rl_training.environments.tensor_env import ActionScaling, TensorEnv
 from rl_training.environments.tensor_environments import tensor_maker
+from rl_training.environments.tensor_stepping import CheckedEnv
 from rl_training.environments.user_environments import TensorEnvMaker, UserEnvironments
 from rl_training.errors import DivergedError
 from rl_training.experiment.config import TrainConfig
@@ -77,13 +79,18 @@ class TensorEvaluator(Evaluator):
             )
 
         scaling, count = ActionScaling(self.spaces, device), _Count(env.num_envs, episodes, self.bound, device)
+        checked, name = CheckedEnv(env, self.spaces), f"evaluation environment {type(env).__name__}"
+        blame = Blame(lambda: f"{name} failed (seed {self.seed}, step {count.steps})")
         with torch.no_grad():
-            obs = env.reset(self.seed).to(device)
+            with blame:
+                obs = checked.reset(self.seed).to(device)
             while not count.complete():
                 if interrupted():
                     self.close()
                     raise PlayInterrupted
-                answer = env.step(scaling(act(obs)).to(env.device))
+                actions = scaling(act(obs)).to(env.device)
+                with blame:
+                    answer = checked.step(actions)
                 obs = answer.obs.to(device)
                 count.add(*(part.to(device) for part in answer[1:]))
         played = count.played()
@@ -107,7 +114,7 @@ class _Count:
     """Returns and lengths of the first episodes of every simulation, as tensors."""
 
     def __init__(self, width: int, episodes: int, bound: int | None, device: torch.device) -> None:
-        self._episodes, self._bound, self._steps = episodes, bound or math.inf, 0
+        self._episodes, self._bound, self.steps = episodes, bound or math.inf, 0
         self._index = torch.arange(width, device=device)
         self._next = self._index.clone()  # the episode that each simulation plays
         self._totals = torch.zeros(width, dtype=torch.float64, device=device)
@@ -132,11 +139,11 @@ class _Count:
         self._next += over * len(self._index)
         self._totals.masked_fill_(over, 0.0)
         self._length.masked_fill_(over, 0)
-        self._steps += 1
+        self.steps += 1
 
     def complete(self) -> bool:
         """Whether all episodes have ended; asks the device only now and then."""
-        if self._steps % _STEPS_UNSEEN:
+        if self.steps % _STEPS_UNSEEN:
             return False
         if not bool(self._finite.all()):
             index = int((~self._finite).long().argmax())

@@ -109,6 +109,8 @@ class TensorEnvMaker:
                 env = self._make(num_envs=num_envs, device=device, **kwargs)
             except Exception as error:
                 raise not_made(self.name, kwargs, error) from error
+            if (made := getattr(env, "num_envs", num_envs)) != num_envs:
+                raise not_made(self.name, kwargs, ValueError(f"its num_envs is {made!r}, not {num_envs}"))
         return env
 
     def probe(self, kwargs: Mapping[str, Any]) -> None:

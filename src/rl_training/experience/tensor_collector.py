@@ -19,7 +19,9 @@ from rl_training.algorithms.capturing import gc_paused, streams
 from rl_training.algorithms.execution import DeviceRandom
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
+from rl_training.environments.running import Blame
 from rl_training.environments.tensor_env import ActionScaling, TensorEnv
+from rl_training.environments.tensor_stepping import CheckedEnv
 from rl_training.errors import ConfigError, DivergedError
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experience.collector import WINDOW, raise_bad_action, random_actions, set_reward_scale
@@ -60,6 +62,9 @@ class TensorCollector:
                 key="algo_kwargs.buffer_capacity",
             )
         self.env, self.spaces, self.learner, self.buffer = env, spaces, learner, buffer
+        self._checked = CheckedEnv(env, spaces)
+        self._blame = Blame(lambda: f"{type(env).__name__} failed (seed {self.seed}, step {self.steps})")
+        self._step_failed = False  # then `obs` are not the observations of the environment's state
         self.width, self.seed, self.steps = env.num_envs, seed, 0
         self.random_steps, self.total_steps = random_steps, total_steps
         self.reward_map, self.moments, self.scaling = reward_map, moments, scaling
@@ -80,9 +85,12 @@ class TensorCollector:
     def start(self) -> None:
         """Reset every simulation."""
         self._reset(seeding.episode_seed(self.seed, seeding.TRAINING, 0, 0))
+        self._env_state()  # a wrong one would be found by the first checkpoint only
 
     def _reset(self, seed: int) -> None:
-        self._set_obs(self.env.reset(seed))
+        with self._blame:
+            obs = self._checked.reset(seed)
+        self._set_obs(obs)
         self.episodes.totals.zero_()
         self.episodes.steps.zero_()
 
@@ -97,7 +105,9 @@ class TensorCollector:
 
     def receive(self) -> None:
         """The second half of a vector step: step the simulations and store the transitions."""
+        self._step_failed = True
         self._run("step", self._step_and_store)
+        self._step_failed = False
         self.buffer.appended(self.width)
         self.steps += self.width
 
@@ -110,7 +120,8 @@ class TensorCollector:
 
     @torch.no_grad()
     def _step_and_store(self) -> None:
-        answer = self.env.step(self._scaling(self._chosen).to(self.env.device))
+        with self._blame:
+            answer = self._checked.step(self._scaling(self._chosen).to(self.env.device))
         obs, rewards, terminated, truncated, final_obs = (part.to(self.learner.device) for part in answer)
         scale, shift = self.reward_map
         scaled = scale * rewards.float() + shift
@@ -210,9 +221,14 @@ class TensorCollector:
     def save(self) -> Saved:
         """The replay buffer, random states, observations, episode statistics and the state of the environment."""
         tensors = self._own_tensors() | {"random": self.random.generator.get_state()}
-        if self._saves_env:
-            tensors |= {f"env.{name}": tensor for name, tensor in self.env.state_dict().items()}  # type: ignore[attr-defined]
-        return saved_rows(self.buffer, self.learner, tensors)
+        return saved_rows(self.buffer, self.learner, tensors | self._env_state())
+
+    def _env_state(self) -> dict[str, Tensor]:
+        """The state of the environment; empty if it cannot be saved or is that of a step that was not stored."""
+        if self._step_failed or not self._saves_env:
+            return {}
+        with self._blame:
+            return {f"env.{name}": tensor for name, tensor in self._checked.state_dict().items()}
 
     def restore(self, checkpoint: Checkpoint) -> list[str]:
         """Restore what `save` saved; returns what could not be restored exactly."""
@@ -233,7 +249,10 @@ class TensorCollector:
                 return problems
         self.buffer.cut(range(self.width))
         self._reset(seeding.episode_seed(self.seed, seeding.TRAINING, 0, self.steps))
-        return [*problems, f"{type(self.env).__name__} cannot restore its state; all of its episodes were reset"]
+        return [
+            *problems,
+            f"{type(self.env).__name__} cannot restore its state; all of its episodes were reset",
+        ]
 
     def _restore_random(self, state: Tensor) -> list[str]:
         if state.numel() != self.random.generator.get_state().numel():
