@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -102,6 +103,15 @@ class Fixed(Counter):
 def test_another_number_of_simulations_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Fixed could not be made .*its num_envs is 5, not 1"):
         SAC(Fixed, **settings(tmp_path, num_envs=4)).learn(40, progress_bar=False)
+
+
+def test_an_object_is_not_evaluated_in_the_middle_of_its_episodes(tmp_path: Path) -> None:
+    vector = gym.make_vec("Pendulum-v1", num_envs=2, vectorization_mode="sync")
+    for env in (Counter(), vector):
+        with pytest.raises(ConfigError, match="eval_env: an evaluation would reset the episodes"):
+            SAC(env, eval_env=env, **settings(tmp_path))
+    SAC(Counter, eval_env=Counter, **settings(tmp_path))
+    SAC(Counter(), eval_env=Counter(), **settings(tmp_path))
 
 
 class FailsOnce(Counter):
