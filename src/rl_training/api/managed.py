@@ -339,9 +339,7 @@ class ManagedAlgorithm(Generic[Seeds]):
                         raise ConfigError(problem, key="env_kwargs")
                     fields["env_kwargs"] = dict(source.kwargs)
         if env is not None and env is eval_env and getattr(makers["eval_env"], "single_instance", False):
-            problem = (
-                "eval_env: an evaluation would reset the episodes of training; pass another instance or a class"
-            )
+            problem = "eval_env: an evaluation would reset the episodes of training; pass another object or a class"
             raise ConfigError(problem, key="eval_env")
         own = self._given.wrappers
         if wrappers is not None:
