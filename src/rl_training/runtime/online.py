@@ -88,6 +88,8 @@ class OnlineConfig(Settings):
             spans = [("random actions and no updates", random_until, "learning_starts")]
         parts = [f"{what} in the first {steps:,} steps ({name})" for what, steps, name in spans if steps > done]
         lines = [", ".join(parts)] if parts else []
+        if learner.actor_starts and spec.checkpoint is None:
+            lines.append(f"the policy does not change in the first {learner.actor_starts:,} updates (actor_starts)")
         if short := _short_intervals(spec.config):
             lines.append(
                 f"{' and '.join(short)}: short if a step counts num_envs {spec.config.num_envs:,}; longer is faster"
