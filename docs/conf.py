@@ -35,6 +35,8 @@ nitpick_ignore_regex = [
 nitpick_ignore = [
     ("py:class", f"rl_training.{name}")
     for name in (
+        "algorithms.execution.DeviceRandom",
+        "algorithms.execution.JointRandom",
         "data.extra_columns.Column",
         "data.weighted.Part",
         "environments.user_environments.UserEnvironments",
