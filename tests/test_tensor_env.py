@@ -362,6 +362,14 @@ def test_short_intervals_are_named(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "log_interval 20: short if a step counts num_envs 64; longer is faster" in said
 
 
+def test_an_instance_has_its_number_of_simulations(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="num_envs: TorchPendulum has 4 simulations, got 8"):
+        SAC(TorchPendulum(4), **settings(tmp_path, num_envs=8))
+    result = SAC(TorchPendulum(4), **settings(tmp_path)).learn(40, progress_bar=False)
+    with pytest.raises(ConfigError, match="num_envs: TorchPendulum has 6 simulations, got 4"):
+        load(result.run_dir, env=TorchPendulum(6))
+
+
 def test_videos_need_a_gymnasium_environment(tmp_path: Path) -> None:
     model = SAC(PENDULUM, **settings(tmp_path))
     model.learn(40, progress_bar=False)

@@ -330,8 +330,8 @@ class ManagedAlgorithm(Generic[Seeds]):
             if value is not None:
                 source = resolve_env(value, key)
                 fields[key], makers[key] = source.name, source.maker
-                if key == "env_id" and isinstance(source.maker, TensorEnvMaker) and source.maker.num_envs:
-                    fields["num_envs"] = source.maker.num_envs
+                if key == "env_id" and isinstance(source.maker, TensorEnvMaker):
+                    fields["num_envs"] = source.maker.number(self.config.num_envs)
                 given = given - {key} if source.by_name else given | {key}
                 if key == "env_id" and source.kwargs:
                     if env_kwargs:

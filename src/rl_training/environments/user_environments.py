@@ -96,10 +96,16 @@ class TensorEnvMaker:
         limit: int | None = getattr(self._make, "max_episode_steps", None)
         return limit
 
-    @property
-    def num_envs(self) -> int | None:
-        """The number of simulations of an instance; None for a class."""
-        return int(self._make.num_envs) if self.single_instance else None
+    def number(self, configured: int) -> int:
+        """The number of simulations: that of an instance, or `configured`; raises if they contradict each other."""
+        number = int(self._make.num_envs) if self.single_instance else configured
+        if configured not in (1, number):
+            raise ConfigError(
+                f"num_envs: {self.name} has {number} simulations, got {configured}; leave it out, or give an "
+                "environment with as many",
+                key="num_envs",
+            )
+        return number
 
     def __call__(self, num_envs: int, device: Any, kwargs: Mapping[str, Any]) -> TensorEnv:
         if self.single_instance:
