@@ -18,6 +18,8 @@ import pytest
 import torch
 import typer.testing
 
+from rl_training.display.output import Flags, flags
+
 if TYPE_CHECKING:
     from rl_training.runs.session import TrainResult
     from tests.bare import Bare
@@ -63,6 +65,13 @@ def _commands_are_built_once() -> None:
 def _seeded() -> None:
     """Networks are drawn from torch's global generator; a test's outcome may not depend on its neighbours."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_flags() -> None:
+    """A command sets its flags (`--quiet`, …) when it starts and leaves them; the next test has none."""
+    for name, value in vars(Flags()).items():
+        setattr(flags, name, value)
 
 
 class Library:
