@@ -28,7 +28,7 @@ from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import Model as ModelBase
 from rl_training.models.mlp import NetworkConfig, NetworkShape
-from rl_training.models.policies import Policy
+from rl_training.models.policies import Policy, RewardScale
 from rl_training.settings import Fraction, NonNegativeInt, PositiveFloat, Settings
 
 if TYPE_CHECKING:
@@ -70,16 +70,6 @@ class UpdateResult:
 
     metrics: Terms
     num_gradient_steps: int = 1
-
-
-class RewardScale(nn.Module):
-    """The factor of rewards in minibatches, in a tensor that captured updates read."""
-
-    scale: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.ones(()))
 
 
 class Learner:

@@ -78,7 +78,11 @@ class Evaluator:
         """The maximum number of steps of an episode; None if the environment has a time limit."""
         if self.config.eval_max_steps is not None:
             return self.config.eval_max_steps
-        return UNLIMITED_EPISODE_STEPS if time_limit(self.config, self.given) is None else None
+        return UNLIMITED_EPISODE_STEPS if self._time_limit() is None else None
+
+    def _time_limit(self) -> int | None:
+        """The time limit that the environment declares."""
+        return time_limit(self.config, self.given)
 
     @property
     def notice(self) -> str:

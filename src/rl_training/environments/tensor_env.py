@@ -6,7 +6,6 @@ observation, so `TensorStep` has it as `final_obs`, and an environment that cann
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
@@ -51,13 +50,6 @@ class TensorEnv(Protocol):
 
     def close(self) -> None:
         """Free what the environment holds."""
-
-
-class SavableEnv(TensorEnv, Protocol):
-    """A `TensorEnv` whose state can be saved."""
-
-    def state_dict(self) -> dict[str, Tensor]: ...
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
 
 class ActionScaling:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.environments.playing import UNLIMITED_EPISODE_STEPS, Evaluator, Played, PlayInterrupted
+from rl_training.environments.playing import Evaluator, Played, PlayInterrupted
 from rl_training.environments.running import Blame
 from rl_training.environments.tensor_env import ActionScaling, TensorEnv
 from rl_training.environments.tensor_environments import tensor_maker
@@ -49,12 +49,8 @@ class TensorEvaluator(Evaluator):
         self._maker = maker
         self._env: TensorEnv | None = None
 
-    @property
-    def bound(self) -> int | None:
-        if self.config.eval_max_steps is not None:
-            return self.config.eval_max_steps
-        limit = self._maker.time_limit if self._env is None else self._env.max_episode_steps
-        return UNLIMITED_EPISODE_STEPS if limit is None else None
+    def _time_limit(self) -> int | None:
+        return self._maker.time_limit if self._env is None else self._env.max_episode_steps
 
     def start(self) -> None:
         """Nothing to start: the environment is made by the first evaluation."""

@@ -27,7 +27,7 @@ class CheckedEnv:
 
     def __init__(self, env: TensorEnv, spaces: SpaceSpec) -> None:
         self.env = env
-        self._device = torch.empty(0, device=env.device).device
+        self.device = torch.empty(0, device=env.device).device
         self._shapes = {True: (env.num_envs, spaces.obs_dim), False: (env.num_envs,)}
 
     def reset(self, seed: int) -> Tensor:
@@ -59,5 +59,5 @@ class CheckedEnv:
                 raise WrongAnswer(f"{name} has shape {list(part.shape)}, expected {list(shape)}")
             if part.dtype not in (types := _TYPES.get(name, (torch.float32,))):
                 raise WrongAnswer(f"{name} has type {part.dtype}, expected {types[0]}")
-            if part.device != self._device:
-                raise WrongAnswer(f"{name} is on {part.device}, the environment on {self._device}")
+            if part.device != self.device:
+                raise WrongAnswer(f"{name} is on {part.device}, the environment on {self.device}")

@@ -176,9 +176,8 @@ class Collector:
             return uniform
         with torch.inference_mode():
             obs = torch.from_numpy(self.obs)
-            if self.acting.device.type == "cpu":
-                return self.learner.explore(self.acting.current(), obs, self.rng, self.progress).numpy()
-            obs = obs.to(self.acting.device)
+            if self.acting.device.type != "cpu":
+                obs = obs.to(self.acting.device)
             return self.learner.explore(self.acting.current(), obs, self.rng, self.progress).cpu().numpy()
 
     def _check_rows(self, rows: NDArray[np.float32], steps: Steps, rewards: NDArray[np.float32]) -> None:

@@ -168,8 +168,8 @@ class TensorCollector:
 
     @property
     def _step_is_capturable(self) -> bool:
-        env, device = self.env, self.learner.device
-        return getattr(env, "capturable", False) and {env.device, self.buffer.device} == {device}
+        devices = {self._checked.device, self.buffer.device}
+        return getattr(self.env, "capturable", False) and devices == {self.learner.device}
 
     def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """A graph of `function`. Capturing does not run it, so nothing needs to be restored."""

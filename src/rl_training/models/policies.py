@@ -76,6 +76,16 @@ class Normalizer(nn.Module):
         return found
 
 
+class RewardScale(nn.Module):
+    """The factor of rewards in minibatches, in a tensor that captured updates read."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+
 class NormalActor(nn.Module):
     """Base of the Gaussian actors; a call returns the mean and log std of the Gaussian.
 

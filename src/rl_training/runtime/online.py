@@ -92,7 +92,8 @@ class OnlineConfig(Settings):
             lines.append(f"the policy does not change in the first {learner.actor_starts:,} updates (actor_starts)")
         if short := _short_intervals(spec.config):
             lines.append(
-                f"{' and '.join(short)}: short if a step counts num_envs {spec.config.num_envs:,}; longer is faster"
+                f"{' and '.join(short)}: short for num_envs {spec.config.num_envs:,}, because intervals count the "
+                "steps of all environments; longer is faster"
             )
         return tuple(lines)
 
