@@ -26,6 +26,8 @@ SMALL: dict[str, Any] = {
     "n_actions": 2,
     "n_action_samples": 2,
 }
+# Also where the critics are wider by default.
+SMALL_NETWORK: dict[str, Any] = {"hidden_sizes": (16, 16), "critic_hidden_sizes": None}
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -68,7 +70,7 @@ def build(
     torch.manual_seed(seed)
     model = learner.build_model(
         DISCRETE if learner.discrete else CONTINUOUS,
-        learner.Network.parse({"hidden_sizes": (16, 16)} | (network or {})),
+        learner.Network.parse(SMALL_NETWORK | (network or {})),
         learner.Config.parse(options),
         normalize_observations=normalize,
     )

@@ -44,6 +44,7 @@ def mostly_slow(values: Iterable[Any], *kept: Any) -> list[Any]:
 # Small enough for milliseconds, large enough that a hundred steps pass through every phase.
 TINY: dict[str, Any] = {
     "hidden_sizes": [16, 16],
+    "critic_hidden_sizes": None,
     "batch_size": 16,
     "learning_starts": 20,
     "train_frequency": 1,

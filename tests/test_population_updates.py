@@ -1,4 +1,5 @@
-"""A member of a population beside its single run, update for update: for every algorithm of the registry.
+"""A member of a population beside its single run, update for update: for every algorithm of the registry that is
+stackable.
 
 What is drawn is the same to the bit. What is computed is the same up to the order of sums: in float64 that is
 1e-7 after a hundred updates; in float32 it is what compiled updates may differ from eager ones.
@@ -34,7 +35,6 @@ from tests.test_acceleration import (
     Kind,
     State,
     differences,
-    every_learner,
     layout_of,
     needs_gpu,
     packed,
@@ -51,7 +51,9 @@ LENGTHS = [SHORT, pytest.param(100, marks=pytest.mark.slow)]
 EVERY_OPTIMISER = {"alpha": "auto", "lagrange_threshold": 5.0}
 Sources = Callable[[Sequence[Learner]], list[BatchSource]]
 # For what a stack does alike to every learner.
-few_learners = pytest.mark.parametrize("kind", mostly_slow(KINDS, *REPRESENTATIVE, CQL), ids=label)
+STACKABLE = [kind for kind in KINDS if kind.stackable]
+every_learner = pytest.mark.parametrize("kind", STACKABLE, ids=label)
+few_learners = pytest.mark.parametrize("kind", mostly_slow(STACKABLE, *REPRESENTATIVE, CQL), ids=label)
 
 
 def rows_of(learner: Learner, seed: int = 0) -> Tensor:

@@ -4,6 +4,7 @@ from rl_training.algorithms.awac import AWAC, awac_loss
 from rl_training.algorithms.base import Learner, LearnerConfig, UpdateResult
 from rl_training.algorithms.bc import BC, bc_loss
 from rl_training.algorithms.cql import CQL, cql_loss
+from rl_training.algorithms.crossq import CrossQ, crossq_loss
 from rl_training.algorithms.crr import CRR, crr_loss
 from rl_training.algorithms.ddpg import DDPG, ddpg_loss
 from rl_training.algorithms.discrete_bc import DiscreteBC
@@ -25,6 +26,7 @@ AWACAlgorithm = AWAC
 BCAlgorithm = BC
 CQLAlgorithm = CQL
 CRRAlgorithm = CRR
+CrossQAlgorithm = CrossQ
 DDPGAlgorithm = DDPG
 DQNAlgorithm = DQN
 DiscreteBCAlgorithm = DiscreteBC
@@ -61,6 +63,8 @@ __all__ = [
     "BCAlgorithm",
     "CQLAlgorithm",
     "CRRAlgorithm",
+    "CrossQ",
+    "CrossQAlgorithm",
     "DDPGAlgorithm",
     "DQNAlgorithm",
     "DiscreteBC",
@@ -87,6 +91,7 @@ __all__ = [
     "bc_loss",
     "cql_loss",
     "critic_diversity_loss",
+    "crossq_loss",
     "crr_loss",
     "ddpg_loss",
     "discrete_cql_loss",

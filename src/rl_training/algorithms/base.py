@@ -57,7 +57,7 @@ class TargetConfig(LearnerConfig):
     """Polyak coefficient: target ← (1 − tau)·target + tau·source"""
 
 
-class ActorStartConfig(TargetConfig):
+class ActorStartConfig(LearnerConfig):
     """Hyperparameters of online learners with an actor and critics."""
 
     actor_starts: NonNegativeInt | None = None
@@ -91,6 +91,8 @@ class Learner:
     explores_by_progress: ClassVar[bool] = False
     # Extra columns of minibatches: computed when data are loaded; online runs are refused.
     extras: ClassVar[tuple[Column, ...]] = ()
+    # Whether the updates of several learners can be computed as one: `gradient_step` calls `minimize` once.
+    stackable: ClassVar[bool] = True
 
     @property
     def summary(self) -> str:

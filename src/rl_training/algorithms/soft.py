@@ -12,7 +12,7 @@ import torch
 from pydantic import PlainValidator
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import ActorStartConfig, Learner, TargetConfig
+from rl_training.algorithms.base import ActorStartConfig, Learner, LearnerConfig, TargetConfig
 from rl_training.errors import ConfigError
 from rl_training.settings import PositiveFloat, PositiveInt
 
@@ -27,8 +27,8 @@ def _number_or_auto(value: Any) -> float | str:
 Alpha = Annotated[float | str, PlainValidator(_number_or_auto)]
 
 
-class SoftConfig(TargetConfig):
-    """Hyperparameters of the SAC family."""
+class EntropyConfig(LearnerConfig):
+    """Hyperparameters of the entropy term."""
 
     alpha: Alpha = 0.2
     """entropy coefficient: a number, or `auto` to learn it"""
@@ -38,6 +38,10 @@ class SoftConfig(TargetConfig):
     """target entropy of `alpha: auto`; null means the default of the algorithm"""
     backup_entropy: bool = True
     """include the entropy term in the critics' target"""
+
+
+class SoftConfig(EntropyConfig, TargetConfig):
+    """Hyperparameters of the SAC family with target networks."""
 
 
 class DelayedActorConfig(ActorStartConfig, SoftConfig):

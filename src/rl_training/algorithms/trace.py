@@ -1,7 +1,11 @@
-"""Dry run of `gradient_step`: records its random draws, its optimisers and tau."""
+"""Dry run of `gradient_step`: records its random draws, its optimisers and tau.
+
+It ends at the first `minimize`, before which all random numbers are drawn.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +16,10 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Terms
 from rl_training.algorithms.execution import Execution, Kind
+
+
+class _Ended(Exception):
+    """Ends a dry run."""
 
 
 class Draw(NamedTuple):
@@ -40,9 +48,10 @@ def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) 
 
     def on_losses(inputs: tuple[Any, ...], objectives: Mapping[str, Any], tau: Any) -> Terms:
         found.stepped, found.tau = tuple(objectives), tau
-        return {}
+        raise _Ended
 
     template = copy.copy(learner)
     template.execution = Execution(draw=draw, on_losses=on_losses)
-    template.gradient_step(template.normalized(layout.unpack(rows)), variant)
+    with contextlib.suppress(_Ended):
+        template.gradient_step(template.normalized(layout.unpack(rows)), variant)
     return found

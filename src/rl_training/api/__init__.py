@@ -17,6 +17,7 @@ __all__ = [
     "TD3",
     "TD3BC",
     "TQC",
+    "CrossQ",
     "ManagedAlgorithm",
     "ReBRAC",
     "load",

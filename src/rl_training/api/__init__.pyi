@@ -77,13 +77,13 @@ class _TrainKeys(TypedDict, total=False):
     """maximum number of runs of `seeds` trained as one; `auto`: as many as fit into memory; `off`: none; ≥ 1;
     default 'auto'"""
     learning_rate: float
-    """learning rate of Adam; > 0; default 0.0003 (DQN, ReBRAC: 0.001)"""
+    """learning rate of Adam; > 0; default 0.0003 (DQN, CrossQ, ReBRAC: 0.001)"""
     gamma: float
     """discount factor; ≥ 0, ≤ 1; default 0.99"""
     hidden_sizes: Sequence[int | float]
     """sizes of the hidden layers of every network; ≥ 1; default (256, 256) (CQL, EDAC, ReBRAC: (256, 256, 256))"""
     critic_hidden_sizes: Sequence[int | float] | None
-    """sizes of the critics' hidden layers; null means `hidden_sizes`; ≥ 1"""
+    """sizes of the critics' hidden layers; null means `hidden_sizes`; ≥ 1; default None (CrossQ: (2048, 2048))"""
     activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"]
     """activation function after each hidden layer of every network; default 'relu'"""
     layer_norm_epsilon: float
@@ -157,9 +157,9 @@ class _ValidationKeys(TypedDict, total=False):
     """share of the episodes that is held out; the distance between the policy's actions and theirs is logged at
     each evaluation and at the end; ≥ 0, < 1; default 0.0"""
 
-class _SoftKeys(TypedDict, total=False):
+class _EntropyKeys(TypedDict, total=False):
     alpha: float | Literal["auto"]
-    """entropy coefficient: a number, or `auto` to learn it; default 0.2"""
+    """entropy coefficient: a number, or `auto` to learn it; default 0.2 (CrossQ: 'auto')"""
     initial_alpha: float
     """initial value with `alpha: auto`; > 0; default 1.0"""
     target_entropy: float | None
@@ -200,7 +200,7 @@ class _OnlineKeys(TypedDict, total=False):
     buffer_capacity: int | float
     """maximum number of transitions in the replay buffer; ≥ 1; default 1000000"""
     learning_starts: int | float
-    """environment steps before the first update; ≥ 0; default 1000 (SAC: 5000)"""
+    """environment steps before the first update; ≥ 0; default 1000 (SAC, CrossQ: 5000)"""
     random_steps: int | float | None
     """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy; ≥ 0"""
     train_frequency: int | float
@@ -243,7 +243,7 @@ class BC(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_BCSettings]) -> None: ...
 
-class _CQLSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, _SoftKeys, total=False):
+class _CQLSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, _EntropyKeys, total=False):
     actor_learning_rate: float
     """learning rate of the actor; null means `learning_rate`; > 0; default 0.0001"""
     cql_alpha: float
@@ -308,7 +308,9 @@ class DQN(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_DQNSettings]) -> None: ...
 
-class _EDACSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, _SoftKeys, total=False):
+class _EDACSettings(
+    _TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, _EntropyKeys, total=False
+):
     num_critics: int | float
     """size of the ensemble; ≥ 1; default 10"""
     eta: float
@@ -339,7 +341,7 @@ class _REDQSettings(
     _TrainKeys,
     _TargetKeys,
     _NetworkKeys,
-    _SoftKeys,
+    _EntropyKeys,
     _ActorStartKeys,
     _ObservationKeys,
     _OnlineKeys,
@@ -357,7 +359,14 @@ class REDQ(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_REDQSettings]) -> None: ...
 
 class _RLPDSettings(
-    _TrainKeys, _TargetKeys, _DatasetKeys, _SoftKeys, _ActorStartKeys, _OnlineKeys, _DelayedActorKeys, total=False
+    _TrainKeys,
+    _TargetKeys,
+    _DatasetKeys,
+    _EntropyKeys,
+    _ActorStartKeys,
+    _OnlineKeys,
+    _DelayedActorKeys,
+    total=False,
 ):
     num_critics: int | float
     """size of the ensemble; ≥ 2; default 2"""
@@ -379,7 +388,7 @@ class RLPD(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_RLPDSettings]) -> None: ...
 
 class _SACSettings(
-    _TrainKeys, _TargetKeys, _NetworkKeys, _SoftKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys
+    _TrainKeys, _TargetKeys, _NetworkKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys
 ): ...
 
 class SAC(ManagedAlgorithm[Seeds]):
@@ -408,7 +417,7 @@ class TD3BC(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_TD3BCSettings]) -> None: ...
 
 class _TQCSettings(
-    _TrainKeys, _TargetKeys, _NetworkKeys, _SoftKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys, total=False
+    _TrainKeys, _TargetKeys, _NetworkKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys, total=False
 ):
     num_critics: int | float
     """size of the ensemble; ≥ 1; default 5"""
@@ -421,6 +430,15 @@ class TQC(ManagedAlgorithm[Seeds]):
     """Truncated Quantile Critics."""
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_TQCSettings]) -> None: ...
+
+class _CrossQSettings(_TrainKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys, total=False):
+    policy_delay: int | float
+    """critic updates per update of actor and temperature; ≥ 1; default 3"""
+
+class CrossQ(ManagedAlgorithm[Seeds]):
+    """SAC with batch renormalisation instead of target networks."""
+
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_CrossQSettings]) -> None: ...
 
 class _ReBRACSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, total=False):
     actor_bc_coef: float

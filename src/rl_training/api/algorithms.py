@@ -42,6 +42,12 @@ class REDQ(ManagedAlgorithm):
     algo = "redq"
 
 
+class CrossQ(ManagedAlgorithm):
+    """SAC with batch renormalisation instead of target networks."""
+
+    algo = "crossq"
+
+
 class BC(ManagedAlgorithm):
     """Behaviour cloning, of continuous or discrete actions."""
 

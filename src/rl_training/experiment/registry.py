@@ -43,6 +43,7 @@ _NAMES = (
     "sac",
     "tqc",
     "redq",
+    "crossq",
     "bc",
     "td3_bc",
     "iql",

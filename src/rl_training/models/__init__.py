@@ -2,6 +2,7 @@
 
 from rl_training.models.mlp import MLP, EnsembleLinear, EnsembleMLP, NetworkConfig
 from rl_training.models.mlp_bc import MLPBCModel, MLPDiscreteBCModel
+from rl_training.models.mlp_crossq import MLPCrossQModel
 from rl_training.models.mlp_fqe import MLPFQEModel
 from rl_training.models.mlp_iql import MLPDiscreteIQLModel, MLPIQLModel
 from rl_training.models.mlp_q import MLPQNetwork
@@ -27,6 +28,7 @@ __all__ = [
     "EnsembleMLP",
     "GaussianActor",
     "MLPBCModel",
+    "MLPCrossQModel",
     "MLPDDPGModel",
     "MLPDiscreteBCModel",
     "MLPDiscreteIQLModel",

@@ -75,19 +75,21 @@ class Model(nn.Module):
 
 
 class ActorCriticModel(Model):
-    """An actor with N critics and their target copies."""
+    """An actor with N critics and, unless `has_targets` is false, their target copies."""
 
     has_values = True
+    has_targets: ClassVar[bool] = True
 
     def __init__(
         self, obs_dim: int, actor: nn.Module, critics: Critics | ChoiceCritics, *, normalize_observations: bool
     ) -> None:
         super().__init__(obs_dim, actor, normalize_observations=normalize_observations)
         self.critics = critics
-        self.target_critics = frozen_copy(critics)
+        if self.has_targets:
+            self.target_critics = frozen_copy(critics)
 
     def targets(self) -> dict[nn.Module, nn.Module]:
-        return {self.target_critics: self.critics}
+        return {self.target_critics: self.critics} if self.has_targets else {}
 
     @property
     def layer_norm(self) -> bool:

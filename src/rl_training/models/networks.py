@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Unpack
 
+from rl_training.models.batch_renorm import EnsembleRenormMLP, RenormMLP
 from rl_training.models.mlp import MLP, EnsembleMLP, EnsembleNetwork, MLPOptions, SingleNetwork
 from rl_training.models.simba import EnsembleSimBa, SimBa
 
@@ -23,6 +24,9 @@ class NetworkKind(NamedTuple):
 KINDS = {
     "mlp": NetworkKind(MLP, EnsembleMLP),
     "simba": NetworkKind(SimBa, EnsembleSimBa, ignored=("init",)),
+    "batch_renorm": NetworkKind(  # not a setting: its statistics change only if the learner passes them on
+        RenormMLP, EnsembleRenormMLP, ignored=("residual_blocks", "layer_norm_epsilon")
+    ),
 }
 
 

@@ -136,7 +136,11 @@ class TanhGaussianActor(NormalActor):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation of u, each `[B, A]`."""
-        mean, log_std = self.net(obs).chunk(2, dim=-1)
+        return self.parameters_of(self.net(obs))
+
+    def parameters_of(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation of u from the outputs of the network, `[B, 2 A]`."""
+        mean, log_std = outputs.chunk(2, dim=-1)
         return mean, log_std.clamp(*self.log_std_bounds)
 
     def mode(self, obs: Tensor) -> Tensor:

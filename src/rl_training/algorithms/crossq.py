@@ -1,0 +1,117 @@
+"""CrossQ: SAC without target networks (Bhatt et al., ICLR 2024).
+
+Batch renormalisation in actor and critics (`models.batch_renorm`) replaces the target networks. The live critics
+see [(s, a); (s', a')] as one batch in train mode, so both halves are normalised alike. The second half, without
+gradient, gives the target. Adam of actor and critics has beta1 = 0.5. Actor and temperature are updated in the last
+of every `policy_delay` updates.
+
+An update has an order, unlike those of other learners (see `base`): the critics step, then the actor by the new
+critics, then the temperature by the log-probabilities of that actor loss. So it calls `minimize` more than once and
+cannot be stacked. The actor is in train mode in its own loss only, the critics in theirs; each then absorbs the
+statistics of its batch. Acting and evaluation use running statistics.
+Departures: the temperature loss is in log alpha (as in `sac`); torch's initialisation (as in sb3-contrib).
+Axes: critics `[2, B]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import ActorStartConfig, Terms
+from rl_training.algorithms.losses import soft_value, td_target
+from rl_training.algorithms.sac import actor_terms, critic_terms, sac_loss
+from rl_training.algorithms.soft import Alpha, DelayedActor, EntropyConfig
+from rl_training.data.transitions import TransitionBatch
+from rl_training.models.batch_renorm import EnsembleRenormMLP
+from rl_training.models.mlp import NetworkShape
+from rl_training.models.mlp_crossq import MLPCrossQModel
+from rl_training.settings import PositiveFloat, PositiveInt, Sizes
+
+BETAS = (0.5, 0.999)
+
+
+class CrossQConfig(ActorStartConfig, EntropyConfig):
+    """The settings of CrossQ."""
+
+    learning_rate: PositiveFloat = 1e-3
+    """learning rate of Adam"""
+    alpha: Alpha = "auto"
+    """entropy coefficient: a number, or `auto` to learn it"""
+    policy_delay: PositiveInt = 3
+    """critic updates per update of actor and temperature"""
+
+
+class CrossQNetworkConfig(NetworkShape):
+    """Wide critics and a small actor."""
+
+    critic_hidden_sizes: Sizes | None = (2048, 2048)
+    """sizes of the critics' hidden layers; null means `hidden_sizes`"""
+
+
+def crossq_loss(batch: Mapping[str, Any]) -> Terms:
+    """Every term from precomputed tensors, which are those of `sac_loss`."""
+    return sac_loss(batch)
+
+
+class CrossQ(DelayedActor):
+    """CrossQ on an `MLPCrossQModel`."""
+
+    name = "crossq"
+    Config = CrossQConfig
+    Model = MLPCrossQModel
+    Network = CrossQNetworkConfig
+    stackable = False
+
+    def __init__(self, *, model: MLPCrossQModel, **hyperparameters: Any) -> None:
+        super().__init__(model=model, **hyperparameters)
+        self.optimizers = {
+            "critics": self.adam(model.critics, betas=BETAS),
+            "actor": self.adam(model.actor, betas=BETAS),
+        }
+        if self.temperature.learned:
+            self.optimizers["temperature"] = self.adam(self.temperature)
+
+    def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
+        next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
+        terms = self.minimize((batch, next_noise), {"critics": self.critic_loss})
+        self._absorb(self.model.critic_net, terms)
+        if variant:
+            terms |= self.minimize((batch.obs, noise), {"actor": self.actor_loss})
+            self._absorb(self.model.actor_net, terms)
+            logprob = terms.pop("logprob_mean")
+            if self.temperature.learned:
+                self.minimize((logprob,), {"temperature": self.temperature_loss})
+        self.step_interrupted = False
+        return terms
+
+    def _absorb(self, net: EnsembleRenormMLP, terms: Terms) -> None:
+        """Update the running statistics. The update counts as interrupted until its last step."""
+        self.step_interrupted = True
+        net.absorb(terms.pop("statistics"))
+
+    def critic_loss(self, batch: TransitionBatch, next_noise: Tensor) -> tuple[Tensor, Terms]:
+        with torch.no_grad():
+            next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, next_noise)
+        both, statistics = self.model.q_by_batch(
+            torch.cat([batch.obs, batch.next_obs]), torch.cat([batch.actions, next_actions])
+        )
+        q, next_q = both.chunk(2, dim=-1)  # [2, B] each
+        value = next_q.detach().amin(0)  # [B]
+        if self.config.backup_entropy:
+            value = soft_value(value, next_logprobs, self.temperature.alpha())
+        terms = critic_terms(q, td_target(batch.rewards, batch.dones, value, self.config.gamma))
+        return terms["critic_loss"], terms | {"statistics": statistics}
+
+    def actor_loss(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
+        (actions, logprobs), statistics = self.model.sample_by_batch(obs, noise)
+        q = self.model.critics(obs, actions, frozen=True)  # [2, B]
+        alpha = self.temperature.alpha()
+        terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}
+        return terms["actor_loss"], terms | {"statistics": statistics, "logprob_mean": logprobs.mean()}
+
+    def temperature_loss(self, logprob: Tensor) -> tuple[Tensor, Terms]:
+        return self.temperature.loss(logprob), {}

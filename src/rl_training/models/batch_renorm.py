@@ -1,0 +1,148 @@
+"""MLPs with batch renormalisation (Ioffe 2017) of the input and after each hidden activation, as in CrossQ.
+
+A call (`forward`) normalises by running statistics, which are buffers: row i of the output depends on row i of the
+input only. `by_batch` is the train mode. It normalises by the statistics of the batch and returns them, so that a
+loss is pure; `absorb` then includes them in the running ones.
+
+    train mode   y = gain · ((x - mean) / std · r + d) + shift
+    call         y = gain · (x - running mean) / running std + shift
+
+std is sqrt(biased variance + epsilon). r = std / running std and d = (mean - running mean) / running std are
+clipped and have no gradient. Until the layer has absorbed `WARM_UP` batches they are 1 and 0 (batch normalisation).
+The authors of CrossQ multiply d by a std without epsilon, whose gradient is infinite if a unit is constant.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.models.mlp import Activation, EnsembleLinear, EnsembleNetwork, Init, Select, SingleNetwork
+from rl_training.models.steps import Step, as_array
+
+EPSILON, MOMENTUM, WARM_UP = 1e-3, 0.01, 100_000
+R_MAX, D_MAX = 3.0, 5.0  # r is clipped to [1 / R_MAX, R_MAX], d to [-D_MAX, D_MAX]
+
+
+class BatchRenorm(nn.Module):
+    """Batch renormalisation with statistics, a gain and a shift per member."""
+
+    mean: Tensor
+    variance: Tensor
+    batches: Tensor  # number of batches absorbed; a float, like all tensors of a policy
+
+    def __init__(self, num_members: int, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(num_members, 1, features))
+        self.bias = nn.Parameter(torch.zeros(num_members, 1, features))
+        self.register_buffer("mean", torch.zeros(num_members, 1, features))
+        self.register_buffer("variance", torch.ones(num_members, 1, features))
+        self.register_buffer("batches", torch.zeros(()))
+
+    def scale_and_shift(self, select: Select) -> tuple[Tensor, Tensor]:
+        """A call is `x · scale + shift`."""
+        scale = select(self.weight) * torch.rsqrt(select(self.variance) + EPSILON)
+        return scale, select(self.bias) - select(self.mean) * scale
+
+    def forward(self, x: Tensor, select: Select) -> Tensor:
+        scale, shift = self.scale_and_shift(select)
+        return torch.addcmul(shift, x, scale)
+
+    def by_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`x [N, B, F]` in train mode; also the mean and variance of the batch, `[N, 2, F]`."""
+        variance, mean = torch.var_mean(x, -2, correction=0, keepdim=True)
+        std = (variance + EPSILON).sqrt()
+        with torch.no_grad():
+            running_std = (self.variance + EPSILON).sqrt()
+            warm = self.batches >= WARM_UP
+            r = torch.where(warm, (std / running_std).clamp(1.0 / R_MAX, R_MAX), 1.0)
+            d = torch.where(warm, ((mean - self.mean) / running_std).clamp(-D_MAX, D_MAX), 0.0)
+        normal = (x - mean) / std * r + d
+        return torch.addcmul(self.bias, normal, self.weight), torch.cat([mean, variance], dim=-2).detach()
+
+    def absorb(self, statistics: Tensor) -> None:
+        """Include the statistics of a batch, `[N, 2, F]`, in the running ones, in place."""
+        mean, variance = statistics.chunk(2, dim=-2)
+        self.mean.lerp_(mean, MOMENTUM)
+        self.variance.lerp_(variance, MOMENTUM)
+        self.batches.add_(1.0)
+
+
+class EnsembleRenormMLP(EnsembleNetwork):
+    """N networks `norm -> hidden activation norm … -> out`."""
+
+    def __init__(
+        self,
+        num_members: int,
+        in_features: int,
+        hidden_sizes: Sequence[int],
+        out_features: int,
+        *,
+        activation: Activation = "relu",
+        init: Init = "torch",
+    ) -> None:
+        super().__init__(num_members, activation)
+        self.sizes = [in_features, *hidden_sizes]
+        self.hidden = nn.ModuleList(
+            EnsembleLinear(num_members, a, b, init=init) for a, b in itertools.pairwise(self.sizes)
+        )
+        self.norms = nn.ModuleList(BatchRenorm(num_members, size) for size in self.sizes)
+        self.head = EnsembleLinear(num_members, self.sizes[-1], out_features, init=init)
+
+    def _through(self, x: Tensor, select: Select, normalize: Callable[[Any, Tensor], Tensor]) -> Tensor:
+        first, *others = self.norms
+        x = normalize(first, x)
+        for linear, norm in zip(self.hidden, others):
+            x = normalize(norm, self.activate(linear(x, select)))
+        return x
+
+    def features(self, x: Tensor, select: Select) -> Tensor:
+        return self._through(x, select, lambda norm, x: norm(x, select))
+
+    def by_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs `[N, B, out]` in train mode, and the statistics of the batch, the argument of `absorb`."""
+        found: list[Tensor] = []
+
+        def normalize(norm: BatchRenorm, x: Tensor) -> Tensor:
+            normal, statistics = norm.by_batch(x)
+            found.append(statistics)
+            return normal
+
+        def select(parameter: Tensor) -> Tensor:
+            return parameter
+
+        features = self._through(x.expand(self.num_members, -1, -1), select, normalize)
+        return self.head(features, select), torch.cat(found, dim=-1)
+
+    def absorb(self, statistics: Tensor) -> None:
+        """Include the statistics of a batch in the running ones of every layer, in place."""
+        for norm, own in zip(self.norms, statistics.split(self.sizes, dim=-1)):
+            norm.absorb(own)  # type: ignore[operator]
+
+
+class RenormMLP(SingleNetwork, EnsembleRenormMLP):
+    """One such network."""
+
+    def __init__(self, in_features: int, hidden_sizes: Sequence[int], out_features: int, **options: Any) -> None:
+        super().__init__(1, in_features, hidden_sizes, out_features, **options)
+
+    def by_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs `[B, out]` in train mode, and the statistics of the batch."""
+        outputs, statistics = super().by_batch(x)
+        return outputs.squeeze(0), statistics
+
+    def steps(self, outputs: int | None = None) -> list[Step]:
+        """The operations of a call; each norm is part of the linear layer that follows it."""
+        found: list[Step] = []
+        for norm, linear in zip(self.norms, (*self.hidden, self.head)):
+            scale, shift = norm.scale_and_shift(lambda parameter: parameter[0])  # type: ignore[operator]
+            weight, bias = linear.weight[0], linear.bias[0, 0]  # type: ignore[index]
+            count = outputs if linear is self.head else None
+            arrays = {"weight": scale.T * weight, "bias": bias + (shift @ weight)[0]}
+            affine = Step("affine", {name: as_array(array[..., :count]) for name, array in arrays.items()})
+            found += [affine, Step(self.activation)]
+        return found[:-1]
