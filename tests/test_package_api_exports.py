@@ -22,7 +22,15 @@ from rl_training.runs.session import TrainResult
 from rl_training.runtime import controls, offline, workflows
 from tests.reliability.processes import Child
 
-ONLINE = {"dqn": "DQN", "ddpg": "DDPG", "td3": "TD3", "sac": "SAC", "tqc": "TQC", "redq": "REDQ"}
+ONLINE = {
+    "dqn": "DQN",
+    "ddpg": "DDPG",
+    "td3": "TD3",
+    "sac": "SAC",
+    "tqc": "TQC",
+    "redq": "REDQ",
+    "crossq": "CrossQ",
+}
 OFFLINE = {
     "bc": "BC",
     "td3_bc": "TD3BC",
@@ -162,6 +170,7 @@ OWN_KEYS = {
     "rlpd": "alpha num_critics subset_size layer_norm policy_delay tau offline_pretrain_updates"
     " offline_batch_ratio",
     "sac": "alpha target_entropy backup_entropy tau",
+    "crossq": "alpha initial_alpha target_entropy backup_entropy policy_delay",
     "dqn": "double_q exploration_initial_eps exploration_final_eps exploration_fraction target_update_interval tau",
     "td3": "policy_delay target_policy_noise target_noise_clip exploration_noise tau",
     "ddpg": "exploration_noise tau",

@@ -57,6 +57,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "edac": ("--config edac/pendulum-replay", FAST),
     "rlpd": ("--config rlpd/pendulum", "dataset_kind=npz", f"dataset_path={REPLAY}"),
     "rebrac": ("--config rebrac/pendulum-replay",),
+    "crossq": ("--config crossq/pendulum",),
 }
 FROM_RUN = ["rl-training", "dataset", "from-run", "runs/RUN", "-o", REPLAY]
 

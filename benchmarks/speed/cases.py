@@ -86,6 +86,7 @@ CASES = (
     ),
     Case("REDQ-10, actor every 20", "redq", settings=AUTO | {"policy_delay": 20}, goal=5500),
     Case("REDQ-10, actor every time", "redq", settings=AUTO | {"policy_delay": 1}),
+    Case("CrossQ", "crossq"),
     Case("BC", "bc", peer="d3rlpy:BC"),
     Case("TD3+BC", "td3_bc", peer="d3rlpy:TD3PlusBC", goal=6000),
     Case("IQL", "iql", peer="d3rlpy:IQL", goal=8300, goal_ratio=1.5),

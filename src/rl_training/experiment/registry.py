@@ -43,7 +43,6 @@ _NAMES = (
     "sac",
     "tqc",
     "redq",
-    "crossq",
     "bc",
     "td3_bc",
     "iql",
@@ -53,6 +52,7 @@ _NAMES = (
     "edac",
     "rlpd",
     "rebrac",
+    "crossq",
 )
 # The specs imported so far, and those that `register` added.
 _SPECS: dict[str, AlgorithmSpec] = {}
