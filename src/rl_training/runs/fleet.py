@@ -179,7 +179,7 @@ def _build(members: Sequence[Member], population: str | int) -> list[Member]:
 
 def _number_that_fits(built: Regime, wanted: int, population: str | int) -> int:
     """The number of members trained at a time, at most `wanted`; `built` is the first of them."""
-    if population == "off":
+    if population in ("off", 1):
         return 1
     if not built.learner.stackable:
         if population == "auto":

@@ -1,0 +1,51 @@
+"""A short real run of CrossQ: 60 steps, of which it learns from the 20th on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rl_training
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import read_checkpoint
+from rl_training.runtime.populations import train_population
+from tests.runs import QUIET, tiny, train
+from tests.smoke import OnlineFacts
+
+
+class TestShortRun(OnlineFacts):
+    algo = "crossq"
+    metrics = (
+        "critic_loss",
+        "actor_loss",
+        "target_q_mean",
+        "entropy_term",
+    )
+
+
+def test_running_statistics_are_saved_and_used_by_predict(tmp_path: Path) -> None:
+    """And a prediction does not depend on the rows that are predicted with it."""
+    result = train(tiny("crossq", tmp_path))
+    networks = read_checkpoint(result.checkpoint_path).tensors["networks"]
+    assert float(networks["model.critics.net.norms.0.batches"]) == 41
+    assert float(networks["model.actor.net.norms.0.batches"]) == 20
+    model = rl_training.load(result.run_dir)
+    obs = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    together = model.predict(obs, deterministic=True)
+    alone = model.predict(obs[:1], deterministic=True)
+    np.testing.assert_allclose(alone, together[:1], rtol=1e-5)
+    mean = networks["model.actor.net.norms.0.mean"]
+    assert mean.abs().max() > 0
+
+
+def test_seeds_are_trained_one_after_another(tmp_path: Path) -> None:
+    """Each equal to a run of its own; a number of runs to train as one is refused."""
+    alone = train(tiny("crossq", tmp_path / "alone", seed=1))
+    members = [tiny("crossq", tmp_path / "both", seed=seed) for seed in (0, 1)]
+    both = train_population(members, options=QUIET)
+    first, second = (read_checkpoint(one.checkpoint_path).tensors["networks"] for one in (alone, both[1]))
+    assert all((first[name] == second[name]).all() for name in first)
+    with pytest.raises(ConfigError, match=r"^population: crossq trains one run at a time; use auto or off$"):
+        train_population([one.replace(population=2) for one in members], options=QUIET)
