@@ -166,9 +166,13 @@ def returned(run: Entry) -> float:
 
 
 def bare_text(entries: list[Entry]) -> str:
-    rows = []
-    for algo in BARE:
-        runs = by_seed(entry for entry in entries if entry["algo"] == algo)
+    of = {algo: by_seed(entry for entry in entries if entry["algo"] == algo) for algo in BARE}
+    rows = [
+        [f"`{class_of(algo).__name__}`", BARE[algo].env, f"{BARE[algo].budget:,}", *["–"] * 4, "not measured", "–"]
+        for algo, runs in of.items()
+        if not runs
+    ]
+    for algo, runs in of.items():
         if not runs:
             continue
         values, file = [returned(run) for run in runs], runs[0].get("file")

@@ -3,7 +3,7 @@
 All losses of one update use the parameters before that update; then every optimiser steps, then the targets are
 updated. (The authors' EDAC and CORL's IQL do the same. If an author steps the critic first, the actor here uses
 critics that are one step older.) The losses of one update are therefore independent, and so are the steps; a GPU
-may compute them in parallel.
+may compute them in parallel. Only CrossQ has an order: it calls `minimize` several times, and is not `stackable`.
 
 Losses are pure: tensors in, a scalar and named terms out. `gradient_step` draws all random numbers before them, so
 that the same function runs eagerly, compiled, captured, or in a test with known noise.

@@ -120,7 +120,7 @@ class EnsembleRenormMLP(EnsembleNetwork):
 
     def absorb(self, statistics: Tensor) -> None:
         """Include the statistics of a batch in the running ones of every layer, in place."""
-        for norm, own in zip(self.norms, statistics.split(self.sizes, dim=-1)):
+        for norm, own in zip(self.norms, torch.split(statistics, self.sizes, dim=-1)):
             norm.absorb(own)  # type: ignore[operator]
 
 
@@ -140,7 +140,7 @@ class RenormMLP(SingleNetwork, EnsembleRenormMLP):
         found: list[Step] = []
         for norm, linear in zip(self.norms, (*self.hidden, self.head)):
             scale, shift = norm.scale_and_shift(lambda parameter: parameter[0])  # type: ignore[operator]
-            weight, bias = linear.weight[0], linear.bias[0, 0]  # type: ignore[index]
+            weight, bias = linear.weight[0], linear.bias[0, 0]
             count = outputs if linear is self.head else None
             arrays = {"weight": scale.T * weight, "bias": bias + (shift @ weight)[0]}
             affine = Step("affine", {name: as_array(array[..., :count]) for name, array in arrays.items()})
