@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_training.algorithms import DDPG, REDQ, RLPD, SAC, TD3, TQC, Learner
+from rl_training.algorithms import DDPG, REDQ, RLPD, SAC, TD3, TQC, CrossQ, Learner
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.experiment.compat import with_defaults_of
@@ -25,7 +25,7 @@ from tests.runs import tiny, train, trainer_state
 from tests.test_exact_resume import assert_exact, eventful
 from tests.test_population_updates import SIZE, assert_members_equal
 
-HOLDING: list[type[Learner]] = [DDPG, TD3, SAC, TQC, REDQ, RLPD]
+HOLDING: list[type[Learner]] = [DDPG, TD3, SAC, TQC, REDQ, RLPD, CrossQ]
 HELD = ("model.actor.", "temperature.")
 every_holding = pytest.mark.parametrize("kind", HOLDING, ids=label)
 

@@ -397,6 +397,22 @@ _ONLINE = [
     ),
     _mistake(
         "min, mean or max",
+        "CrossQ backs up the mean of its critics",
+        "algorithms/crossq.py",
+        "value = next_q.detach().amin(0)  # [B]",
+        "value = next_q.detach().mean(0)",
+        "test_crossq_update.py",
+    ),
+    _mistake(
+        "delay",
+        "CrossQ's running statistics move ten times as fast",
+        "models/batch_renorm.py",
+        "EPSILON, MOMENTUM, WARM_UP = 1e-3, 0.01, 100_000",
+        "EPSILON, MOMENTUM, WARM_UP = 1e-3, 0.1, 100_000",
+        "test_crossq_update.py",
+    ),
+    _mistake(
+        "min, mean or max",
         "RLPD's ensemble actor takes the smallest critic",
         "algorithms/rlpd.py",
         "q.amin(0) if len(q) == 2 else q.mean(0)",
