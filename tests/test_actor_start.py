@@ -85,7 +85,7 @@ def test_zero_is_the_update_without_the_setting(kind: type[Learner]) -> None:
     assert changed(update(holding(kind, 0), 4), update(holding(kind, None), 4)) == set()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in HOLDING if kind.stackable], ids=label)
+@every_holding
 def test_a_member_of_a_population_waits_as_long(kind: type[Learner]) -> None:
     assert_members_equal(kind, ({"alpha": "auto", "actor_starts": 3},) * SIZE, updates=6)
 

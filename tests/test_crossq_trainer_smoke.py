@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import rl_training
-from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import read_checkpoint
-from rl_training.runtime.populations import train_population
-from tests.runs import QUIET, tiny, train
+from tests.runs import tiny, train
 from tests.smoke import OnlineFacts
 
 
@@ -38,14 +35,3 @@ def test_running_statistics_are_saved_and_used_by_predict(tmp_path: Path) -> Non
     np.testing.assert_allclose(alone, together[:1], rtol=1e-5)
     mean = networks["model.actor.net.norms.0.mean"]
     assert mean.abs().max() > 0
-
-
-def test_seeds_are_trained_one_after_another(tmp_path: Path) -> None:
-    """Each equal to a run of its own; a number of runs to train as one is refused."""
-    alone = train(tiny("crossq", tmp_path / "alone", seed=1))
-    members = [tiny("crossq", tmp_path / "both", seed=seed) for seed in (0, 1)]
-    both = train_population(members, options=QUIET)
-    first, second = (read_checkpoint(one.checkpoint_path).tensors["networks"] for one in (alone, both[1]))
-    assert all((first[name] == second[name]).all() for name in first)
-    with pytest.raises(ConfigError, match=r"^population: crossq trains one run at a time; use auto or off$"):
-        train_population([one.replace(population=2) for one in members], options=QUIET)

@@ -6,6 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import annotated_types
@@ -16,11 +17,11 @@ from torch import Tensor, nn
 
 import rl_training.algorithms as algorithms
 from rl_training.algorithms import Learner
+from rl_training.algorithms.base import names_of
 from rl_training.algorithms.execution import Execution
 from rl_training.algorithms.optim import Adam, apply_lists
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models import MLPQNetwork
-from rl_training.models.batch_renorm import BatchRenorm
 from tests.helpers import ACTIONS, CHOICES, OBS, all_learners, build, label, random_batch, snapshot
 from tests.runs import mostly_slow
 
@@ -82,13 +83,12 @@ def test_an_update_moves_what_it_owns_and_nothing_else(learner: Any, monkeypatch
     minimize = learner.minimize
 
     def spy(inputs: Any, objectives: Any, *, tau: float | None = None) -> Any:
-        calls.append((set(objectives), {} if tau is None else learner.targets(), tau))
+        calls.append((set(chain(*names_of(objectives))), {} if tau is None else learner.targets(), tau))
         return minimize(inputs, objectives, tau=tau)
 
     monkeypatch.setattr(learner, "minimize", spy)
     moved_ever: set[int] = set()
-    renorms = [part for part in learner.model.modules() if isinstance(part, BatchRenorm)]
-    statistics = {id(buffer) for part in renorms for buffer in part.buffers()}
+    statistics = {id(buffer) for own in learner.statistics().values() for buffer in own}
     for i in range(UPDATES):
         calls.clear()
         held = [t for m in learner.modules().values() for t in (*m.parameters(), *m.buffers())]

@@ -213,7 +213,7 @@ def killed(config: TrainConfig, callback: Callback, place: Path, code: int) -> s
 
 
 @pytest.mark.parametrize(
-    "algo", ["sac", *(pytest.param(algo, marks=pytest.mark.slow) for algo in ALL if algo not in ("sac", "crossq"))]
+    "algo", ["sac", *(pytest.param(algo, marks=pytest.mark.slow) for algo in ALL if algo != "sac")]
 )
 def test_killed_while_the_members_save(algo: str, tmp_path: Path) -> None:
     """Two of three have written the step, one is a checkpoint behind: all go back to that."""

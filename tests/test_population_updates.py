@@ -1,5 +1,4 @@
-"""A member of a population beside its single run, update for update: for every algorithm of the registry that is
-stackable.
+"""A member of a population beside its single run, update for update: for every algorithm of the registry.
 
 What is drawn is the same to the bit. What is computed is the same up to the order of sums: in float64 that is
 1e-7 after a hundred updates; in float32 it is what compiled updates may differ from eager ones.
@@ -35,6 +34,7 @@ from tests.test_acceleration import (
     Kind,
     State,
     differences,
+    every_learner,
     layout_of,
     needs_gpu,
     packed,
@@ -51,9 +51,7 @@ LENGTHS = [SHORT, pytest.param(100, marks=pytest.mark.slow)]
 EVERY_OPTIMISER = {"alpha": "auto", "lagrange_threshold": 5.0}
 Sources = Callable[[Sequence[Learner]], list[BatchSource]]
 # For what a stack does alike to every learner.
-STACKABLE = [kind for kind in KINDS if kind.stackable]
-every_learner = pytest.mark.parametrize("kind", STACKABLE, ids=label)
-few_learners = pytest.mark.parametrize("kind", mostly_slow(STACKABLE, *REPRESENTATIVE, CQL), ids=label)
+few_learners = pytest.mark.parametrize("kind", mostly_slow(KINDS, *REPRESENTATIVE, CQL), ids=label)
 
 
 def rows_of(learner: Learner, seed: int = 0) -> Tensor:
@@ -235,9 +233,13 @@ def test_with_all_that_can_be_learned(kind: Kind) -> None:
 
 def numbers_of(kind: Kind, place: int) -> dict[str, Any]:
     """Every hyperparameter that is a plain number, for one member: moved a little, each by another share."""
-    usual = {key: value for key, value in dict(build(kind).config).items() if isinstance(value, float)}
+    config = build(kind).config
+    usual = {key: value for key, value in dict(config).items() if isinstance(value, float)}
     optional = {"target_entropy": -1.5, "lagrange_threshold": 5.0}
     usual |= {key: value for key, value in optional.items() if key in kind.Config.model_fields}
+    usual = {
+        key: value for key, value in usual.items() if key not in kind.structure(config.model_copy(update=usual))
+    }
     factors = torch.linspace(0.8, 0.95, len(usual)).tolist()
     return {
         key: value * factor**place if value else 0.01 * factor * place

@@ -3,10 +3,12 @@
 All losses of one update use the parameters before that update; then every optimiser steps, then the targets are
 updated. (The authors' EDAC and CORL's IQL do the same. If an author steps the critic first, the actor here uses
 critics that are one step older.) The losses of one update are therefore independent, and so are the steps; a GPU
-may compute them in parallel. Only CrossQ has an order: it calls `minimize` several times, and is not `stackable`.
+may compute them in parallel. If the update of a learner has an order (CrossQ, FlashSAC), it calls `minimize` once
+per phase. A phase uses the parameters and statistics that the earlier ones left, and none of their terms.
 
-Losses are pure: tensors in, a scalar and named terms out. `gradient_step` draws all random numbers before them, so
-that the same function runs eagerly, compiled, captured, or in a test with known noise.
+Losses are pure: tensors in, a scalar and named terms out, and the new statistics of networks that normalise by
+batches. `gradient_step` draws all random numbers before them, so that the same function runs eagerly, compiled,
+captured, or in a test with known noise.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +41,22 @@ if TYPE_CHECKING:
 _ACTION_SLACK = 1e-5
 
 Terms = dict[str, Tensor]
-Loss = Callable[..., tuple[Tensor, Terms]]
+# A loss, its named terms and, if its optimiser has `Learner.statistics`, their new values.
+Loss = Callable[..., tuple[Tensor, Terms] | tuple[Tensor, Terms, list[Tensor]]]
+# A loss by the name of its optimiser; "a+b" if optimisers a and b minimise it together.
+Objectives = Mapping[str, Loss]
+
+
+class Gradients(NamedTuple):
+    """What one phase of an update computes before its steps."""
+
+    parameters: dict[str, list[Tensor]]  # gradients by optimiser
+    statistics: dict[str, list[Tensor]]  # new values by optimiser
+
+
+def names_of(objectives: Objectives) -> list[tuple[str, ...]]:
+    """The names of the optimisers of each objective."""
+    return [tuple(key.split("+")) for key in objectives]
 
 
 class LearnerConfig(Settings):
@@ -91,8 +109,6 @@ class Learner:
     explores_by_progress: ClassVar[bool] = False
     # Extra columns of minibatches: computed when data are loaded; online runs are refused.
     extras: ClassVar[tuple[Column, ...]] = ()
-    # Whether the updates of several learners can be computed as one: `gradient_step` calls `minimize` once.
-    stackable: ClassVar[bool] = True
 
     @property
     def summary(self) -> str:
@@ -113,7 +129,7 @@ class Learner:
         self.period_offset = 0
         # Incremented on every parameter change; invalidates cached copies.
         self.version = 0
-        # True after an exception inside a step: only some of the parameters have been updated.
+        # True from the first step of an update to its end. An exception in between leaves it half done.
         self.step_interrupted = False
         self.generator = torch.Generator(self.device)
         self.seed(int(torch.randint(2**31, ())))
@@ -165,6 +181,10 @@ class Learner:
     def targets(self) -> dict[nn.Module, nn.Module]:
         """Maps each target network to its source; by default those of the model."""
         return self.model.targets()
+
+    def statistics(self) -> dict[str, list[Tensor]]:
+        """By optimiser, the buffers whose new values its loss returns: running statistics of normalisation."""
+        return {}
 
     @by_rows
     def explore(self, policy: Policy, obs: Tensor, rng: Draws, progress: float | Tensor) -> Tensor:
@@ -274,6 +294,7 @@ class Learner:
         """Count the updates and store their terms; terms that are not given keep their last value."""
         self.updates += count
         self.version += 1
+        self.step_interrupted = False
         self._terms.update(terms)
 
     @property
@@ -301,34 +322,36 @@ class Learner:
             [partial(self.execution.prepared(function), *inputs) for function in functions]
         )
 
-    def minimize(
-        self, inputs: tuple[Any, ...], objectives: Mapping[str, Loss], *, tau: float | None = None
-    ) -> Terms:
+    def minimize(self, inputs: tuple[Any, ...], objectives: Objectives, *, tau: float | None = None) -> Terms:
         """Minimise each loss over the parameters of its optimiser; then, if `tau` is given, update the targets.
 
-        Gradients are taken for owned parameters only. `objectives` maps an optimiser's name to its loss, a
-        function of `inputs`.
+        Gradients are taken for owned parameters only. Losses are functions of `inputs`.
         """
         if self.execution.on_losses is not None:
             return self.execution.on_losses(inputs, objectives, tau)
-        gradients = self.execution.parallel(
-            [partial(self._gradients, name, loss, inputs) for name, loss in objectives.items()]
+        computed = self.execution.parallel(
+            [partial(self._gradients, *one, inputs) for one in zip(names_of(objectives), objectives.values())]
         )
-        self.take_steps({name: found for name, (found, _) in zip(objectives, gradients)}, tau)
-        return {key: term.detach() for _, terms in gradients for key, term in terms.items()}
+        gradients = Gradients({}, {})
+        for found, _ in computed:
+            gradients.parameters.update(found.parameters)
+            gradients.statistics.update(found.statistics)
+        self.take_steps(gradients, tau)
+        return {key: term.detach() for _, terms in computed for key, term in terms.items()}
 
-    def take_steps(self, gradients: Mapping[str, Sequence[Tensor]], tau: float | None) -> None:
-        """Step the named optimisers with these gradients; then, if `tau` is given, update the targets."""
-        follows = self._follows_of(tuple(gradients), tau)
+    def take_steps(self, gradients: Gradients, tau: float | None) -> None:
+        """Step the named optimisers; then set the statistics and, if `tau` is given, update the targets."""
+        follows = self._follows_of(tuple(gradients.parameters), tau)
         steps = [
             partial(self.execution.apply, self.optimizers[name].group(found), follows[name])
-            for name, found in gradients.items()
+            for name, found in gradients.parameters.items()
         ]
         self.step_interrupted = True
         with torch.no_grad():
             self.execution.parallel(steps)
             polyak_update(follows[None])
-        self.step_interrupted = False
+            for name, found in gradients.statistics.items():
+                torch._foreach_copy_(self.statistics()[name], found)
 
     def _follows_of(self, stepped: tuple[str, ...], tau: float | None) -> dict[str | None, list[Polyak]]:
         """The targets to update right after each optimiser of `stepped`; the others, under None, are updated last.
@@ -348,9 +371,12 @@ class Learner:
         self._follows[stepped, tau] = found
         return found
 
-    def _gradients(self, name: str, loss: Loss, inputs: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Terms]:
-        value, terms = self.execution.prepared(loss)(*inputs)
-        return torch.autograd.grad(value, self.optimizers[name].parameters, self._one), terms
+    def _gradients(self, names: tuple[str, ...], loss: Loss, inputs: tuple[Any, ...]) -> tuple[Gradients, Terms]:
+        value, terms, *statistics = self.execution.prepared(loss)(*inputs)
+        parameters = [self.optimizers[name].parameters for name in names]
+        flat = iter(torch.autograd.grad(value, list(chain(*parameters)), self._one))
+        found = {name: list(islice(flat, len(own))) for name, own in zip(names, parameters)}
+        return Gradients(found, dict(zip(names, statistics))), terms
 
     def scheduled_optimizers(self) -> list[Adam]:
         """The optimisers that a learning-rate schedule applies to."""

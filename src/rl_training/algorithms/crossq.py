@@ -5,10 +5,9 @@ see [(s, a); (s', a')] as one batch in train mode, so both halves are normalised
 gradient, gives the target. Adam of actor and critics has beta1 = 0.5. Actor and temperature are updated in the last
 of every `policy_delay` updates.
 
-An update has an order, unlike those of other learners (see `base`): the critics step, then the actor by the new
-critics, then the temperature by the log-probabilities of that actor loss. So it calls `minimize` more than once and
-cannot be stacked. The actor is in train mode in its own loss only, the critics in theirs; each then absorbs the
-statistics of its batch. Acting and evaluation use running statistics.
+An update has two phases (see `base`): the critics step, then actor and temperature by the new critics. The actor
+is in train mode in its own loss only, the critics in theirs; all else, acting and evaluation too, uses running
+statistics.
 Departures: the temperature loss is in log alpha (as in `sac`); torch's initialisation (as in sb3-contrib).
 Axes: critics `[2, B]`.
 """
@@ -26,7 +25,6 @@ from rl_training.algorithms.losses import soft_value, td_target
 from rl_training.algorithms.sac import actor_terms, critic_terms, sac_loss
 from rl_training.algorithms.soft import Alpha, DelayedActor, EntropyConfig
 from rl_training.data.transitions import TransitionBatch
-from rl_training.models.batch_renorm import EnsembleRenormMLP
 from rl_training.models.mlp import NetworkShape
 from rl_training.models.mlp_crossq import MLPCrossQModel
 from rl_training.settings import PositiveFloat, PositiveInt, Sizes
@@ -64,7 +62,6 @@ class CrossQ(DelayedActor):
     Config = CrossQConfig
     Model = MLPCrossQModel
     Network = CrossQNetworkConfig
-    stackable = False
 
     def __init__(self, *, model: MLPCrossQModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
@@ -75,25 +72,18 @@ class CrossQ(DelayedActor):
         if self.temperature.learned:
             self.optimizers["temperature"] = self.adam(self.temperature)
 
+    def statistics(self) -> dict[str, list[Tensor]]:
+        return {"critics": self.model.critic_net.statistics(), "actor": self.model.actor_net.statistics()}
+
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
         terms = self.minimize((batch, next_noise), {"critics": self.critic_loss})
-        self._absorb(self.model.critic_net, terms)
         if variant:
-            terms |= self.minimize((batch.obs, noise), {"actor": self.actor_loss})
-            self._absorb(self.model.actor_net, terms)
-            logprob = terms.pop("logprob_mean")
-            if self.temperature.learned:
-                self.minimize((logprob,), {"temperature": self.temperature_loss})
-        self.step_interrupted = False
+            together = "actor+temperature" if self.temperature.learned else "actor"
+            terms |= self.minimize((batch.obs, noise), {together: self.actor_loss})
         return terms
 
-    def _absorb(self, net: EnsembleRenormMLP, terms: Terms) -> None:
-        """Update the running statistics. The update counts as interrupted until its last step."""
-        self.step_interrupted = True
-        net.absorb(terms.pop("statistics"))
-
-    def critic_loss(self, batch: TransitionBatch, next_noise: Tensor) -> tuple[Tensor, Terms]:
+    def critic_loss(self, batch: TransitionBatch, next_noise: Tensor) -> tuple[Tensor, Terms, list[Tensor]]:
         with torch.no_grad():
             next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, next_noise)
         both, statistics = self.model.q_by_batch(
@@ -104,14 +94,11 @@ class CrossQ(DelayedActor):
         if self.config.backup_entropy:
             value = soft_value(value, next_logprobs, self.temperature.alpha())
         terms = critic_terms(q, td_target(batch.rewards, batch.dones, value, self.config.gamma))
-        return terms["critic_loss"], terms | {"statistics": statistics}
+        return terms["critic_loss"], terms, statistics
 
-    def actor_loss(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Terms]:
+    def actor_loss(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Terms, list[Tensor]]:
         (actions, logprobs), statistics = self.model.sample_by_batch(obs, noise)
         q = self.model.critics(obs, actions, frozen=True)  # [2, B]
         alpha = self.temperature.alpha()
         terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}
-        return terms["actor_loss"], terms | {"statistics": statistics, "logprob_mean": logprobs.mean()}
-
-    def temperature_loss(self, logprob: Tensor) -> tuple[Tensor, Terms]:
-        return self.temperature.loss(logprob), {}
+        return terms["actor_loss"] + self.temperature.loss(logprobs), terms, statistics

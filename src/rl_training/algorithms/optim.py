@@ -17,6 +17,18 @@ import torch
 from torch import Tensor
 
 
+class Sphere(NamedTuple):
+    """Tensors that are scaled in place after a step, such that their norm along `axis` is `radius`.
+
+    Several tensors have one norm together. `epsilon` is added to its square.
+    """
+
+    tensors: tuple[Tensor, ...]
+    axis: int  # counted from the end, as the tensors of S learners have one more axis in front
+    radius: float
+    epsilon: float
+
+
 class Group(NamedTuple):
     """The tensors that one step of Adam reads and writes."""
 
@@ -29,6 +41,7 @@ class Group(NamedTuple):
     betas: tuple[float, float]
     eps: float
     weight_decay: float
+    spheres: Sequence[Sphere] = ()
 
 
 # Keywords of `Adam`, with one value for all parameters of a group.
@@ -39,6 +52,7 @@ class Adam:
     """State of Adam (Kingma & Ba, bias-corrected) for one group of parameters.
 
     `weight_decay` is decoupled from the gradient, as in AdamW: p <- (1 - rate · decay) p before each step.
+    Parameters in `spheres` are projected after it.
     """
 
     def __init__(
@@ -49,8 +63,10 @@ class Adam:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        spheres: Sequence[Sphere] = (),
     ) -> None:
         self.parameters = list(parameters)
+        self.spheres = list(spheres)
         self.base_learning_rate = learning_rate
         self.settings = betas, eps, weight_decay
         device = self.parameters[0].device
@@ -62,7 +78,7 @@ class Adam:
     def group(self, gradients: Sequence[Tensor]) -> Group:
         """The argument of `apply_fused` and `apply_lists` for these gradients."""
         state = self.exp_avg, self.exp_avg_sq, self.step, self.learning_rate
-        return Group(self.parameters, gradients, *state, *self.settings)
+        return Group(self.parameters, gradients, *state, *self.settings, self.spheres)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Step count and moments. Learning rate, betas and decay follow from the configuration."""
@@ -91,6 +107,15 @@ def polyak_update(follows: Sequence[Polyak]) -> None:
         torch._foreach_lerp_(targets, sources, _beside(tau, targets))
 
 
+def project(spheres: Sequence[Sphere]) -> None:
+    """Scale the tensors of each sphere to its radius."""
+    for tensors, axis, radius, epsilon in spheres:
+        square = torch.stack([tensor.square().sum(axis, keepdim=True) for tensor in tensors]).sum(0)
+        scale = radius * torch.rsqrt(square + epsilon)
+        for tensor in tensors:
+            tensor.mul_(scale)
+
+
 def _beside(value: Any, tensors: Sequence[Tensor]) -> Any:
     """A number as it is; one number per learner, `[S]`, as a view for each tensor `[S, …]` to broadcast with."""
     if not isinstance(value, Tensor) or value.dim() == 0:
@@ -99,7 +124,7 @@ def _beside(value: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def apply_fused(group: Group, follows: Sequence[Polyak]) -> None:
-    """Step a group with torch's fused kernel, then update its targets."""
+    """Step a group with torch's fused kernel, project its parameters, then update its targets."""
     group.step.add_(1.0)
     torch._fused_adamw_(
         group.parameters,
@@ -116,6 +141,7 @@ def apply_fused(group: Group, follows: Sequence[Polyak]) -> None:
         amsgrad=False,
         maximize=False,
     )
+    project(group.spheres)
     polyak_update(follows)
 
 
@@ -129,7 +155,9 @@ def _bias_correction(beta: float, step: Tensor) -> Tensor:
 
 def apply_lists(group: Group, follows: Sequence[Polyak]) -> None:
     """`apply_fused` in list operations, eager or compiled into one kernel."""
-    parameters, gradients, exp_avg, exp_avg_sq, step, learning_rate, (beta1, beta2), eps, weight_decay = group
+    parameters, gradients, exp_avg, exp_avg_sq, step, learning_rate, (beta1, beta2), eps, weight_decay, spheres = (
+        group
+    )
     gradients = list(gradients)
     step.add_(1.0)
     dtype = parameters[0].dtype
@@ -147,4 +175,5 @@ def apply_lists(group: Group, follows: Sequence[Polyak]) -> None:
     change = torch._foreach_div(exp_avg, denominator)
     torch._foreach_mul_(change, _beside(step_size, change))
     torch._foreach_sub_(parameters, change)
+    project(spheres)
     polyak_update(follows)

@@ -1,25 +1,18 @@
-"""Dry run of `gradient_step`: records its random draws, its optimisers and tau.
-
-It ends at the first `minimize`, before which all random numbers are drawn.
-"""
+"""Dry run of `gradient_step`: records its random draws, and the optimisers and tau of each phase."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Learner, Terms
+from rl_training.algorithms.base import Learner, Objectives, Terms, names_of
 from rl_training.algorithms.execution import Execution, Kind
-
-
-class _Ended(Exception):
-    """Ends a dry run."""
 
 
 class Draw(NamedTuple):
@@ -29,13 +22,19 @@ class Draw(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Phase(NamedTuple):
+    """One call of `minimize`."""
+
+    stepped: tuple[str, ...]  # optimisers
+    tau: float | None  # of the targets; the first member's if members differ
+
+
 @dataclass
 class Variant:
-    """Draws, optimisers and tau of one variant of `gradient_step`."""
+    """Draws and phases of one variant of `gradient_step`."""
 
     draws: list[Draw] = field(default_factory=list)
-    stepped: tuple[str, ...] = ()  # optimisers
-    tau: float | None = None  # of the targets; the first member's if members differ
+    phases: list[Phase] = field(default_factory=list)
 
 
 def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) -> Variant:
@@ -46,12 +45,11 @@ def trace_draws(learner: Learner, variant: Hashable, rows: Tensor, layout: Any) 
         found.draws.append(Draw(kind, tuple(shape)))
         return torch.zeros(shape, device=rows.device)
 
-    def on_losses(inputs: tuple[Any, ...], objectives: Mapping[str, Any], tau: Any) -> Terms:
-        found.stepped, found.tau = tuple(objectives), tau
-        raise _Ended
+    def on_losses(inputs: tuple[Any, ...], objectives: Objectives, tau: Any) -> Terms:
+        found.phases.append(Phase(tuple(chain(*names_of(objectives))), tau))
+        return {}
 
     template = copy.copy(learner)
     template.execution = Execution(draw=draw, on_losses=on_losses)
-    with contextlib.suppress(_Ended):
-        template.gradient_step(template.normalized(layout.unpack(rows)), variant)
+    template.gradient_step(template.normalized(layout.unpack(rows)), variant)
     return found

@@ -1,14 +1,14 @@
 """MLPs with batch renormalisation (Ioffe 2017) of the input and after each hidden activation, as in CrossQ.
 
 A call (`forward`) normalises by running statistics, which are buffers: row i of the output depends on row i of the
-input only. `by_batch` is the train mode. It normalises by the statistics of the batch and returns them, so that a
-loss is pure; `absorb` then includes them in the running ones.
+input only. `by_batch` is the train mode. It normalises by the statistics of the batch. It also returns new values
+of the buffers and changes nothing itself, so that a loss is pure.
 
     train mode   y = gain · ((x - mean) / std · r + d) + shift
     call         y = gain · (x - running mean) / running std + shift
 
 std is sqrt(biased variance + epsilon). r = std / running std and d = (mean - running mean) / running std are
-clipped and have no gradient. Until the layer has absorbed `WARM_UP` batches they are 1 and 0 (batch normalisation).
+clipped and have no gradient. In the first `WARM_UP` batches they are 1 and 0 (batch normalisation).
 The authors of CrossQ multiply d by a std without epsilon, whose gradient is infinite if a unit is constant.
 """
 
@@ -33,7 +33,7 @@ class BatchRenorm(nn.Module):
 
     mean: Tensor
     variance: Tensor
-    batches: Tensor  # number of batches absorbed; a float, like all tensors of a policy
+    batches: Tensor  # number of batches so far; a float, like all tensors of a policy
 
     def __init__(self, num_members: int, features: int) -> None:
         super().__init__()
@@ -52,8 +52,12 @@ class BatchRenorm(nn.Module):
         scale, shift = self.scale_and_shift(select)
         return torch.addcmul(shift, x, scale)
 
-    def by_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`x [N, B, F]` in train mode; also the mean and variance of the batch, `[N, 2, F]`."""
+    def statistics(self) -> list[Tensor]:
+        """The buffers."""
+        return [self.mean, self.variance, self.batches]
+
+    def by_batch(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """`x [N, B, F]` in train mode, and the new values of `statistics`."""
         variance, mean = torch.var_mean(x, -2, correction=0, keepdim=True)
         std = (variance + EPSILON).sqrt()
         with torch.no_grad():
@@ -61,15 +65,9 @@ class BatchRenorm(nn.Module):
             warm = self.batches >= WARM_UP
             r = torch.where(warm, (std / running_std).clamp(1.0 / R_MAX, R_MAX), 1.0)
             d = torch.where(warm, ((mean - self.mean) / running_std).clamp(-D_MAX, D_MAX), 0.0)
+            running = self.mean.lerp(mean, MOMENTUM), self.variance.lerp(variance, MOMENTUM)
         normal = (x - mean) / std * r + d
-        return torch.addcmul(self.bias, normal, self.weight), torch.cat([mean, variance], dim=-2).detach()
-
-    def absorb(self, statistics: Tensor) -> None:
-        """Include the statistics of a batch, `[N, 2, F]`, in the running ones, in place."""
-        mean, variance = statistics.chunk(2, dim=-2)
-        self.mean.lerp_(mean, MOMENTUM)
-        self.variance.lerp_(variance, MOMENTUM)
-        self.batches.add_(1.0)
+        return torch.addcmul(self.bias, normal, self.weight), [*running, self.batches + 1.0]
 
 
 class EnsembleRenormMLP(EnsembleNetwork):
@@ -86,12 +84,12 @@ class EnsembleRenormMLP(EnsembleNetwork):
         init: Init = "torch",
     ) -> None:
         super().__init__(num_members, activation)
-        self.sizes = [in_features, *hidden_sizes]
+        sizes = [in_features, *hidden_sizes]
         self.hidden = nn.ModuleList(
-            EnsembleLinear(num_members, a, b, init=init) for a, b in itertools.pairwise(self.sizes)
+            EnsembleLinear(num_members, a, b, init=init) for a, b in itertools.pairwise(sizes)
         )
-        self.norms = nn.ModuleList(BatchRenorm(num_members, size) for size in self.sizes)
-        self.head = EnsembleLinear(num_members, self.sizes[-1], out_features, init=init)
+        self.norms = nn.ModuleList(BatchRenorm(num_members, size) for size in sizes)
+        self.head = EnsembleLinear(num_members, sizes[-1], out_features, init=init)
 
     def _through(self, x: Tensor, select: Select, normalize: Callable[[Any, Tensor], Tensor]) -> Tensor:
         first, *others = self.norms
@@ -103,25 +101,24 @@ class EnsembleRenormMLP(EnsembleNetwork):
     def features(self, x: Tensor, select: Select) -> Tensor:
         return self._through(x, select, lambda norm, x: norm(x, select))
 
-    def by_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs `[N, B, out]` in train mode, and the statistics of the batch, the argument of `absorb`."""
+    def statistics(self) -> list[Tensor]:
+        """The running statistics of every layer."""
+        return [buffer for norm in self.norms for buffer in norm.statistics()]  # type: ignore[operator]
+
+    def by_batch(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Outputs `[N, B, out]` in train mode, and the new values of `statistics`."""
         found: list[Tensor] = []
 
         def normalize(norm: BatchRenorm, x: Tensor) -> Tensor:
             normal, statistics = norm.by_batch(x)
-            found.append(statistics)
+            found.extend(statistics)
             return normal
 
         def select(parameter: Tensor) -> Tensor:
             return parameter
 
         features = self._through(x.expand(self.num_members, -1, -1), select, normalize)
-        return self.head(features, select), torch.cat(found, dim=-1)
-
-    def absorb(self, statistics: Tensor) -> None:
-        """Include the statistics of a batch in the running ones of every layer, in place."""
-        for norm, own in zip(self.norms, torch.split(statistics, self.sizes, dim=-1)):
-            norm.absorb(own)  # type: ignore[operator]
+        return self.head(features, select), found
 
 
 class RenormMLP(SingleNetwork, EnsembleRenormMLP):
@@ -130,8 +127,8 @@ class RenormMLP(SingleNetwork, EnsembleRenormMLP):
     def __init__(self, in_features: int, hidden_sizes: Sequence[int], out_features: int, **options: Any) -> None:
         super().__init__(1, in_features, hidden_sizes, out_features, **options)
 
-    def by_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs `[B, out]` in train mode, and the statistics of the batch."""
+    def by_batch(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Outputs `[B, out]` in train mode, and the new values of `statistics`."""
         outputs, statistics = super().by_batch(x)
         return outputs.squeeze(0), statistics
 

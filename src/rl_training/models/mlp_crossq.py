@@ -17,7 +17,7 @@ from rl_training.models.policies import ActionSample, TanhGaussianActor, squashe
 class MLPCrossQModel(MLPSACModel):
     """Its parts, called as those of any model, normalise by running statistics.
 
-    The methods `…_by_batch` normalise by the batch, and return its statistics for `absorb` of the network.
+    The methods `…_by_batch` normalise by the batch, and return new values of the network's `statistics`.
     """
 
     has_targets = False
@@ -41,13 +41,13 @@ class MLPCrossQModel(MLPSACModel):
         assert isinstance(self.critics.net, EnsembleRenormMLP)
         return self.critics.net
 
-    def sample_by_batch(self, obs: Tensor, noise: Tensor) -> tuple[ActionSample, Tensor]:
+    def sample_by_batch(self, obs: Tensor, noise: Tensor) -> tuple[ActionSample, list[Tensor]]:
         """Reparameterised actions for normalised observations."""
         assert isinstance(self.actor, TanhGaussianActor)
         outputs, statistics = self.actor_net.by_batch(obs)
         return squashed_sample(*self.actor.parameters_of(outputs), noise), statistics
 
-    def q_by_batch(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    def q_by_batch(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, list[Tensor]]:
         """`[2, B]` of normalised observations."""
         outputs, statistics = self.critic_net.by_batch(torch.cat([obs, actions], dim=-1))
         return outputs.squeeze(-1), statistics

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.display.progress import Progress
-from rl_training.errors import ClaimLost, ConfigError, RLTrainingError, RunInUse
+from rl_training.errors import ClaimLost, RLTrainingError, RunInUse
 from rl_training.experience.acting import fetch_together
 from rl_training.experience.collector import Collector, step_together
 from rl_training.experience.joint_acting import Actions, JointActing
@@ -179,13 +179,8 @@ def _build(members: Sequence[Member], population: str | int) -> list[Member]:
 
 def _number_that_fits(built: Regime, wanted: int, population: str | int) -> int:
     """The number of members trained at a time, at most `wanted`; `built` is the first of them."""
-    if population in ("off", 1):
+    if population == "off":
         return 1
-    if not built.learner.stackable:
-        if population == "auto":
-            return 1
-        name = built.learner.name
-        raise ConfigError(f"population: {name} trains one run at a time; use auto or off", key="population")
     most = wanted if population == "auto" else min(wanted, int(population))
     modules, device = built.learner.all_modules().values(), built.learner.device
     networks = sum(tensor.nbytes for module in modules for tensor in chain(module.parameters(), module.buffers()))

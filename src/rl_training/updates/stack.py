@@ -4,9 +4,10 @@ Every parameter, buffer and optimiser moment of the members becomes a slice of o
 keep their own tensor objects, which are now views of it. So a session, acting policy or checkpoint of a member uses
 an ordinary learner, while the update computes all members at once.
 
-The update is the learner's own `gradient_step` under `vmap`, with one member's slices as the networks' parameters.
-It returns its losses instead of stepping. Each loss has gradients for the parameters of one optimiser only, so one
-backward pass through their sum is enough. Random numbers are drawn beforehand, from each member's own generator, in
+A phase of the update is the learner's own `gradient_step` under `vmap`, with one member's slices as the networks'
+parameters. It returns the losses of one `minimize` instead of stepping, and skips the others. Each loss has
+gradients for the parameters of its own optimisers only, so one backward pass through their sum is enough. Random
+numbers are drawn beforehand, from each member's own generator, in
 the order in which a single run would draw them.
 """
 
@@ -20,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from rl_training.algorithms.base import Learner, Terms
+from rl_training.algorithms.base import Learner, Objectives, Terms, names_of
 from rl_training.algorithms.execution import Execution, Kind
-from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Group, Polyak
+from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Group, Polyak, Sphere
 from rl_training.algorithms.trace import Variant, trace_draws
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import ConfigError
@@ -45,27 +46,34 @@ class _Trace:
     """Inputs and outputs of a traced update. Cleared after each trace, so that compiled code keeps no reference."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.draws: list[Tensor] = []
         self.used = 0
+        self.phase = 0
+        self.calls = 0  # of `minimize`
         self.loss: Any = None
         self.tau: Any = None
+        self.statistics: dict[str, list[Tensor]] = {}
 
     def draw(self, kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         self.used += 1
         return self.draws[self.used - 1]
 
-    def on_losses(self, inputs: tuple[Any, ...], objectives: Mapping[str, Any], tau: Any) -> Terms:
+    def on_losses(self, inputs: tuple[Any, ...], objectives: Objectives, tau: Any) -> Terms:
+        self.calls += 1
+        if self.calls != self.phase + 1:
+            return {}
         terms: Terms = {}
         loss: Any = 0.0
-        for objective in objectives.values():
-            value, named = objective(*inputs)
+        for names, objective in zip(names_of(objectives), objectives.values()):
+            value, named, *statistics = objective(*inputs)
             loss = loss + value
             terms |= named
+            self.statistics.update(zip(names, statistics))
         self.loss, self.tau = loss, tau
         return {name: term.detach() for name, term in terms.items()}
-
-    def clear(self) -> None:
-        self.draws, self.used, self.loss, self.tau = [], 0, None, None
 
 
 class _Networks(nn.Module):
@@ -85,7 +93,9 @@ class _Networks(nn.Module):
 class _OptimizerStack:
     """One optimiser of every member: moments `[S, …]`, step counts and learning rates `[S]`."""
 
-    def __init__(self, members: Sequence[Adam], keys: list[str], parameters: list[Tensor]) -> None:
+    def __init__(
+        self, members: Sequence[Adam], keys: list[str], parameters: list[Tensor], spheres: list[Sphere]
+    ) -> None:
         self.keys, self.parameters = keys, parameters
         self.settings = members[0].settings
         self.step = torch.stack([m.step for m in members])
@@ -93,6 +103,7 @@ class _OptimizerStack:
         count = len(keys)
         self.exp_avg = [torch.stack([m.exp_avg[j] for m in members]) for j in range(count)]
         self.exp_avg_sq = [torch.stack([m.exp_avg_sq[j] for m in members]) for j in range(count)]
+        self.spheres = spheres
         for i, member in enumerate(members):
             member.step, member.learning_rate = self.step[i], self.learning_rate[i]
             member.exp_avg = [moment[i] for moment in self.exp_avg]
@@ -100,7 +111,7 @@ class _OptimizerStack:
 
     def group(self, gradients: Sequence[Tensor]) -> Group:
         state = self.exp_avg, self.exp_avg_sq, self.step, self.learning_rate
-        return Group(self.parameters, gradients, *state, *self.settings)
+        return Group(self.parameters, gradients, *state, *self.settings, self.spheres)
 
 
 def _require_same_shapes(members: Sequence[Tensors]) -> None:
@@ -146,6 +157,7 @@ class Stack:
         self.dtype = next(self.networks.parameters()).dtype
         self._key_of = {id(tensor): key for key, tensor in first.items()}
         self.optimizers = {name: self._stack_optimizer(name) for name in learners[0].optimizers}
+        self.statistics = {name: list(map(self.stacked, own)) for name, own in learners[0].statistics().items()}
         self.varying = self._varying_settings()
         # A second learner that shares the first one's networks, used for tracing only.
         self._trace, self._template = _Trace(), copy.copy(learners[0])
@@ -165,7 +177,10 @@ class Stack:
                     key=setting,
                 )
         keys = [self._key_of[id(parameter)] for parameter in members[0].parameters]
-        return _OptimizerStack(members, keys, [self.tensors[key] for key in keys])
+        spheres = [
+            sphere._replace(tensors=tuple(map(self.stacked, sphere.tensors))) for sphere in members[0].spheres
+        ]
+        return _OptimizerStack(members, keys, [self.tensors[key] for key in keys], spheres)
 
     def _varying_settings(self) -> Tensors:
         """The numeric hyperparameters in which the members differ, `[S]` each."""
@@ -182,35 +197,37 @@ class Stack:
         return self.tensors[self._key_of[id(tensor)]]
 
     def variant(self, variant: Hashable, layout: RowLayout, batch_size: int) -> Variant:
-        """Random draws and optimisers of `variant`, from a dry run on rows of zeros."""
+        """Random draws and phases of `variant`, from a dry run on rows of zeros."""
         rows = torch.zeros((batch_size, layout.width), dtype=self.dtype, device=self.device)
         return trace_draws(self._template, variant, rows, layout)
 
-    def function(self, variant: Hashable, layout: RowLayout) -> Callable[..., Any]:
-        """`(owned, others, settings, rows, draws) -> gradients, (terms, taus)`, all with the members as first axis.
+    def function(self, variant: Hashable, phase: int, layout: RowLayout) -> Callable[..., Any]:
+        """`(owned, others, settings, rows, draws) -> gradients, (terms, taus, statistics)` of one phase.
 
-        `taus` contains the Polyak coefficients `[S]` if the members differ in them; else it is empty.
+        All of them have the members as first axis. `taus` contains the Polyak coefficients `[S]` if the members
+        differ in them; else it is empty.
         """
-        return torch.vmap(grad(self._member(variant, layout), has_aux=True), randomness="error")
+        return torch.vmap(grad(self._member(variant, phase, layout), has_aux=True), randomness="error")
 
-    def _member(self, variant: Hashable, layout: RowLayout) -> Callable[..., Any]:
+    def _member(self, variant: Hashable, phase: int, layout: RowLayout) -> Callable[..., Any]:
         """The sum of one member's losses as a pure function of its tensors and of the `settings` that vary."""
         template, networks, trace = self._template, self.networks, self._trace
         defaults = {key: getattr(template.config, key) for key in self.varying}
 
         def losses(
             owned: Tensors, others: Tensors, settings: Tensors, rows: Tensor, draws: list[Tensor]
-        ) -> tuple[Tensor, tuple[Terms, list[Tensor]]]:
+        ) -> tuple[Tensor, tuple[Terms, list[Tensor], dict[str, list[Tensor]]]]:
             def step() -> Terms:
                 return template.gradient_step(template.normalized(layout.unpack(rows)), variant)
 
-            trace.draws = draws
+            trace.draws, trace.phase = draws, phase
             template.config.replace(settings)
             terms: Terms = functional_call(networks, {**owned, **others}, (step,))
             loss, taus = trace.loss, [trace.tau] if isinstance(trace.tau, Tensor) else []
+            statistics = trace.statistics
             template.config.replace(defaults)
             trace.clear()
-            return loss, (terms, taus)
+            return loss, (terms, taus, statistics)
 
         return losses
 

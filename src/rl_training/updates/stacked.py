@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Learner, Terms
+from rl_training.algorithms.base import Gradients, Learner, Terms
 from rl_training.algorithms.optim import Group, Polyak, apply_lists, polyak_update
 from rl_training.algorithms.trace import Variant
 from rl_training.data.sources import BatchSource, TensorSource
@@ -55,7 +55,7 @@ class StackedUpdater(Updater):
         if self._staged is not None:
             self._staged = torch.empty((len(stack), *self._staged.shape), device=stack.device)
         self._variants: dict[Hashable, Variant] = {}
-        self._functions: dict[Hashable, Callable[..., Any]] = {}
+        self._functions: dict[tuple[Hashable, int], Callable[..., Any]] = {}
         compiles = first.learner.execution.acceleration == "compile"
         self._transform = compiled if compiles else lambda function: function
         self._apply = self._transform(apply_stacked)
@@ -99,19 +99,25 @@ class StackedUpdater(Updater):
         return Inputs(rows, [torch.stack(draws) for draws in zip(*drawn)])
 
     def _update(self, inputs: Inputs, variant: Hashable) -> Terms:
-        traced = self._variant(variant)
-        if variant not in self._functions:
-            self._functions[variant] = self._transform(self.stack.function(variant, self.source.layout))
-        owned, others = self.stack.parts(traced.stepped)
-        gradients, (terms, taus) = self._functions[variant](owned, others, self.stack.varying, *inputs)
         step = self._step_each if self.stack.device.type == "cpu" else self._step_all
-        try:
-            step(traced.stepped, gradients, taus[0] if taus else traced.tau)
-        except BaseException:
+        found: Terms = {}
+        for i, phase in enumerate(self._variant(variant).phases):
+            owned, others = self.stack.parts(phase.stepped)
+            function = self._function(variant, i)
+            gradients, (terms, taus, statistics) = function(owned, others, self.stack.varying, *inputs)
             for learner in self.stack.learners:
                 learner.step_interrupted = True
-            raise
-        return dict(terms)
+            step(phase.stepped, gradients, taus[0] if taus else phase.tau)
+            for name, values in statistics.items():
+                torch._foreach_copy_(self.stack.statistics[name], values)
+            found |= terms
+        return found
+
+    def _function(self, variant: Hashable, phase: int) -> Callable[..., Any]:
+        if (variant, phase) not in self._functions:
+            function = self.stack.function(variant, phase, self.source.layout)
+            self._functions[variant, phase] = self._transform(function)
+        return self._functions[variant, phase]
 
     def _variant(self, variant: Hashable) -> Variant:
         if variant not in self._variants:
@@ -122,7 +128,8 @@ class StackedUpdater(Updater):
         keys = {name: self.stack.optimizers[name].keys for name in stepped}
         taus = tau.tolist() if isinstance(tau, Tensor) else [tau] * len(self.stack)
         for i, learner in enumerate(self.stack.learners):
-            learner.take_steps({name: [gradients[key][i] for key in keys[name]] for name in stepped}, taus[i])
+            own = {name: [gradients[key][i] for key in keys[name]] for name in stepped}
+            learner.take_steps(Gradients(own, {}), taus[i])
 
     @torch.no_grad()
     def _step_all(self, stepped: Sequence[str], gradients: dict[str, Tensor], tau: Any) -> None:
