@@ -12,6 +12,7 @@ import torch
 
 from rl_training import load
 from rl_training.errors import ConfigError
+from rl_training.models.batch_renorm import EnsembleRenormMLP
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.models.mlp_q import MLPQNetwork
 from rl_training.models.mlp_tqc import MLPTQCModel
@@ -20,6 +21,7 @@ from rl_training.runtime.loading import load_values, open_checkpoint
 from tests.exports import trained
 from tests.helpers import member
 from tests.runs import ALL
+from tests.test_crossq_update import textbook
 
 CRITICAL = [algo for algo in ALL if algo != "bc"]
 OBS = np.float32([[5.0, 0.0, -30.0], [5.1, 1.0, 10.0], [4.9, -1.0, -50.0]])
@@ -29,8 +31,10 @@ UNIT = torch.tensor([[-1.0, 1.0], [1.0, -1.0], [0.0, 0.0]])
 
 def by_hand(model: Any, obs: torch.Tensor, actions: torch.Tensor) -> np.ndarray[Any, Any]:
     """Q of every critic, `[N, B]`, its networks rewritten with `torch.nn`."""
-    rows = torch.cat([model.normalizer(obs), actions], -1)
-    q = torch.stack([member(model.critics.net, i)(rows) for i in range(model.num_critics)])
+    rows = torch.cat([model.normalizer(obs), actions], -1).double()
+    net = model.critics.net
+    alone = textbook if isinstance(net, EnsembleRenormMLP) else member
+    q = torch.stack([alone(net, i).double().eval()(rows) for i in range(model.num_critics)])
     return q.mean(-1).detach().double().numpy()
 
 
