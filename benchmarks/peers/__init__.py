@@ -2,8 +2,8 @@
 
 protocol     orders and answers, one line of JSON each; both ends
 checkouts    single files of a checkout as modules
-loops        scripts of CORL and Unifloral, paused between blocks of updates
-sb3, d3rlpy, corl, unifloral, leanrl
+loops        scripts of CORL and Unifloral, paused between blocks of updates, and FlashSAC's agent
+sb3, d3rlpy, corl, unifloral, leanrl, flashsac
              one module per library: what this package calls, and `main`, which runs in the library's process
 learn        `python -m benchmarks.peers.learn`: peers trained to the end and evaluated by this package's evaluator
 

@@ -1,14 +1,15 @@
-"""Scripts of CORL and Unifloral out of checkouts, inside their own training loops, each in a process of its own.
+"""Scripts of CORL and Unifloral and FlashSAC's agent out of checkouts, each in a process of its own.
 
-Nothing of theirs is kept here: their scripts run as they stand and are paused between blocks of updates. A case has
-such a peer if the script's networks are the case's. What CORL has learned is evaluated by this package's evaluator.
+Nothing of theirs is kept here: their scripts run as they stand and are paused between blocks of updates; FlashSAC's
+agent is asked for updates. A case has such a peer if the script's networks are the case's. What CORL has learned is
+evaluated by this package's evaluator.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ CORL = "`train` of its files as it stands, on its replay buffer on the device, w
 UNIFLORAL = (
     "its scripts as they stand, without evaluation, whole scans of updates (2,500 steps on a GPU, as they "
     "are set to; 25 on a CPU); JAX multiplies in float32 where the row says so, else as it does by default"
+)
+FLASHSAC = (
+    "`update()` of its agent with the settings of its file, its buffer on the device; TF32 where the row says so, "
+    "as its `train.py` sets it"
 )
 # What a published file says about one run, where it is kept and what it is called.
 _OF_THE_RUN = {
@@ -66,6 +71,11 @@ def _critics(case: Case) -> dict[str, Any]:
     return {"num_critics": case.settings["num_critics"]}
 
 
+def _flash_sac(title: str, note: str = "", **settings: Any) -> Loop:
+    """A way to run FlashSAC's agent; `settings` replace those of its file."""
+    return Loop(title, "", lambda _: True, lambda _: settings, note)
+
+
 _SAME_BATCH = "two critic updates and one of the actor on one batch, counted as two updates"
 LOOPS = {
     "CORL": {
@@ -91,6 +101,15 @@ LOOPS = {
         "iql": Loop("IQL", "iql", _two_256, note="networks fixed at 256×2"),
         "edac": Loop("EDAC", "edac", _three_256, _critics, "networks fixed at 256×3"),
     },
+    "FlashSAC": {
+        "flash_sac/eager": _flash_sac("eager", use_compile=False, use_amp=False),
+        "flash_sac/compiled": _flash_sac("compiled", "in the mode it chooses by torch's version", use_amp=False),
+        "flash_sac/compiled float16": _flash_sac("compiled float16", "mixed precision, as its file says"),
+        "flash_sac/reduce-overhead": _flash_sac(
+            "reduce-overhead", "compiled in this mode", compile_mode="reduce-overhead", use_amp=False
+        ),
+        "flash_sac/reduce-overhead float16": _flash_sac("reduce-overhead float16", compile_mode="reduce-overhead"),
+    },
 }
 
 
@@ -103,10 +122,18 @@ class Library:
     python: str
     module: str
     how: str
+    folder: str = "algorithms"  # that a checkout has
+    ways: tuple[str, ...] = ()  # of several ways to run it, those that are run
 
 
-def libraries(corl: Path | None, unifloral: Path | None, jax_python: str | None) -> list[Library]:
-    """Those whose checkouts are given."""
+def libraries(
+    corl: Path | None,
+    unifloral: Path | None,
+    jax_python: str | None,
+    flashsac: Path | None = None,
+    ways: Sequence[str] = (),
+) -> list[Library]:
+    """Those whose checkouts are given; `ways` to run FlashSAC."""
     given = []
     if corl is not None:
         given.append(Library("CORL", corl, sys.executable, "benchmarks.peers.corl", CORL))
@@ -114,9 +141,12 @@ def libraries(corl: Path | None, unifloral: Path | None, jax_python: str | None)
         given.append(
             Library("Unifloral", unifloral, jax_python or sys.executable, "benchmarks.peers.unifloral", UNIFLORAL)
         )
-    missing = [f"{library.checkout}" for library in given if not (library.checkout / "algorithms").is_dir()]
-    if missing:
-        raise SystemExit(f"no checkout with a folder `algorithms`: {', '.join(missing)}")
+    if flashsac is not None:
+        module = "benchmarks.peers.flashsac"
+        given.append(Library("FlashSAC", flashsac, sys.executable, module, FLASHSAC, "flash_rl", tuple(ways)))
+    for library in given:
+        if not (library.checkout / library.folder).is_dir():
+            raise SystemExit(f"no checkout with a folder `{library.folder}`: {library.checkout}")
     return given
 
 
@@ -133,6 +163,7 @@ class Script(Process):
         batch: int,
         settings: dict[str, Any],
         tf32: bool = False,
+        within: float | None = None,
     ) -> None:
         super().__init__(library.python, library.module)
         self.library, self.loop = library, loop
@@ -156,7 +187,8 @@ class Script(Process):
                     "device": str(device),
                     "threads": torch.get_num_threads(),
                     "tf32": tf32,
-                }
+                },
+                within,
             )
         self.versions: dict[str, str] = {"checkout": commit_of(library.checkout), **answer["versions"]}
         self.period: int | None = answer["period"]
@@ -175,10 +207,18 @@ class LoopUpdates(Script):
     """Updates inside the loop of a script, on the case's random rows."""
 
     def __init__(
-        self, library: Library, loop: Loop, case: Case, device: torch.device, *, batch: int, tf32: bool
+        self,
+        library: Library,
+        loop: Loop,
+        case: Case,
+        device: torch.device,
+        *,
+        batch: int,
+        tf32: bool,
+        within: float | None = None,
     ) -> None:
-        columns = case.layout.unpack(random_rows(case.layout))
-        super().__init__(library, loop, columns, device, batch=batch, settings=loop.settings(case), tf32=tf32)
+        columns, settings = case.layout.unpack(random_rows(case.layout)), loop.settings(case)
+        super().__init__(library, loop, columns, device, batch=batch, settings=settings, tf32=tf32, within=within)
 
     def entry(self, ours: Rates, theirs: Rates) -> dict[str, Any]:
         """What is kept of it, beside our rates of the same blocks."""
@@ -242,19 +282,26 @@ def connect_installed(case: Case, device: torch.device, batch: int, d3rlpy_pytho
         )
 
 
+def loops_of(library: Library, case: Case) -> Iterator[tuple[str, Loop]]:
+    """Each loop of a library that fits the case, and its name; that of one among several ways has the way in it."""
+    for key, loop in LOOPS[library.name].items():
+        algo, _, way = key.partition("/")
+        if algo == case.algo and loop.fits(case) and (not way or way in library.ways):
+            yield f"{library.name} {way}".strip(), loop
+
+
 def connect(
-    given: list[Library], case: Case, device: torch.device, *, batch: int, tf32: bool
+    given: list[Library], case: Case, device: torch.device, *, batch: int, tf32: bool, within: float | None = None
 ) -> tuple[dict[str, LoopUpdates], list[str]]:
-    """Each library's loop that fits the case, by the library's name; and why others could not be run."""
+    """Each loop that fits the case, by its name; and why others could not be run, as those that are not ready after
+    `within` seconds."""
     found: dict[str, LoopUpdates] = {}
     left_out = []
     for library in given:
-        loop = LOOPS[library.name].get(case.algo)
-        if loop is None or not loop.fits(case):
-            continue
-        try:
-            found[library.name] = LoopUpdates(library, loop, case, device, batch=batch, tf32=tf32)
-        except RuntimeError as error:
-            left_out.append(f"{library.name} {loop.title}: {error}")
-            print(left_out[-1], flush=True)
+        for name, loop in loops_of(library, case):
+            try:
+                found[name] = LoopUpdates(library, loop, case, device, batch=batch, tf32=tf32, within=within)
+            except RuntimeError as error:
+                left_out.append(f"{library.name} {loop.title}: {error}")
+                print(left_out[-1], flush=True)
     return found, left_out

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -50,12 +51,16 @@ class Process:
             text=True,
         )
 
-    def ask(self, order: Any) -> Any:
+    def ask(self, order: Any, within: float | None = None) -> Any:
+        """The answer to an order; if there is none after `within` seconds, the process is killed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):  # the process has ended; its last words are raised below
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
+        if within is not None and not select.select([self._process.stdout], [], [], within)[0]:
+            self._process.kill()
+            raise RuntimeError(f"{self._name} gave no answer in {within:g} s")
         line = self._process.stdout.readline()
         if not line:
             status = self._process.wait()

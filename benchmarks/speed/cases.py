@@ -29,14 +29,16 @@ TWO, THREE = (256, 256), (256, 256, 256)
 class Case:
     """One row of the table.
 
-    `peer` is `library:Algorithm` with the same networks; `goal` updates per second to reach on an H200 in float32;
-    `goal_ratio` what to reach beside the peer on a CPU.
+    `network` are settings of the networks beside `hidden_sizes`; `peer` is `library:Algorithm` with the same
+    networks; `goal` updates per second to reach on an H200 in float32; `goal_ratio` what to reach beside the peer
+    on a CPU.
     """
 
     name: str
     algo: str
     hidden: tuple[int, ...] = TWO
     settings: dict[str, Any] = field(default_factory=dict)
+    network: dict[str, Any] = field(default_factory=dict)
     peer: str | None = None
     peer_settings: dict[str, Any] = field(default_factory=dict)
     goal: float | None = None
@@ -86,7 +88,19 @@ CASES = (
     ),
     Case("REDQ-10, actor every 20", "redq", settings=AUTO | {"policy_delay": 20}, goal=5500),
     Case("REDQ-10, actor every time", "redq", settings=AUTO | {"policy_delay": 1}),
-    Case("CrossQ", "crossq"),
+    Case(
+        "SAC, SimBa",
+        "sac",
+        hidden=(128,),
+        settings=AUTO,
+        network={"network": "simba", "critic_hidden_sizes": (512,), "residual_blocks": 2},
+    ),
+    Case(
+        "CrossQ",
+        "crossq",
+        peer="sb3_contrib:CrossQ",
+        peer_settings={"policy_kwargs": {"net_arch": {"pi": [256, 256], "qf": [2048, 2048]}}},
+    ),
     Case("BC", "bc", peer="d3rlpy:BC"),
     Case("TD3+BC", "td3_bc", peer="d3rlpy:TD3PlusBC", goal=6000),
     Case("IQL", "iql", peer="d3rlpy:IQL", goal=8300, goal_ratio=1.5),
@@ -118,12 +132,13 @@ CASES = (
 
 
 def find(names: list[str] | None, hidden: tuple[int, ...] | None = None) -> list[Case]:
-    """The cases whose algorithm or name is listed; every algorithm of the registry has at least one."""
+    """The cases whose name is listed, or their algorithm if no case has it as its name; every algorithm of the
+    registry has at least one."""
     missing = {spec.name for spec in list_algorithm_specs()} - {case.algo for case in CASES}
     if missing:
         raise SystemExit(f"benchmarks/speed/cases.py has no case for {', '.join(sorted(missing))}")
-    wanted = {name.lower() for name in names or ()}
-    chosen = [case for case in CASES if not wanted or {case.algo, case.name.lower()} & wanted]
+    wanted, known = {name.lower() for name in names or ()}, {case.name.lower() for case in CASES}
+    chosen = [c for c in CASES if not wanted or c.name.lower() in wanted or c.algo in wanted - known]
     unknown = wanted - {key for case in chosen for key in (case.algo, case.name.lower())}
     if unknown:
         raise SystemExit(f"no such algorithm or case: {', '.join(sorted(unknown))}")
@@ -153,7 +168,8 @@ def build(case: Case, device: torch.device, *, seed: int = 0) -> Learner:
     config = kind.Config.parse(case.settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = kind.build_model(case.spaces, kind.Network(hidden_sizes=case.hidden), config)
+        shape = kind.Network(hidden_sizes=case.hidden, **case.network)
+        model = kind.build_model(case.spaces, shape, config)
         learner = kind(model=model.to(device), **case.settings)
     learner.seed(seed + 1)
     return learner

@@ -2,6 +2,7 @@
 
     python -m benchmarks.speed.updates [--device cuda|cpu] [--algo sac td3 …] [--tf32] [--acceleration MODE]
                                        [--peer-python PATH] [--corl DIR] [--unifloral DIR [--jax-python PATH]]
+                                       [--flashsac DIR [--flashsac-ways eager compiled …]] [--peer-seconds 300]
                                        [--seconds 6] [--blocks 7] [--batch 256] [--json FILE]
     … --against PATH [--blocks 21]    another checkout of this package (see `benchmarks.speed.against`)
     … --check      eager against captured and compiled, and no host read inside updates
@@ -11,10 +12,10 @@
 
 Observations 17, actions 6 (DQN: 6 choices), float32, data on the device; a whole update, sampling included. Blocks
 of updates of both sides alternate in one run, so that both see the same machine; the ratio is the median over pairs
-of blocks, the spread its smallest and largest. `--peer-python` is a Python that has d3rlpy; `--corl` and
-`--unifloral` are checkouts of those (see `benchmarks.peers.loops`), the latter run by `--jax-python`, a Python with
-jax, flax and optax. A peer that cannot run is left out and named at the end. What `--against` finds is printed, and
-kept if `--json` is given; the documentation is left alone.
+of blocks, the spread its smallest and largest. `--peer-python` is a Python that has d3rlpy; `--corl`, `--unifloral`
+and `--flashsac` are checkouts of those (see `benchmarks.peers.loops`), the second run by `--jax-python`, a Python
+with jax, flax and optax. A peer that cannot run, or is not ready after `--peer-seconds`, is left out and named at
+the end. What `--against` finds is printed, and kept if `--json` is given; the documentation is left alone.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--corl", type=Path, metavar="DIR", help="a checkout of CORL")
     parser.add_argument("--unifloral", type=Path, metavar="DIR", help="a checkout of Unifloral")
     parser.add_argument("--jax-python", metavar="PATH", help="a Python with jax, flax and optax; else this one")
+    ways = [key.partition("/")[2] for key in loops.LOOPS["FlashSAC"]]
+    parser.add_argument("--flashsac", type=Path, metavar="DIR", help="a checkout of FlashSAC")
+    parser.add_argument(
+        "--flashsac-ways", nargs="+", choices=ways, default=ways[:3], metavar="WAY", help=", ".join(ways)
+    )
+    parser.add_argument("--peer-seconds", type=float, default=300.0, help="until a checkout's peer is compiled")
     parser.add_argument("--no-peers", action="store_true", help="not even those that are installed or given")
     parser.add_argument("--blocks", type=int, help=f"7; beside another checkout {against.BLOCKS}")
     parser.add_argument("--hidden", type=int, nargs="+", help="instead of each case's own sizes")
@@ -54,7 +61,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     options.blocks = options.blocks or (against.BLOCKS if options.against else 7)
-    given = loops.libraries(options.corl, options.unifloral, options.jax_python)
+    given = loops.libraries(
+        options.corl, options.unifloral, options.jax_python, options.flashsac, options.flashsac_ways
+    )
     options.libraries = [] if options.no_peers else given
     return options
 
@@ -70,7 +79,9 @@ def measure(case: cases.Case, options: argparse.Namespace, device: torch.device)
         if peer is not None:
             stack.callback(peer.close)
             contenders["peer"] = peer
-        given, left_out = loops.connect(options.libraries, case, device, batch=options.batch, tf32=options.tf32)
+        given, left_out = loops.connect(
+            options.libraries, case, device, batch=options.batch, tf32=options.tf32, within=options.peer_seconds
+        )
         for found in given.values():
             stack.callback(found.close)
         rates = alternate(contenders | given, seconds=options.seconds, blocks=options.blocks, period=case.period)
