@@ -52,6 +52,7 @@ PROGRAMS = {
             "steps",
             "stepping",
             "online",
+            "minutes",
             "overhead",
             "startup",
             "data_sizes",
