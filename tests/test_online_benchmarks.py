@@ -1,4 +1,4 @@
-"""`benchmarks.speed.stepping`, `online` and `host_reads`, with a few steps each."""
+"""`benchmarks.speed.stepping`, `online`, `minutes` and `host_reads`, with a few steps each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.speed import online, stepping
+from benchmarks.report import Results
+from benchmarks.speed import minutes, online, stepping
 from benchmarks.speed.host_reads import HostReads
 
 pytestmark = pytest.mark.pages
@@ -126,3 +127,63 @@ def test_comparisons_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one == "--device cpu --steps 2000 --pairs 1 --json f"
     assert once.endswith("--steps 16000 --pairs 1 --json f --set num_envs=8 algo_kwargs.train_frequency=8")
     assert "algo_kwargs.learning_starts=16000" in never
+
+
+CLIMB = [
+    "--algo",
+    "sac",
+    "--task",
+    "Pendulum-v1",
+    "--batch",
+    "8",
+    "--every",
+    "0",
+    "--episodes",
+    "1",
+    "--starts",
+    "4",
+]
+CLIMB += ["--buffer", "100", "--steps", "12", "--device", "cpu", "--set", "algo_kwargs.hidden_sizes=[8]"]
+
+
+def test_a_run_ends_at_the_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*CLIMB, "--environments", "4", "--updates", "2", "--seeds", "0", "1", "--target", "-100000"]
+    entries = run(minutes, monkeypatch, tmp_path, *words)
+    assert [entry["seed"] for entry in entries.values()] == [0, 1]
+    for entry in entries.values():
+        ((step, updates, mean, seconds),) = entry["curve"]
+        assert (step, updates, entry["reached"]) == (4, 2, seconds)
+        assert mean < 0
+        assert all(entry[name] > 0 for name in ("setup", "compiling", "evaluating"))
+    (text,) = minutes.sections(entries).values()
+    assert "| sac | Pendulum-v1 | 4 | 2 | 8 | n_step 1 algo_kwargs.hidden_sizes=[8] |" in text
+
+
+def test_curves_are_kept_after_every_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[list[int]] = []
+    add = Results.add
+
+    def adding(self: Results, entries: dict[str, Any]) -> None:
+        kept.extend([step for step, *_ in entry["curve"]] for entry in entries.values())
+        add(self, entries)
+
+    monkeypatch.setattr(Results, "add", adding)
+    words = [*CLIMB, "--environments", "4", "6", "--updates", "1", "--seeds", "0", "--target", "0", "--n-step", "2"]
+    entries = run(minutes, monkeypatch, tmp_path, *words)
+    assert kept == [[4], [4, 8], [4, 8, 12], [4, 8, 12], [6], [6, 12], [6, 12]]
+    assert all(entry["reached"] is None for entry in entries.values())
+    (text,) = minutes.sections(entries).values()
+    assert text.count("| 0 | – | -") == 2
+
+
+def test_a_task_without_a_return_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["minutes", "--task", "Ant", "Swimmer-v5"])
+    with pytest.raises(SystemExit):
+        minutes.arguments()
+    monkeypatch.setattr(sys, "argv", ["minutes", "--algo", "sac", "--seeds", "3"])
+    found = {about["task"]: (about["target"], config) for about, config in minutes.runs(minutes.arguments())}
+    assert {task: target for task, (target, _) in found.items()} == {
+        "HalfCheetah": 10_000, "Ant": 5_000, "Humanoid": 5_000
+    }  # fmt: skip
+    config = found["Humanoid"][1]
+    assert (config.env_id, config.env_kwargs["contact_cost_weight"], config.num_envs) == ("Humanoid-v5", 0.0, 256)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +176,44 @@ class config:
     update = staticmethod(lambda name, value: None)
 live_arrays = list
 block_until_ready = lambda arrays: None
+"""
+
+# The interface of FlashSAC's agent; every update is a line in a file.
+FLASHSAC_FILE = """
+import jax.numpy as jnp
+import torch
+from omegaconf import OmegaConf
+
+class FlashSACConfig:
+    def __init__(self, **settings):
+        vars(self).update(settings)
+
+class Buffer:
+    def __init__(self, rows, observations, actions):
+        self._observations, self._next_observations = torch.empty(2, rows, observations)
+        self._actions = torch.empty(rows, actions)
+        self._rewards, self._terminateds, self._truncateds = torch.empty(3, rows)
+        self._num_in_buffer = 0
+
+class FlashSACAgent:
+    def __init__(self, observation_space, action_space, env_info, cfg):
+        sizes = [space.shape[-1] for space in (observation_space, action_space)]
+        self.cfg, self._replay_buffer = cfg, Buffer(cfg.buffer_max_length, *sizes)
+    def update(self):
+        assert self._replay_buffer._num_in_buffer == self.cfg.buffer_max_length
+        assert self._replay_buffer._terminateds.sum() > 0
+        print("what it prints is no answer")
+        with open(LOG, "a") as file:
+            print(vars(self.cfg), file=file)
+"""
+FLASHSAC_SETTINGS = """
+agent_type: flashSAC
+seed: ${seed}
+buffer_max_length: 1_000_000
+actor_update_period: 2
+learning_rate_init: 3e-4
+use_compile: true
+use_amp: true
 """
 
 # The interface of LeanRL's script; it says what it was told, and a speed every second step.
@@ -419,6 +459,55 @@ def test_script_of_unifloral_makes_whole_scans(tmp_path: Path, monkeypatch: pyte
         assert len(lines(tmp_path)) == 3
         peer.run(50)
         assert len(lines(tmp_path)) == 4
+
+
+def flashsac(folder: Path, *ways: str) -> loops.Library:
+    path = folder / "flash_rl" / "agents" / "flashSAC"
+    path.mkdir(parents=True)
+    (path / "agent.py").write_text(FLASHSAC_FILE.replace("LOG", repr(str(folder / "log"))), encoding="utf-8")
+    (folder / "configs" / "agent").mkdir(parents=True)
+    (folder / "configs" / "agent" / "flashSAC.yaml").write_text(FLASHSAC_SETTINGS, encoding="utf-8")
+    (library,) = loops.libraries(None, None, None, folder, ways)
+    return library
+
+
+def test_agent_of_flashsac_makes_as_many_updates_as_are_asked_for(tmp_path: Path) -> None:
+    library, loop = flashsac(tmp_path, "eager"), loops.LOOPS["FlashSAC"]["flash_sac/eager"]
+    with loops.LoopUpdates(library, loop, case_of("sac"), CPU, batch=32, tf32=False) as peer:
+        assert len(lines(tmp_path)) == 4  # two of each variant, which compile
+        peer.run(3)
+    assert len(lines(tmp_path)) == 7
+    told = ast.literal_eval(lines(tmp_path)[0])
+    assert "agent_type" not in told
+    expected = {"seed": 0, "learning_rate_init": 3e-4, "sample_batch_size": 32, "buffer_max_length": cases.ROWS}
+    expected |= {"use_compile": False, "use_amp": False, "device_type": "cpu", "buffer_device_type": "cpu"}
+    assert {name: told[name] for name in expected} == expected
+    entry = peer.entry(Rates([4.0]), Rates([2.0]))
+    assert (peer.period, entry["peer"], entry["ratio"]) == (2, "FlashSAC:eager", 2.0)
+
+
+def test_ways_of_one_library_are_peers_of_their_own(tmp_path: Path) -> None:
+    library = flashsac(tmp_path, "compiled", "compiled float16")
+    case = replace(case_of("sac"), algo="flash_sac")
+    found = {name: loop.settings(case) for name, loop in loops.loops_of(library, case)}
+    assert found == {"FlashSAC compiled": {"use_amp": False}, "FlashSAC compiled float16": {}}
+    assert list(loops.loops_of(library, case_of("sac"))) == []
+
+
+def test_peer_that_is_not_ready_in_time_is_left_out_and_ended(tmp_path: Path) -> None:
+    given = loops.libraries(checkout(tmp_path, "offline/awac.py", "import time; time.sleep(60)"), None, None)
+    found, left_out = loops.connect(given, case_of("awac"), CPU, batch=8, tf32=False, within=0.01)
+    assert found == {}
+    assert left_out[0].endswith("gave no answer in 0.01 s")
+
+
+def test_a_case_is_found_by_its_name_or_by_the_algorithm_that_no_case_is_named_by() -> None:
+    assert [case.name for case in cases.find(["sac"])] == ["SAC"]
+    assert [case.name for case in cases.find(["SAC, SimBa", "tqc"])] == [
+        "TQC, 2 critics", "TQC, 5 critics", "SAC, SimBa"
+    ]  # fmt: skip
+    with pytest.raises(SystemExit, match="no such algorithm or case: nothing"):
+        cases.find(["nothing", "sac"])
 
 
 def test_peer_that_cannot_run_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
