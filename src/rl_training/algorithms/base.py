@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.execution import Draws, Execution, by_rows
-from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Polyak, polyak_update
+from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Polyak, polyak_update, project
 from rl_training.data.extra_columns import Column
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
@@ -343,7 +343,7 @@ class Learner:
         """Step the named optimisers; then set the statistics and, if `tau` is given, update the targets."""
         follows = self._follows_of(tuple(gradients.parameters), tau)
         steps = [
-            partial(self.execution.apply, self.optimizers[name].group(found), follows[name])
+            partial(self._step, self.optimizers[name], found, follows[name])
             for name, found in gradients.parameters.items()
         ]
         self.step_interrupted = True
@@ -352,6 +352,14 @@ class Learner:
             polyak_update(follows[None])
             for name, found in gradients.statistics.items():
                 torch._foreach_copy_(self.statistics()[name], found)
+
+    def _step(self, optimizer: Adam, gradients: Sequence[Tensor], follows: Sequence[Polyak]) -> None:
+        if not optimizer.spheres:
+            self.execution.apply(optimizer.group(gradients), follows)
+            return
+        self.execution.apply(optimizer.group(gradients), ())
+        self.execution.prepared(project)(optimizer.spheres)
+        polyak_update(follows)
 
     def _follows_of(self, stepped: tuple[str, ...], tau: float | None) -> dict[str | None, list[Polyak]]:
         """The targets to update right after each optimiser of `stepped`; the others, under None, are updated last.

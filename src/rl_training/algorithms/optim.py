@@ -41,7 +41,6 @@ class Group(NamedTuple):
     betas: tuple[float, float]
     eps: float
     weight_decay: float
-    spheres: Sequence[Sphere] = ()
 
 
 # Keywords of `Adam`, with one value for all parameters of a group.
@@ -52,7 +51,7 @@ class Adam:
     """State of Adam (Kingma & Ba, bias-corrected) for one group of parameters.
 
     `weight_decay` is decoupled from the gradient, as in AdamW: p <- (1 - rate · decay) p before each step.
-    Parameters in `spheres` are projected after it.
+    Parameters in `spheres` are to be projected after it (`project`).
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Adam:
     def group(self, gradients: Sequence[Tensor]) -> Group:
         """The argument of `apply_fused` and `apply_lists` for these gradients."""
         state = self.exp_avg, self.exp_avg_sq, self.step, self.learning_rate
-        return Group(self.parameters, gradients, *state, *self.settings, self.spheres)
+        return Group(self.parameters, gradients, *state, *self.settings)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Step count and moments. Learning rate, betas and decay follow from the configuration."""
@@ -108,7 +107,10 @@ def polyak_update(follows: Sequence[Polyak]) -> None:
 
 
 def project(spheres: Sequence[Sphere]) -> None:
-    """Scale the tensors of each sphere to its radius."""
+    """Scale the tensors of each sphere to its radius.
+
+    This is compiled apart from steps: torch 2.11 cannot compile its sums and list operations as one.
+    """
     for tensors, axis, radius, epsilon in spheres:
         square = torch.stack([tensor.square().sum(axis, keepdim=True) for tensor in tensors]).sum(0)
         scale = radius * torch.rsqrt(square + epsilon)
@@ -124,7 +126,7 @@ def _beside(value: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def apply_fused(group: Group, follows: Sequence[Polyak]) -> None:
-    """Step a group with torch's fused kernel, project its parameters, then update its targets."""
+    """Step a group with torch's fused kernel, then update its targets."""
     group.step.add_(1.0)
     torch._fused_adamw_(
         group.parameters,
@@ -141,7 +143,6 @@ def apply_fused(group: Group, follows: Sequence[Polyak]) -> None:
         amsgrad=False,
         maximize=False,
     )
-    project(group.spheres)
     polyak_update(follows)
 
 
@@ -155,9 +156,7 @@ def _bias_correction(beta: float, step: Tensor) -> Tensor:
 
 def apply_lists(group: Group, follows: Sequence[Polyak]) -> None:
     """`apply_fused` in list operations, eager or compiled into one kernel."""
-    parameters, gradients, exp_avg, exp_avg_sq, step, learning_rate, (beta1, beta2), eps, weight_decay, spheres = (
-        group
-    )
+    parameters, gradients, exp_avg, exp_avg_sq, step, learning_rate, (beta1, beta2), eps, weight_decay = group
     gradients = list(gradients)
     step.add_(1.0)
     dtype = parameters[0].dtype
@@ -175,5 +174,4 @@ def apply_lists(group: Group, follows: Sequence[Polyak]) -> None:
     change = torch._foreach_div(exp_avg, denominator)
     torch._foreach_mul_(change, _beside(step_size, change))
     torch._foreach_sub_(parameters, change)
-    project(spheres)
     polyak_update(follows)

@@ -111,7 +111,7 @@ class _OptimizerStack:
 
     def group(self, gradients: Sequence[Tensor]) -> Group:
         state = self.exp_avg, self.exp_avg_sq, self.step, self.learning_rate
-        return Group(self.parameters, gradients, *state, *self.settings, self.spheres)
+        return Group(self.parameters, gradients, *state, *self.settings)
 
 
 def _require_same_shapes(members: Sequence[Tensors]) -> None:

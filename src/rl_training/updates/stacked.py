@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Gradients, Learner, Terms
-from rl_training.algorithms.optim import Group, Polyak, apply_lists, polyak_update
+from rl_training.algorithms.optim import Group, Polyak, apply_lists, polyak_update, project
 from rl_training.algorithms.trace import Variant
 from rl_training.data.sources import BatchSource, TensorSource
 from rl_training.updates.stack import Stack
@@ -58,7 +58,7 @@ class StackedUpdater(Updater):
         self._functions: dict[tuple[Hashable, int], Callable[..., Any]] = {}
         compiles = first.learner.execution.acceleration == "compile"
         self._transform = compiled if compiles else lambda function: function
-        self._apply = self._transform(apply_stacked)
+        self._apply, self._project = self._transform(apply_stacked), self._transform(project)
 
     @property
     def is_prepared(self) -> bool:
@@ -133,11 +133,16 @@ class StackedUpdater(Updater):
 
     @torch.no_grad()
     def _step_all(self, stepped: Sequence[str], gradients: dict[str, Tensor], tau: Any) -> None:
-        groups = []
-        for name in stepped:
-            optimizer = self.stack.optimizers[name]
-            groups.append(optimizer.group([gradients[key] for key in optimizer.keys]))
-        self._apply(groups, [] if tau is None else self.stack.polyak(tau))
+        optimizers = [self.stack.optimizers[name] for name in stepped]
+        groups = [one.group([gradients[key] for key in one.keys]) for one in optimizers]
+        polyak = [] if tau is None else self.stack.polyak(tau)
+        spheres = [sphere for one in optimizers for sphere in one.spheres]
+        if not spheres:
+            self._apply(groups, polyak)
+            return
+        self._apply(groups, [])
+        self._project(spheres)
+        polyak_update(polyak)
 
     def _finish(self, terms: Terms, count: int) -> None:
         for i, learner in enumerate(self.stack.learners):
