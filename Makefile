@@ -3,6 +3,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# Tests write many small files, to memory if there is room, and start processes, which need not compile the package.
+export PYTEST_DEBUG_TEMPROOT ?= $(shell test "`df --output=avail /dev/shm | tail -n 1`" -gt 4000000 && echo /dev/shm)
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install train test test-pages test-all lint docs clean
 
 install: $(VENV)/.installed

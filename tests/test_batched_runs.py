@@ -87,8 +87,9 @@ def test_dqn_is_not_batched(tmp_path: Path) -> None:
 )
 def test_a_resumed_run_is_exact_with_another_number_of_threads(env_id: str, num_envs: int, tmp_path: Path) -> None:
     config = small(
-        tmp_path, env_id=env_id, num_envs=num_envs, total_timesteps=16 * max(num_envs, 10), env_threads=1
-    )
+        tmp_path, env_id=env_id, num_envs=num_envs, total_timesteps=16 * max(num_envs, 10), env_threads=1,
+        kwargs={"train_frequency": max(1, num_envs // 8)},
+    )  # fmt: skip
     config = config.replace(checkpoint_interval=config.total_timesteps // 2)
     straight, run = train(config, [KillAt()]), interrupted(config, config.checkpoint_interval)
     resumed = resume(run, [KillAt()], changes={"env_threads": 3})

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from benchmarks.evidence import choosing, ope
 from rl_training.study import Study
@@ -102,6 +101,8 @@ def test_agreement_is_spearman_s_and_its_interval_is_over_policies() -> None:
     truths = rng.normal(size=11)
     values = truths + rng.normal(size=11)
     found = ope.agreement(truths, values)
+    from scipy import stats  # takes a second to import
+
     assert found["spearman"] == pytest.approx(stats.spearmanr(truths, values).statistic)
     assert found["error"] == pytest.approx(np.abs(values - truths).mean())
     span = truths.max() - truths.min()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rl_training.experience.collector import Collector
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.populations import members_of, train_population
 from rl_training.updates.updater import Updater
+from tests.reliability.processes import Child
 from tests.runs import QUIET, KillAt, differences, resume, run_record, tiny, train, unlike
 from tests.test_exact_resume import assert_exact, eventful
 
@@ -82,33 +82,22 @@ def test_members_of_a_population_are_their_single_runs(tmp_path: Path) -> None:
         assert unlike(result, train(config.replace(seed=seed))) == []
 
 
-PROGRAM = """
-import os, signal, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from rl_training.experience.collector import Collector
-from tests.runs import KillAt, train
-from tests.test_overlap import overlapped
-
-receive = Collector.receive
-def killed(self):
-    if self.steps == 57:
-        assert self.learner.updates > 0
-        os.kill(os.getpid(), signal.SIGKILL)
-    receive(self)
-Collector.receive = killed
-train(overlapped("sac", Path(sys.argv[1])), [KillAt()])
-"""
-
-
-def test_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
+def test_killed_in_the_middle_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the updates, before what the environments answer is taken in."""
-    root = Path(__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}:{root}", "OMP_NUM_THREADS": "1"}
-    killed = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], env=environment, cwd=root)
-    assert killed.returncode == -signal.SIGKILL
-    [run] = tmp_path.iterdir()
+    receive = Collector.receive
+
+    def killed(self: Collector) -> None:
+        if self.steps == 57:
+            assert self.learner.updates > 0
+            os.kill(os.getpid(), signal.SIGKILL)
+        receive(self)
+
+    runs = tmp_path / "runs"
+    with monkeypatch.context() as patched:
+        patched.setattr(Collector, "receive", killed)
+        child = Child(lambda: train(overlapped("sac", runs), [KillAt()]), tmp_path / "output.txt")
+    assert child.wait() == -signal.SIGKILL, child.text()
+    [run] = runs.iterdir()
     resumed = resume(run, [KillAt()])
     assert run_record(run)["exact_resume"] is True
-    assert differences(train(overlapped("sac", tmp_path), [KillAt()]), resumed) == []
+    assert differences(train(overlapped("sac", runs), [KillAt()]), resumed) == []

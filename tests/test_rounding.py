@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from benchmarks.speed.rounding import available_sets
 from tests.rounding import activation, differing
+from tests.runs import mostly_slow
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,17 +53,18 @@ def start(capability: str, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def test_the_handful_of_bits_under_every_instruction_set() -> None:
+@pytest.mark.parametrize("capability", mostly_slow(available_sets(), "default"))
+def test_the_handful_of_bits_under_every_instruction_set(capability: str) -> None:
     """What `tests.rounding` checks; the set of this process is that of the suite."""
-    others = [name for name in available_sets() if name != torch.backends.cpu.get_cpu_capability().lower()]
-    started = {name: start(name, "-m", "tests.rounding") for name in others}
-    for name, process in started.items():
-        text, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, text
-        found = json.loads(text.splitlines()[-1])
-        assert found.pop("set") == name
-        assert found == {check: [] for check in found}
-        assert len(found) == 5
+    if capability == torch.backends.cpu.get_cpu_capability().lower():
+        pytest.skip("the suite itself runs under it")
+    process = start(capability, "-m", "tests.rounding")
+    text, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, text
+    found = json.loads(text.splitlines()[-1])
+    assert found.pop("set") == capability
+    assert found == {check: [] for check in found}
+    assert len(found) == 5
 
 
 BIT_LEVEL = (
