@@ -182,6 +182,9 @@ class Settings(BaseModel):
             fields = {info.alias or name: info for name, info in cls.model_fields.items()}
             raise ConfigError(describe(error, fields, place), key=path) from None
 
+    def import_own(self, allow_import: bool) -> None:
+        """Import the user's objects `module:Name` in these settings; raises unless `allow_import` permits it."""
+
     @classmethod
     def affecting(cls, *what: Effect) -> frozenset[str]:
         """The names of the fields that are annotated with one of `what`."""

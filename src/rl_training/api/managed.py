@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, Self, overload
@@ -12,10 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import TypeVar
 
+from rl_training.api.data import Data, resolve_data
 from rl_training.api.describing import LazyAttribute, documented, managed_class, signature_of
 from rl_training.data.datasets import TransitionDataset
-from rl_training.data.formats import kind_of
-from rl_training.environments.making import spaces_of
 from rl_training.environments.tensor_env import TensorEnv
 from rl_training.environments.user_environments import Env, TensorEnvMaker, UserEnvironments, resolve_env
 from rl_training.environments.wrapping import name_wrappers
@@ -26,6 +24,8 @@ from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, resolve, spec_of
 from rl_training.export.writing import Exported, export_checkpoint
+from rl_training.importing import name_of
+from rl_training.models.mlp import NETWORK
 from rl_training.runs.callbacks import Callback, as_callbacks
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.spec import RunOptions
@@ -37,15 +37,12 @@ Environment = str | Env | type[Env] | Callable[..., Env] | TensorEnv | type[Tens
 Watcher = Callback | Callable[[Session], object]
 Watchers = Watcher | Sequence[Watcher] | None
 Loggers = Logger | Sequence[Logger] | None
-Data = TransitionDataset | str | os.PathLike[str] | Mapping[str, Any] | None
 SeveralSeeds = Sequence[int | float] | str
 # The type of the argument `seeds`, which determines the type of results.
 Seeds = TypeVar("Seeds", bound=SeveralSeeds | None, default=None, covariant=True)
 P = ParamSpec("P")
 # Defaults of settings that a configuration requires and a class does not.
 _DEFAULTS: dict[str, Any] = {"total_timesteps": 10_000}
-# Keys of `algo_kwargs` that name the data; a file passed to `learn` replaces all of them.
-_DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "datasets")
 # Fields of the configuration that a model passes to each workflow.
 _ENV_KEYS = ("env_id", "env_kwargs", "eval_env", "given_envs", "wrappers", "allow_import")
 
@@ -106,6 +103,8 @@ class ManagedAlgorithm(Generic[Seeds]):
                 raise ConfigError(f"give either a TrainConfig or settings, not both: {next(iter(settings))!r}")
         else:
             objects = {key: settings.pop(key) for key in ("eval_env", "wrappers") if settings.get(key) is not None}
+            if callable(network := settings.get("network")):
+                settings["network"] = name_of(network, NETWORK)
             self.config = self._configure(settings)
             self._replace_environments(env, env_kwargs=settings.get("env_kwargs"), **objects)
             if env is not None and "env_id" in settings:
@@ -169,7 +168,7 @@ class ManagedAlgorithm(Generic[Seeds]):
             )
         watching, config = as_callbacks(callbacks), self.config.replace(total_timesteps=steps)
         options = RunOptions(quiet=not progress_bar, loggers=as_loggers(loggers))
-        self.config, self._dataset = self._with_data(config.with_seed(), dataset)
+        self.config, self._dataset = resolve_data(dataset, config.with_seed(), self._given)
         run: dict[str, Any] = {"callbacks": watching, "dataset": self._dataset, "given": self._given}
         results = ExperimentManager().train_all(self.config, run_suffix=run_suffix, options=options, **run)
         return self._record_results(results)
@@ -194,7 +193,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         path, watching = self._checkpoint(), as_callbacks(callbacks)
         self._replace_environments(env, eval_env)
         changes = self._environments() | ({} if total_timesteps is None else {"total_timesteps": total_timesteps})
-        self.config, data = self._with_data(self.config.replace(**changes), dataset)
+        self.config, data = resolve_data(dataset, self.config.replace(**changes), self._given)
         self._dataset = self._dataset if dataset is None else data
         if dataset is not None and data is None:
             changes["algo_kwargs"] = self.config.algo_kwargs
@@ -203,26 +202,6 @@ class ManagedAlgorithm(Generic[Seeds]):
             path, changes=changes, loggers=as_loggers(loggers), quiet=not progress_bar, **run
         )
         return self._record_results(results)
-
-    def _with_data(self, config: TrainConfig, given: Data) -> tuple[TrainConfig, TransitionDataset | None]:
-        """Resolve the argument `dataset`: the configuration, with settings that name a file, and data in memory."""
-        if given is None or isinstance(given, TransitionDataset):
-            return config, given
-        if "dataset_kind" not in get_algorithm_spec(self.algo).sections.owners():
-            raise ConfigError(f"dataset: {self.algo} learns from an environment alone; use rlpd to mix in data")
-        if isinstance(given, Mapping):
-            return config, _from_mapping(given, config, self._given)
-        if not isinstance(given, str | os.PathLike):
-            raise ConfigError(
-                "dataset: give a TransitionDataset, a file (.npz, .hdf5), a Minari id or a mapping of arrays, "
-                f"got {type(given).__name__}"
-            )
-        kept = {key: value for key, value in config.algo_kwargs.items() if key not in _DATA_KEYS}
-        kind = kind_of(given)
-        key = "dataset_id" if kind == "minari" else "dataset_path"
-        config = config.replace(algo_kwargs={**kept, "dataset_kind": kind, key: os.fspath(given)})
-        resolve(config)
-        return config, None
 
     def evaluate(self, num_episodes: int | None = None, deterministic: bool = True) -> dict[str, Any]:
         """Evaluate on episodes with fixed seeds; returns metrics, and `returns` and `lengths` of the episodes.
@@ -297,15 +276,19 @@ class ManagedAlgorithm(Generic[Seeds]):
         eval_env: Environment | None = None,
         wrappers: Sequence[Any] | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
+        network: Callable[..., Any] | None = None,
     ) -> Self:
         """Load a trained model from a checkpoint or run folder; neither environment nor data are needed.
 
         To evaluate or resume, pass `env`, `eval_env` and `wrappers` again if they were given as objects.
-        `env_kwargs` replace those of the run, which are otherwise passed to `env`.
+        `env_kwargs` replace those of the run, which are otherwise passed to `env`. A run with a network of your own
+        needs its factory again, as `network`.
         `ManagedAlgorithm.load` and `rl_training.load` find the class of the run's algorithm.
         """
         checkpoint = loading.open_checkpoint(path)
         config = config_of(checkpoint)
+        if network is not None:
+            loading.use_network(config, network)
         model = (managed_class(cls, spec_of(config)) if cls is ManagedAlgorithm else cls)(config)
         assert isinstance(model, cls)
         model.checkpoint_path = checkpoint.path
@@ -380,20 +363,3 @@ class ManagedAlgorithm(Generic[Seeds]):
 
 
 load = ManagedAlgorithm.load
-
-
-def _from_mapping(arrays: Mapping[str, Any], config: TrainConfig, given: UserEnvironments) -> TransitionDataset:
-    """Call `from_arrays`; the environment or the settings supply missing action bounds."""
-    parameters = inspect.signature(TransitionDataset.from_arrays).parameters
-    needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
-    for name in arrays:
-        if name not in parameters:
-            hint = nearest(str(name), parameters) or f"; known: {', '.join(parameters)}"
-            raise ConfigError(f"dataset: unknown key {name!r}{hint}")
-    if missing := [name for name in needed if name not in arrays]:
-        raise ConfigError(f"dataset: {missing[0]!r} is missing; needed: {', '.join(needed)}")
-    if config.env_id is None:
-        known = {name: config.algo_kwargs.get(name) for name in ("action_low", "action_high", "num_actions")}
-    else:
-        known = {"spaces": spaces_of(config, given=given)}
-    return TransitionDataset.from_arrays(**{**known, **arrays})

@@ -10,6 +10,7 @@ from typing import Any
 
 from rl_training.data.scores import NOT_COMPARABLE
 from rl_training.display.output import flags, program_name, show_table
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import decode_json
 from rl_training.experiment.manifest import read_manifest, read_verified
 from rl_training.experiment.metric_names import words_of
@@ -70,7 +71,7 @@ def show_result(result: TrainResult) -> None:
     show_table(rows)
     if not flags.quiet:
         print("\nnext:")
-        for command in _next_commands(result, record["env_id"]):
+        for command in _next_commands(result):
             print(f"  {command}")
 
 
@@ -118,18 +119,19 @@ def show_exported(policy: Exported) -> None:
     )
 
 
-def _next_commands(result: TrainResult, env_id: str | None) -> list[str]:
+def _next_commands(result: TrainResult) -> list[str]:
     """Commands for what to do next, under the name this program was called by; each needs --allow-import again."""
-    name, permission = program_name(), " --allow-import" if ":" in (env_id or "") else ""
+    config = TrainConfig(**_record_of(result.checkpoint_path, "config.json"))
+    name, permission = program_name(), config.permission
     run, checkpoint = shlex.quote(str(result.run_dir)), shlex.quote(str(result.checkpoint_path))
-    total = int(_record_of(result.checkpoint_path, "config.json")["total_timesteps"])
-    more = 2 * max(total, int(result.metrics["global_step"]))
+    more = 2 * max(config.total_timesteps, int(result.metrics["global_step"]))
+    no_environment = config.replace(env_id=None, loggers=[]).permission
     commands = [
-        f'{name} predict {checkpoint} --obs "{_example_observation(result.checkpoint_path)}"',
+        f'{name} predict {checkpoint} --obs "{_example_observation(result.checkpoint_path)}"{no_environment}',
         f"{name} resume {run} --set total_timesteps={more}{permission}",
         f"tensorboard --logdir {run}",
     ]
-    if env_id is None:
+    if config.env_id is None:
         return commands
     return [f"{name} evaluate {checkpoint} --episodes 30{permission}", *commands]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rl_training.environments.importing import find_optional
 from rl_training.environments.recipe import EnvSettings
 from rl_training.environments.user_environments import TensorEnvMaker, UserEnvironments, is_tensor_class
 from rl_training.errors import ConfigError
+from rl_training.importing import find_optional
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
-from rl_training.environments.importing import is_importable
 from rl_training.environments.wrapping import Wrapping
 from rl_training.errors import ConfigError, cause_of
+from rl_training.importing import is_importable
 
 if TYPE_CHECKING:
     from rl_training.environments.tensor_env import TensorEnv

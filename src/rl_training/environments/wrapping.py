@@ -14,9 +14,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training.environments.importing import find_named
 from rl_training.environments.recipe import EnvSettings
 from rl_training.errors import ConfigError, cause_of, nearest
+from rl_training.importing import find_named
 
 Env = gym.Env[Any, Any]
 Wrapping = Callable[..., Any]

@@ -23,10 +23,11 @@ from rl_training.experiment.files import SCHEMA
 # Settings of `early_stopping` that only version 0.2 had, with their defaults.
 REMOVED_FROM_EARLY_STOPPING = {"metric": "return", "fqe_updates": 2_000}
 # Keys of `algo_kwargs` that version 0.2 did not have, with their defaults, which mean what 0.2 did.
-ADDED_SINCE_0_2 = {
+ADDED_SINCE_0_2: dict[str, Any] = {
     "actor_starts": None,
     "n_step": 1,
     "network": "mlp",
+    "network_kwargs": {},
     "normalize_rewards": False,
     "residual_blocks": 2,
 }

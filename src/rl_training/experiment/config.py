@@ -257,6 +257,12 @@ class TrainConfig(Settings):
         """Whether environments run in this process."""
         return self.environments not in ("processes", "ray")
 
+    @property
+    def permission(self) -> str:
+        """` --allow-import` if the run names objects of a user's modules, which each command for it then needs."""
+        names = (self.env_id or "", self.algo_kwargs.get("network", ""), *self.loggers)
+        return " --allow-import" if any(":" in name for name in names) else ""
+
     def with_seed(self) -> Self:
         """This config; if its seed is None, with a random one."""
         return self if self.seed is not None else self.replace(seed=secrets.randbelow(2**31))

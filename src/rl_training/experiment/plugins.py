@@ -58,7 +58,7 @@ def import_learner(place: str, name: str, *, allow_import: bool) -> type[Learner
             key="algo",
         )
     from rl_training.algorithms.base import Learner
-    from rl_training.environments.importing import find_named
+    from rl_training.importing import find_named
 
     found = find_named(place, "algo")
     if not isinstance(found, type) or not issubclass(found, Learner):

@@ -9,18 +9,22 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
 
 import torch
 import torch.nn.functional as F
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
+from rl_training.errors import ConfigError
+from rl_training.importing import find_permitted
 from rl_training.models.steps import Step, as_array
 from rl_training.settings import PositiveFloat, PositiveInt, Settings, Sizes
 
 Select = Callable[[Tensor], Tensor]
 Init = Literal["torch", "xavier", "orthogonal", "unit_orthogonal", "he"]
-Kind = Literal["mlp", "simba"]
+NETWORK = "algo_kwargs.network"  # the setting, in messages
+PACKAGED_KINDS = ("mlp", "simba")
 Activation = Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"]
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,  # in-place is safe: the layer's output has no other reader
@@ -39,6 +43,21 @@ _TRUNCATED_STD = 0.87962566103423978
 Network = TypeVar("Network", bound=nn.Module)
 
 
+def _known_kind(value: str) -> str:
+    if value not in PACKAGED_KINDS and not all(value.partition(":")):
+        raise ValueError(f"must be {' or '.join(map(repr, PACKAGED_KINDS))}, got {value!r}")
+    return value
+
+
+def find_factory(name: str, *, allow_import: bool = False) -> Callable[..., nn.Module]:
+    """The user's `module:factory` of networks; `allow_import` permits to import it."""
+    again = "SAC(env, network=…) or rl_training.load(path, network=…)"
+    found: Callable[..., nn.Module] = find_permitted(name, NETWORK, allow_import=allow_import, again=again)
+    if not callable(found):
+        raise ConfigError(f"{NETWORK}: {name} is not a function or class", key=NETWORK)
+    return found
+
+
 class NetworkShape(Settings):
     """Network settings of every model."""
 
@@ -50,10 +69,24 @@ class NetworkShape(Settings):
     """activation function after each hidden layer of every network"""
     layer_norm_epsilon: PositiveFloat = 1e-6
     """epsilon of LayerNorm; the default of flax and RLPD (version 0.1 used PyTorch's 1e-5)"""
-    network: Kind = "mlp"
-    """kind of every network; `simba` has residual blocks, all as wide as the (equal) sizes in `hidden_sizes`"""
+    network: Annotated[str, AfterValidator(_known_kind)] = "mlp"
+    """kind of every network: `mlp`; `simba`, which has residual blocks, all as wide as the (equal) sizes in
+    `hidden_sizes`; your own as `module:factory`, with --allow-import"""
+    network_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """further arguments of your own network"""
     residual_blocks: PositiveInt = 2
-    """residual blocks of every `simba` network; `mlp` has none"""
+    """residual blocks of every `simba` network; the others have none"""
+
+    @field_validator("network_kwargs")
+    @classmethod
+    def _arguments_are_used(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if value and (kind := info.data.get("network")) in PACKAGED_KINDS:
+            raise ValueError(f"must be empty if network is {kind!r}; only your own takes them")
+        return value
+
+    def import_own(self, allow_import: bool) -> None:
+        if self.network not in PACKAGED_KINDS:
+            find_factory(self.network, allow_import=allow_import)
 
 
 class NetworkConfig(NetworkShape):
@@ -154,7 +187,7 @@ class EnsembleLayerNorm(nn.Module):
         return Step("layer_norm", {"weight": gain, "bias": shift, "epsilon": as_array(torch.tensor(self.epsilon))})
 
 
-def _selection(frozen: bool, members: Members) -> Select:
+def selection(frozen: bool, members: Members) -> Select:
     """A function that selects members of a parameter, detached if `frozen`."""
 
     def select(parameter: Tensor) -> Tensor:
@@ -186,11 +219,18 @@ class EnsembleNetwork(nn.Module):
         """The activation function; it may work in place."""
         return _ACTIVATIONS[self.activation]
 
+    @property
+    def out_features(self) -> int:
+        return self.head.weight.shape[-1]
+
+    def count(self, members: Members) -> int:
+        """The number of networks that `members` selects."""
+        return len(members) if isinstance(members, Tensor) else members or self.num_members
+
     def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
         """`x [B, in]`, the input of every member: `[N, B, out]`."""
-        select = _selection(frozen, members)
-        count = len(members) if isinstance(members, Tensor) else members or self.num_members
-        return self.head(self.features(x.expand(count, -1, -1), select), select)
+        select = selection(frozen, members)
+        return self.head(self.features(x.expand(self.count(members), -1, -1), select), select)
 
     def features(self, x: Tensor, select: Select) -> Tensor:
         """The input of the head, from `x [N, B, in]`."""
@@ -209,9 +249,7 @@ class SingleNetwork(EnsembleNetwork):
 
     def steps(self, outputs: int | None = None) -> list[Step]:
         """The operations of this network, restricted to the first `outputs` if given."""
-        last = self.head.step()
-        arrays = {name: array[..., :outputs] for name, array in last.arrays.items()}
-        return [*self.feature_steps(), last._replace(arrays=arrays)]
+        return [*self.feature_steps(), self.head.step().first(outputs)]
 
 
 class EnsembleMLP(EnsembleNetwork):
@@ -266,7 +304,7 @@ class EnsembleMLP(EnsembleNetwork):
         """
         if len(self.norms) or self.activation != "relu" or self.head.weight.shape[-1] != 1:
             raise ValueError("action gradients are defined for plain ReLU critics with one output (no LayerNorm)")
-        select = _selection(frozen=False, members=None)
+        select = selection(frozen=False, members=None)
         x = x.expand(self.num_members, -1, -1)
         masks: list[Tensor] = []
         for linear, _ in self._layers():

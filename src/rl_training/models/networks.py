@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from rl_training.models.batch_renorm import EnsembleRenormMLP, RenormMLP
-from rl_training.models.mlp import MLP, EnsembleMLP, EnsembleNetwork, MLPOptions, SingleNetwork
+from rl_training.models.mlp import MLP, EnsembleMLP, EnsembleNetwork, MLPOptions, SingleNetwork, find_factory
+from rl_training.models.own_network import OwnEnsemble, OwnNetwork
 from rl_training.models.simba import EnsembleSimBa, SimBa
 
 
@@ -18,14 +20,14 @@ class NetworkKind(NamedTuple):
 
     single: Callable[..., SingleNetwork]
     ensemble: Callable[..., EnsembleNetwork]
-    ignored: tuple[str, ...] = ("residual_blocks",)
+    ignored: tuple[str, ...] = ("network_kwargs", "residual_blocks")
 
 
 KINDS = {
     "mlp": NetworkKind(MLP, EnsembleMLP),
-    "simba": NetworkKind(SimBa, EnsembleSimBa, ignored=("init",)),
+    "simba": NetworkKind(SimBa, EnsembleSimBa, ignored=("network_kwargs", "init")),
     "batch_renorm": NetworkKind(  # not a setting: its statistics change only if the learner passes them on
-        RenormMLP, EnsembleRenormMLP, ignored=("residual_blocks", "layer_norm_epsilon")
+        RenormMLP, EnsembleRenormMLP, ignored=("network_kwargs", "residual_blocks", "layer_norm_epsilon")
     ),
 }
 
@@ -33,7 +35,8 @@ KINDS = {
 class NetworkOptions(MLPOptions, total=False):
     """Keywords of a network; models pass them on."""
 
-    network: str  # one of `KINDS`
+    network: str  # one of `KINDS`, or `module:factory`
+    network_kwargs: dict[str, Any]
     residual_blocks: int
 
 
@@ -46,7 +49,10 @@ def actor_options(options: NetworkOptions) -> NetworkOptions:
 
 def _kind(options: NetworkOptions) -> tuple[NetworkKind, dict[str, Any]]:
     """The kind that `options` name, and the options of its constructors."""
-    kind = KINDS[options.get("network", "mlp")]
+    name = options.get("network", "mlp")
+    if (kind := KINDS.get(name)) is None:
+        factory = find_factory(name)
+        kind = NetworkKind(partial(OwnNetwork, name, factory), partial(OwnEnsemble, name, factory), ("init",))
     return kind, {key: value for key, value in options.items() if key not in ("network", *kind.ignored)}
 
 

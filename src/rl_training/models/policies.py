@@ -160,7 +160,7 @@ class TanhGaussianActor(NormalActor):
     def steps(self, sampled: bool) -> list[Step]:
         """The mode uses only the columns of the mean."""
         if not sampled:
-            return [*self.net.steps(outputs=self.net.head.weight.shape[-1] // 2), Step("tanh")]
+            return [*self.net.steps(outputs=self.net.out_features // 2), Step("tanh")]
         low, high = (as_array(torch.tensor(bound)) for bound in self.log_std_bounds)
         return [*self.net.steps(), Step("gaussian", {"low": low, "high": high}), Step("tanh")]
 
@@ -245,7 +245,7 @@ class GaussianActor(NormalActor):
 
     def steps(self, sampled: bool) -> list[Step]:
         if not sampled:
-            outputs = None if self.log_std is not None else self.net.head.weight.shape[-1] // 2
+            outputs = None if self.log_std is not None else self.net.out_features // 2
             return [*self.net.steps(outputs=outputs), Step("tanh")]
         low, high = (as_array(torch.tensor(bound)) for bound in (-1.0, 1.0))
         clip = Step("clip", {"low": low, "high": high})

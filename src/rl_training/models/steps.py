@@ -17,12 +17,15 @@ A new operation needs a line in each writer of `export/`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+
+from rl_training.errors import ExportError
 
 
 class Step(NamedTuple):
@@ -31,7 +34,52 @@ class Step(NamedTuple):
     operation: str
     arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
+    def first(self, outputs: int | None) -> Step:
+        """This operation restricted to its first `outputs`, if given."""
+        return self._replace(arrays={name: array[..., :outputs] for name, array in self.arrays.items()})
+
 
 def as_array(tensor: Tensor) -> NDArray[Any]:
     """A copy in host memory, which later updates do not change."""
     return tensor.detach().to("cpu", copy=True).contiguous().numpy()
+
+
+_OPERATIONS: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu",
+    nn.LeakyReLU: "leaky_relu",
+    nn.ELU: "elu",
+    nn.GELU: "gelu",
+    nn.SiLU: "silu",
+    nn.Tanh: "tanh",
+}
+_NAMES = {*_OPERATIONS.values(), "keep", "add_kept"}
+
+
+def steps_of(listed: Iterable[nn.Module | Step | str]) -> list[Step]:
+    """The operations of torch's layers in order; a text is the name of one without weights, such as `keep`.
+
+    The arguments of activations are not read: an export compares actions before it writes a file.
+    """
+    found: list[Step] = []
+    for one in listed:
+        if isinstance(one, nn.Sequential):
+            found += steps_of(one)
+        elif isinstance(one, nn.Linear):
+            bias = torch.zeros(one.out_features) if one.bias is None else one.bias
+            found.append(Step("affine", {"weight": as_array(one.weight.T), "bias": as_array(bias)}))
+        elif isinstance(one, nn.LayerNorm):
+            gain = torch.ones(one.normalized_shape) if one.weight is None else one.weight
+            arrays = {
+                "weight": gain,
+                "bias": torch.zeros_like(gain) if one.bias is None else one.bias,
+                "epsilon": torch.tensor(one.eps),
+            }
+            found.append(Step("layer_norm", {name: as_array(tensor) for name, tensor in arrays.items()}))
+        elif isinstance(one, Step):
+            found.append(one)
+        elif not isinstance(one, nn.Identity):
+            operation = one if isinstance(one, str) else _OPERATIONS.get(type(one), type(one).__name__)
+            if operation not in _NAMES:
+                raise ExportError(f"steps(): {operation} cannot be exported; known: {', '.join(sorted(_NAMES))}")
+            found.append(Step(operation))
+    return found

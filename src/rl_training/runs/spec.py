@@ -83,6 +83,8 @@ class RunSpec:
                 key="algo_kwargs.early_stopping",
             )
         require_installed(config.loggers)
+        for part in resolved.parts:
+            part.import_own(config.allow_import)
         require_place(config)
         given = given or UserEnvironments()
         given.check(config, evaluated=config.eval_episodes > 0)

@@ -18,8 +18,9 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, checkpoint_errors, find_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import spec_of
+from rl_training.importing import bind_name
 from rl_training.models.actor_critic import Model
-from rl_training.models.mlp import NetworkShape
+from rl_training.models.mlp import NETWORK, PACKAGED_KINDS, NetworkShape
 from rl_training.models.policies import Policy
 from rl_training.runs.state import (
     clips_observations,
@@ -131,6 +132,7 @@ def _build_model(checkpoint: Checkpoint, allow_import: bool = False) -> tuple[Mo
     kinds = spec_of(config.replace(allow_import=allow_import)).sections
     with checkpoint_errors(checkpoint):
         sections, resolved = kinds.resolve_for(spaces, str(checkpoint.path), config.algo_kwargs)
+    resolved[NetworkShape].import_own(allow_import)
     with torch.random.fork_rng(devices=[]), checkpoint_errors(checkpoint, "networks"):
         model = sections.learner.build_model(
             spaces,
@@ -141,6 +143,14 @@ def _build_model(checkpoint: Checkpoint, allow_import: bool = False) -> tuple[Mo
         if clips_observations(checkpoint):
             model.normalizer.clip()
     return model, spaces, config
+
+
+def use_network(config: TrainConfig, factory: Callable[..., Any]) -> None:
+    """Use `factory` for the networks of a run of this configuration, under the name that the run has recorded."""
+    name = config.algo_kwargs.get("network", PACKAGED_KINDS[0])
+    if name in PACKAGED_KINDS:
+        raise ConfigError(f"network: the run has the network {name!r} of this package; leave it out")
+    bind_name(name, factory, NETWORK)
 
 
 def _load_networks(part: Model | Policy, checkpoint: Checkpoint) -> None:

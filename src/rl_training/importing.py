@@ -1,0 +1,135 @@
+"""Objects of a user's modules by name: an `env_id` (`module:Id`), a wrapper, algorithm or network (`module:Name`).
+
+`find_named` imports; its callers check that `allow_import` permits it, as `find_permitted` does. No other module is
+imported by a name from a file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from rl_training.errors import ConfigError, MissingDependencyError, cause_of
+
+# Objects that were passed in Python, or imported with permission, by the key of their setting and their name.
+_KNOWN: dict[tuple[str, str], Any] = {}
+
+
+@contextmanager
+def current_folder() -> Iterator[None]:
+    """Add the current folder to `sys.path`, which a console script lacks."""
+    here = str(Path.cwd())
+    added = here not in sys.path and "" not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if added and here in sys.path:
+            sys.path.remove(here)
+
+
+def find_named(place: str, key: str) -> Any:
+    """Import the object `module:Name`; raises a `ConfigError` with `key` if this fails."""
+    from gymnasium.envs.registration import load_env_creator
+
+    module, _, name = place.partition(":")
+    try:
+        with current_folder():
+            load_env_creator(f"{module}:__name__")
+    except ImportError as error:
+        raise not_importable(module, error, key) from error
+    except Exception as error:
+        raise ConfigError(f"{key}: the module {module} cannot be imported: {cause_of(error)}", key=key) from error
+    found: Any = sys.modules[module]
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{key}: the module {module} has no {name!r}", key=key)
+        found = getattr(found, part)
+    return found
+
+
+def find_optional(place: str) -> Any:
+    """The object `module:Name`; None if it cannot be imported, which making the environment reports."""
+    try:
+        return find_named(place, "env_id")
+    except ConfigError:
+        return None
+
+
+def not_importable(module: str, error: Exception, key: str) -> MissingDependencyError:
+    """The error for a module that could not be imported, or that imports a missing one."""
+    cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+    missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+    if missing is None:
+        return MissingDependencyError(f"{key}: the module {module} cannot be imported: {cause}", key=key)
+    needs = "" if module == missing or module.startswith(f"{missing}.") else f", which {module} needs,"
+    return MissingDependencyError(
+        f"{key}: the module {missing!r}{needs} cannot be imported; is it importable from here ({Path.cwd()})?",
+        key=key,
+    )
+
+
+def is_importable(thing: Any) -> bool:
+    """Whether another process can import this class or function by module and name."""
+    found: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
+    for part in getattr(thing, "__qualname__", "<nothing>").split("."):
+        found = getattr(found, part, None)
+    return found is thing
+
+
+def name_of(thing: Any, key: str) -> str:
+    """The name under which `find_permitted` returns `thing`, a class or function passed in Python as setting `key`.
+
+    It is `module:Name`, or `module:<Name>` if another process cannot import it.
+    """
+    module = getattr(thing, "__module__", None) or "python"
+    name = getattr(thing, "__qualname__", type(thing).__name__)
+    if module not in ("__main__", "__mp_main__") and is_importable(thing):
+        place = f"{module}:{name}"
+    else:
+        place = f"{module}:<{name}>"
+        while not _is_same(_KNOWN.get((key, place), thing), thing):
+            place += "'"
+    _KNOWN[key, place] = thing
+    return place
+
+
+def bind_name(place: str, thing: Any, key: str) -> None:
+    """Let `find_permitted` return `thing` for a name in the records of a run."""
+    if "<" in place and not _is_same(_KNOWN.get((key, place), thing), thing):
+        raise ConfigError(
+            f"{key}: {place!r} is another function in this process; define each in a module, under a name", key=key
+        )
+    _KNOWN[key, place] = thing
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two objects are one, or functions of the same code, as from a cell of a notebook that ran twice."""
+    plain = [isinstance(f, FunctionType) and not (f.__closure__ or f.__defaults__) for f in (one, other)]
+    return one is other or (all(plain) and one.__code__ == other.__code__)
+
+
+def find_permitted(place: str, key: str, *, allow_import: bool = False, again: str) -> Any:
+    """The object `module:Name` of the setting `key`: a known one, or else imported if `allow_import` permits it.
+
+    `again` is the Python code that passes it.
+    """
+    if (key, place) in _KNOWN:
+        return _KNOWN[key, place]
+    if "<" in place:
+        raise ConfigError(
+            f"{key}: {place!r} was given in Python and cannot be imported; give it again, as in {again}", key=key
+        )
+    if not allow_import:
+        raise ConfigError(
+            f"{key}: {place!r} would import the module {place.partition(':')[0]!r}; allow it with --allow-import, "
+            f"or give it in Python, as in {again}",
+            key=key,
+        )
+    _KNOWN[key, place] = find_named(place, key)
+    return _KNOWN[key, place]
