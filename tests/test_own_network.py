@@ -336,9 +336,7 @@ def test_a_lambda_must_be_given_again(tmp_path: Path) -> None:
 
 def test_load_refuses_a_network_that_the_run_does_not_have(tmp_path: Path) -> None:
     result = train(tiny("sac", tmp_path, total_timesteps=25, eval_episodes=0))
-    with pytest.raises(
-        ConfigError, match=r"^network: the run has the network 'mlp' of this package; leave it"
-    ):
+    with pytest.raises(ConfigError, match=r"^network: the run has the network 'mlp' of this package; leave it"):
         rl_training.load(result.run_dir, network=Residual)
 
 

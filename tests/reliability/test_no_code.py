@@ -215,6 +215,7 @@ CONFIGS = {
     "wrapper": "algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 5\nwrappers: ['evil:Wrapper']\n",
     "algorithm": "algo: evil:Mine\nenv_id: Pendulum-v1\ntotal_timesteps: 5\n",
     "plug-in": "algo: mine\nplugin: evil:Mine\nenv_id: Pendulum-v1\ntotal_timesteps: 5\n",
+    "network": "algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 5\nalgo_kwargs: {network: 'evil:run'}\n",
     "permission in a file": "algo: sac\nenv_id: evil:Evil-v0\ntotal_timesteps: 5\nallow_import: true\n",
     "interpolation": "algo: ${evil:run}\nenv_id: Pendulum-v1\ntotal_timesteps: 5\n",
     "hydra target": "algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 5\nalgo_kwargs: {_target_: evil.run}\n",
@@ -230,7 +231,7 @@ def test_malicious_configurations(case: str, canary: Path, tmp_path: Path) -> No
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("case", ["import", "wrapper", "algorithm", "plug-in"])
+@pytest.mark.parametrize("case", ["import", "wrapper", "algorithm", "plug-in", "network"])
 def test_importing_is_for_the_user_to_allow(case: str, canary: Path, tmp_path: Path) -> None:
     """With --allow-import the module is imported, so the refusals above are what keeps it out."""
     (tmp_path / "run.yaml").write_text(CONFIGS[case])
@@ -300,6 +301,10 @@ def importing_plugin(run: Path, canary: Path) -> None:
     forged(run, "config", algo="mine", plugin="evil:Mine", allow_import=True)
 
 
+def importing_network(run: Path, canary: Path) -> None:
+    forged(run, "config", algo_kwargs={"network": "evil:run"}, allow_import=True)
+
+
 def code_as_algorithm(run: Path, canary: Path) -> None:
     forged(run, "config", algo="__import__('evil')")
 
@@ -325,6 +330,7 @@ CHECKPOINTS: dict[Callable[[Path, Path], None], tuple[int, int]] = {  # exit cod
     importing_wrapper: (2, 2),
     importing_algorithm: (2, 2),
     importing_plugin: (2, 2),
+    importing_network: (2, 2),
     code_as_algorithm: (2, 2),
     code_as_settings: (2, 2),
     code_as_callback: (0, 3),

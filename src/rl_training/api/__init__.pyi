@@ -50,8 +50,8 @@ class _TrainKeys(TypedDict, total=False):
     init_from: str | PurePath | None
     """checkpoint or run whose networks the run starts from; `{seed}` is replaced by the run's seed"""
     allow_import: bool
-    """allow an `env_id` `module:Env`, and an `algo` and wrappers `module:Class`, which import that module; default
-    False"""
+    """allow an `env_id` `module:Env`, an `algo` and wrappers `module:Class` and a `network` `module:factory`, which
+    import that module; default False"""
     plugin: str | None
     """`module:Class` of the learner if `algo` is not of this package; set when a run starts"""
     environments: Literal["auto", "local", "batched", "processes", "ray"]

@@ -9,7 +9,7 @@ import typer
 
 AllowImport = Annotated[
     bool,
-    typer.Option("--allow-import", help="Permit env ids module:Env, and algorithms and wrappers module:Class."),
+    typer.Option("--allow-import", help="Permit settings module:Name (env, algorithm, wrapper, network)."),
 ]
 Data = Annotated[
     Path | None,

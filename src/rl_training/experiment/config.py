@@ -180,7 +180,8 @@ class TrainConfig(Settings):
     init_from: Result[Annotated[PathText, Field(min_length=1)] | None] = None
     """checkpoint or run whose networks the run starts from; `{seed}` is replaced by the run's seed"""
     allow_import: Place[bool] = False
-    """allow an `env_id` `module:Env`, and an `algo` and wrappers `module:Class`, which import that module"""
+    """allow an `env_id` `module:Env`, an `algo` and wrappers `module:Class` and a `network` `module:factory`, which
+    import that module"""
     plugin: Place[Text | None] = None
     """`module:Class` of the learner if `algo` is not of this package; set when a run starts"""
     environments: Place[Literal["auto", "local", "batched", "processes", "ray"]] = "auto"
