@@ -29,6 +29,7 @@ from tests.runs import interrupted, resume, tiny, train
 from tests.test_exact_resume import assert_exact, eventful
 from tests.test_population_updates import SHORT, assert_members_equal
 
+FIXED = ("crossq", "flash_sac")  # their networks are part of the algorithm
 SMALL: dict[str, Any] = {"learning_starts": 20, "batch_size": 8, "hidden_sizes": [8], "eval_episodes": 1}
 
 
@@ -157,7 +158,7 @@ def test_tied_fixed_and_lazy_parameters() -> None:
     assert not torch.allclose(net(x), before)
 
 
-@pytest.mark.parametrize("learner", all_learners(), ids=label)
+@pytest.mark.parametrize("learner", [one for one in all_learners() if one.name not in FIXED], ids=label)
 def test_every_learner_trains_it(learner: type[Learner]) -> None:
     """EDAC without diversity, and ReBRAC without the LayerNorm that it has by default."""
     network = own(Listed) | ({"layer_norm": False} if "layer_norm" in learner.Network.model_fields else {})
@@ -198,9 +199,12 @@ def test_a_run_cannot_change_its_network(tmp_path: Path) -> None:
         resume(run, overrides=["network_kwargs={blocks: 3}"])
 
 
-def test_edac_needs_perceptrons(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="network must be 'mlp' unless eta is 0"):
-        train(tiny("edac", tmp_path, kwargs=kwargs_of()))
+@pytest.mark.parametrize(
+    ("algo", "message"), [("edac", "network must be 'mlp' unless eta is 0"), ("crossq", "network must be 'mlp'")]
+)
+def test_some_algorithms_have_networks_of_their_own(algo: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(tiny(algo, tmp_path, kwargs=kwargs_of()))
 
 
 class Averaged(Residual):
