@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rl_training
-from rl_training import BC, Logger
+from rl_training import BC, Logger, importing
 from rl_training.errors import ConfigError
 from rl_training.experiment.loggers import Row, RunFacts, as_loggers
 from rl_training.experiment.metric_names import METRICS, log_row, tag_of, term_tag, words_of
@@ -203,6 +203,56 @@ def test_what_is_no_logger(given: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         BC(tiny("bc", tmp_path / "runs")).learn(20, loggers=given)
     assert not (tmp_path / "runs").exists()
+
+
+class Kept(Diary):
+    """The last one that was made."""
+
+    last: Kept
+
+    def __init__(self) -> None:
+        super().__init__()
+        Kept.last = self
+
+
+class Fussy(Diary):
+    def __init__(self, path: str) -> None:
+        super().__init__()
+
+
+def test_a_class_in_the_setting_is_made_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "_KNOWN", {})
+    settings = {"eval_episodes": 0, "batch_size": 8, "hidden_sizes": [8], "log_interval": 10}
+    data = {"dataset_kind": "random", "dataset_size": 100}
+    model = BC("Pendulum-v1", loggers=[Kept], output_dir=str(tmp_path), **settings, **data)
+    assert model.config.loggers == (f"{__name__}:Kept",)
+    result = model.learn(20, progress_bar=False)
+    first = Kept.last
+    assert ({row.step for row in first.rows}, first.status) == ({10, 20}, "finished")
+    importing._KNOWN.clear()  # as in a new process
+    refused = rf"^loggers: '{__name__}:Kept' would import the module '{__name__}'; allow it with --allow-import"
+    with pytest.raises(ConfigError, match=refused):
+        rl_training.load(result.run_dir).resume(40, progress_bar=False)
+    rl_training.load(result.run_dir, allow_import=True).resume(40, progress_bar=False)
+    assert Kept.last is not first
+    assert {row.step for row in Kept.last.rows} == {30, 40}
+    importing._KNOWN.clear()
+    resume(result.run_dir, changes={"loggers": []}, overrides=["total_timesteps=50"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Row", "is not a Logger class$"),
+        ("EVERY", "is not a Logger class$"),
+        ("Nothing", f"the module {__name__} has no 'Nothing'$"),
+        ("Fussy", r"Fussy\(\) fails: TypeError: .*missing 1 required positional argument: 'path'$"),
+    ],
+)
+def test_a_wrong_class_is_one_line(name: str, message: str, tmp_path: Path) -> None:
+    config = tiny("bc", tmp_path / "runs", loggers=[f"{__name__}:{name}"], allow_import=True)
+    with pytest.raises(ConfigError, match=f"^loggers: .*{message}"):
+        train(config)
 
 
 def test_no_loggers_are_none() -> None:

@@ -38,6 +38,7 @@ from rl_training.api.managed import Environment, Seeds
 from rl_training.api.managed import ManagedAlgorithm as ManagedAlgorithm
 from rl_training.api.managed import load as load
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.loggers import Logger
 
 _Env = Environment | TrainConfig | None
 """
@@ -50,6 +51,7 @@ CLASS = """class {name}(ManagedAlgorithm[Seeds]):
 WRITTEN = {
     "eval_env": "Environment | None",
     "alpha": 'float | Literal["auto"]',
+    "loggers": "Sequence[str | type[Logger]]",
     "network": "str | Callable[..., nn.Module]",
 }
 READ: dict[Any, str] = {at_home: "str | PurePath", byte_size: "int | float | str"}

@@ -10,6 +10,7 @@ from rl_training.api.managed import Environment, Seeds
 from rl_training.api.managed import ManagedAlgorithm as ManagedAlgorithm
 from rl_training.api.managed import load as load
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.loggers import Logger
 
 _Env = Environment | TrainConfig | None
 
@@ -36,8 +37,9 @@ class _TrainKeys(TypedDict, total=False):
     """ticks of the clock between checkpoints; ≥ 1; default 10000"""
     keep_checkpoints: int | float
     """number of newest checkpoints to keep, in addition to `best/`; ≥ 1; default 3"""
-    loggers: Sequence[str]
-    """additional loggers of metrics: `wandb` (Weights & Biases); default ()"""
+    loggers: Sequence[str | type[Logger]]
+    """additional loggers of metrics: `wandb` (Weights & Biases); your own as `module:Class`, with --allow-import;
+    default ()"""
     tags: Sequence[str]
     """free words, recorded with the run; default ()"""
     env_kwargs: Mapping[str, Any]
@@ -50,8 +52,8 @@ class _TrainKeys(TypedDict, total=False):
     init_from: str | PurePath | None
     """checkpoint or run whose networks the run starts from; `{seed}` is replaced by the run's seed"""
     allow_import: bool
-    """allow an `env_id` `module:Env`, an `algo` and wrappers `module:Class` and a `network` `module:factory`, which
-    import that module; default False"""
+    """allow an `env_id` `module:Env`, an `algo`, wrappers and loggers `module:Class`, and a `network`
+    `module:factory`, which import that module; default False"""
     plugin: str | None
     """`module:Class` of the learner if `algo` is not of this package; set when a run starts"""
     environments: Literal["auto", "local", "batched", "processes", "ray"]

@@ -103,8 +103,7 @@ class ManagedAlgorithm(Generic[Seeds]):
                 raise ConfigError(f"give either a TrainConfig or settings, not both: {next(iter(settings))!r}")
         else:
             objects = {key: settings.pop(key) for key in ("eval_env", "wrappers") if settings.get(key) is not None}
-            if callable(network := settings.get("network")):
-                settings["network"] = name_of(network, NETWORK)
+            settings = {**settings, **_named(settings)}
             self.config = self._configure(settings)
             self._replace_environments(env, env_kwargs=settings.get("env_kwargs"), **objects)
             if env is not None and "env_id" in settings:
@@ -277,16 +276,18 @@ class ManagedAlgorithm(Generic[Seeds]):
         wrappers: Sequence[Any] | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         network: Callable[..., Any] | None = None,
+        allow_import: bool = False,
     ) -> Self:
         """Load a trained model from a checkpoint or run folder; neither environment nor data are needed.
 
         To evaluate or resume, pass `env`, `eval_env` and `wrappers` again if they were given as objects.
         `env_kwargs` replace those of the run, which are otherwise passed to `env`. A run with a network of your own
-        needs its factory again, as `network`.
+        needs its factory again, as `network`. `allow_import` instead permits to import what the run has recorded as
+        `module:Name`.
         `ManagedAlgorithm.load` and `rl_training.load` find the class of the run's algorithm.
         """
         checkpoint = loading.open_checkpoint(path)
-        config = config_of(checkpoint)
+        config = config_of(checkpoint).replace(allow_import=allow_import)
         if network is not None:
             loading.use_network(config, network)
         model = (managed_class(cls, spec_of(config)) if cls is ManagedAlgorithm else cls)(config)
@@ -294,7 +295,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         model.checkpoint_path = checkpoint.path
         with checkpoint_errors(checkpoint):
             model._steps = int(checkpoint.records["trainer"]["clock"]["global_step"])
-        model._loaded = loading.load_policy(checkpoint)
+        model._loaded = loading.load_policy(checkpoint, allow_import=allow_import)
         model._replace_environments(env, eval_env, wrappers, env_kwargs)
         return model
 
@@ -363,3 +364,13 @@ class ManagedAlgorithm(Generic[Seeds]):
 
 
 load = ManagedAlgorithm.load
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with classes and functions replaced by their names, which the configuration can store."""
+    named: dict[str, Any] = {}
+    if callable(network := settings.get("network")):
+        named["network"] = name_of(network, NETWORK)
+    if isinstance(loggers := settings.get("loggers"), list | tuple):
+        named["loggers"] = [name_of(one, "loggers") if isinstance(one, type) else one for one in loggers]
+    return named

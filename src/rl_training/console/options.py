@@ -9,7 +9,7 @@ import typer
 
 AllowImport = Annotated[
     bool,
-    typer.Option("--allow-import", help="Permit settings module:Name (env, algorithm, wrapper, network)."),
+    typer.Option("--allow-import", help="Permit settings module:Name (env, algorithm, network, …)."),
 ]
 Data = Annotated[
     Path | None,

@@ -165,7 +165,7 @@ class TrainConfig(Settings):
     keep_checkpoints: Place[PositiveInt] = 3
     """number of newest checkpoints to keep, in addition to `best/`"""
     loggers: Place[Annotated[tuple[str, ...], BeforeValidator(known_loggers), BeforeValidator(list_as_tuple)]] = ()
-    """additional loggers of metrics: `wandb` (Weights & Biases)"""
+    """additional loggers of metrics: `wandb` (Weights & Biases); your own as `module:Class`, with --allow-import"""
     tags: PerRun[Annotated[tuple[str, ...], BeforeValidator(list_as_tuple)]] = ()
     """free words, recorded with the run"""
     algo_kwargs: Result[PlainMapping] = Field(default_factory=dict)
@@ -180,8 +180,8 @@ class TrainConfig(Settings):
     init_from: Result[Annotated[PathText, Field(min_length=1)] | None] = None
     """checkpoint or run whose networks the run starts from; `{seed}` is replaced by the run's seed"""
     allow_import: Place[bool] = False
-    """allow an `env_id` `module:Env`, an `algo` and wrappers `module:Class` and a `network` `module:factory`, which
-    import that module"""
+    """allow an `env_id` `module:Env`, an `algo`, wrappers and loggers `module:Class`, and a `network`
+    `module:factory`, which import that module"""
     plugin: Place[Text | None] = None
     """`module:Class` of the learner if `algo` is not of this package; set when a run starts"""
     environments: Place[Literal["auto", "local", "batched", "processes", "ray"]] = "auto"

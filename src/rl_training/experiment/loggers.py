@@ -1,7 +1,8 @@
 """Loggers: receive the metrics of a run in addition to `metrics.csv` and TensorBoard.
 
-The setting `loggers` contains names of packaged loggers. Your own loggers derive from `Logger` and are passed to
-`learn(loggers=[…])`. A logger runs in its own thread: it may be slow, raise or hang without affecting the run.
+The setting `loggers` contains names of packaged loggers, and your own as `module:Class`; they derive from `Logger`.
+Objects are passed to `learn(loggers=[…])`. A logger runs in its own thread: it may be slow, raise or hang without
+affecting the run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_training.errors import ConfigError, nearest
+from rl_training.errors import ConfigError, cause_of, nearest
+from rl_training.importing import find_permitted
 
 
 @dataclass(frozen=True)
@@ -86,22 +88,32 @@ _PACKAGED = {"wandb": _Packaged("rl_training.experiment.wandb_logger", "WandbLog
 
 
 def known_loggers(names: Any) -> Any:
-    """Validate the setting `loggers`: distinct names of packaged loggers."""
+    """Validate the setting `loggers`: distinct names of packaged loggers, or `module:Class`."""
     for name in names if isinstance(names, tuple) else ():
         if not isinstance(name, str):
             raise ValueError(f"takes names ({', '.join(_PACKAGED)}); objects are given to learn(loggers=[…])")
-        if name not in _PACKAGED:
+        if name not in _PACKAGED and not all(name.partition(":")):
             raise ValueError(f"unknown logger {name!r}{nearest(name, _PACKAGED)}; known: {', '.join(_PACKAGED)}")
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is given twice")
     return names
 
 
-def require_installed(names: Iterable[str]) -> None:
-    """Raise if the package of a logger is missing, before the run starts."""
+def require_installed(names: Iterable[str], *, allow_import: bool) -> None:
+    """Raise if the package of a logger is missing, or if a `module:Class` cannot or must not be imported."""
     for name in names:
-        if not _is_installed(_PACKAGED[name].needs):
+        if name not in _PACKAGED:
+            _own(name, allow_import=allow_import)
+        elif not _is_installed(_PACKAGED[name].needs):
             raise ConfigError(f"loggers: {name} is not installed; pip install 'rl-training[{name}]'", key="loggers")
+
+
+def _own(name: str, *, allow_import: bool = False) -> type[Logger]:
+    again = "SAC(env, loggers=[…]) or rl_training.load(path, allow_import=True)"
+    found: type[Logger] = find_permitted(name, "loggers", allow_import=allow_import, again=again)
+    if not isinstance(found, type) or not issubclass(found, Logger):
+        raise ConfigError(f"loggers: {name} is not a Logger class", key="loggers")
+    return found
 
 
 def _is_installed(package: str) -> bool:
@@ -111,8 +123,16 @@ def _is_installed(package: str) -> bool:
 
 
 def make_loggers(names: Iterable[str]) -> list[Logger]:
-    """Create the loggers of the setting; they import their packages in `open`."""
-    return [getattr(import_module(_PACKAGED[name].module), _PACKAGED[name].cls)() for name in names]
+    """Create the loggers of the setting; packaged ones import their packages in `open`."""
+    made: list[Logger] = []
+    for name in names:
+        known = _PACKAGED.get(name)
+        kind = _own(name) if known is None else getattr(import_module(known.module), known.cls)
+        try:
+            made.append(kind())
+        except Exception as error:
+            raise ConfigError(f"loggers: {name}() fails: {cause_of(error)}", key="loggers") from error
+    return made
 
 
 def as_loggers(given: Any) -> tuple[Logger, ...]:

@@ -82,7 +82,7 @@ class RunSpec:
                 "algo_kwargs.early_stopping needs evaluations: set env_id and an eval_episodes of at least 1",
                 key="algo_kwargs.early_stopping",
             )
-        require_installed(config.loggers)
+        require_installed(config.loggers, allow_import=config.allow_import)
         for part in resolved.parts:
             part.import_own(config.allow_import)
         require_place(config)
