@@ -191,7 +191,7 @@ def test_a_learner_converges_to_the_known_values_of_a_chain(n: int) -> None:
 def drawn(buffer: ReplayBuffer, layout: RowLayout, first: int) -> dict[str, Tensor]:
     """The transition that starts at row `first`, by column."""
     assert buffer.n_step is not None
-    rows = buffer.n_step.rows(buffer.rows, torch.tensor([first]), buffer.added - 1, layout.places["next_obs"])
+    rows = buffer.n_step.rows(buffer.rows, torch.tensor([first]), buffer.added - 1, layout)
     return {name: column[0] for name, column in layout.unpack(rows)._asdict().items() if column is not None}
 
 
@@ -299,7 +299,11 @@ def test_it_cannot_change_in_a_resumed_run(tmp_path: Path) -> None:
 
 def test_which_algorithms_have_it() -> None:
     found = {algo for algo in ALL if "n_step" in get_algorithm_spec(algo).sections.owners()}
-    assert found >= {"dqn", "ddpg", "td3", "sac", "tqc", "redq"}
-    assert not found & {"iql", "cql", "td3_bc", "awac", "crr", "edac", "rebrac", "bc", "rlpd"}
+    assert found == {*ALL} - {"bc"}
+    assert all(get_algorithm_spec(algo).sections.default("n_step") == 1 for algo in found)
+    for algo in ("iql", "cql", "bc"):
+        discrete = get_algorithm_spec(algo).sections.discrete
+        assert discrete is not None
+        assert ("n_step" in discrete.owners()) == (algo != "bc")
     with pytest.raises(ConfigError, match="n_step"):
         get_algorithm_spec("sac").sections.resolve({"n_step": 0})

@@ -107,6 +107,8 @@ class Learner:
     scheduled: ClassVar[tuple[str, ...] | None] = None
     # Whether `explore` depends on `progress`.
     explores_by_progress: ClassVar[bool] = False
+    # Whether targets contain the value of the next observation; if not, `n_step` is not a setting.
+    bootstraps: ClassVar[bool] = True
     # Extra columns of minibatches: computed when data are loaded; online runs are refused.
     extras: ClassVar[tuple[Column, ...]] = ()
 

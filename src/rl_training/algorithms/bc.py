@@ -55,6 +55,7 @@ class BC(Learner):
     Config = BCConfig
     Model = MLPBCModel
     fixed_by_model = ("stochastic", "policy_distribution")
+    bootstraps = False
 
     def __init__(self, *, model: MLPBCModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)

@@ -25,6 +25,7 @@ class DiscreteBC(Learner):
     name = "bc"
     Model = MLPDiscreteBCModel
     discrete = True
+    bootstraps = False
 
     def __init__(self, *, model: MLPDiscreteBCModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)

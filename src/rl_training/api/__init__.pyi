@@ -158,6 +158,11 @@ class _DatasetKeys(TypedDict, total=False):
     max_epochs: int | float | None
     """bound on passes over the data; ≥ 1"""
 
+class _NStepKeys(TypedDict, total=False):
+    n_step: int | float
+    """environment steps whose rewards are summed before the target bootstraps; fewer at the end of an episode; ≥ 1;
+    default 1"""
+
 class _ValidationKeys(TypedDict, total=False):
     validation_fraction: float
     """share of the episodes that is held out; the distance between the policy's actions and theirs is logged at
@@ -198,9 +203,6 @@ class _ObservationKeys(TypedDict, total=False):
     """divide rewards by the running standard deviation of the discounted return, or by a fifth of its largest
     magnitude if that is larger (FlashSAC); the replay buffer stores raw rewards, and returns are reported raw;
     default False"""
-    n_step: int | float
-    """environment steps whose rewards are summed before the target bootstraps; fewer at the end of an episode; ≥ 1;
-    default 1"""
 
 class _OnlineKeys(TypedDict, total=False):
     buffer_capacity: int | float
@@ -221,7 +223,7 @@ class _DelayedActorKeys(TypedDict, total=False):
     policy_delay: int | float | None
     """critic updates per actor update; null means `gradient_updates_per_step`; ≥ 1"""
 
-class _AWACSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, total=False):
+class _AWACSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _NStepKeys, _ValidationKeys, total=False):
     awac_lambda: float
     """divisor of the advantage in the cloning weights; > 0; default 1.0"""
     max_advantage_weight: float
@@ -249,7 +251,9 @@ class BC(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_BCSettings]) -> None: ...
 
-class _CQLSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, _EntropyKeys, total=False):
+class _CQLSettings(
+    _TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _NStepKeys, _ValidationKeys, _EntropyKeys, total=False
+):
     actor_learning_rate: float
     """learning rate of the actor; null means `learning_rate`; > 0; default 0.0001"""
     cql_alpha: float
@@ -266,7 +270,7 @@ class CQL(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_CQLSettings]) -> None: ...
 
-class _CRRSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, total=False):
+class _CRRSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _NStepKeys, _ValidationKeys, total=False):
     beta: float
     """divisor of the advantage (`weight_type: exp`); > 0; default 1.0"""
     n_action_samples: int | float
@@ -287,7 +291,14 @@ class CRR(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_CRRSettings]) -> None: ...
 
 class _DDPGSettings(
-    _TrainKeys, _TargetKeys, _NetworkKeys, _DelayedUpdateKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys
+    _TrainKeys,
+    _TargetKeys,
+    _NetworkKeys,
+    _NStepKeys,
+    _DelayedUpdateKeys,
+    _ActorStartKeys,
+    _ObservationKeys,
+    _OnlineKeys,
 ): ...
 
 class DDPG(ManagedAlgorithm[Seeds]):
@@ -295,7 +306,7 @@ class DDPG(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_DDPGSettings]) -> None: ...
 
-class _DQNSettings(_TrainKeys, _NetworkKeys, _ObservationKeys, _OnlineKeys, total=False):
+class _DQNSettings(_TrainKeys, _NetworkKeys, _NStepKeys, _ObservationKeys, _OnlineKeys, total=False):
     tau: float
     """Polyak coefficient: target ← (1 − tau)·target + tau·source; > 0, ≤ 1; default 1.0"""
     double_q: bool
@@ -315,7 +326,7 @@ class DQN(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_DQNSettings]) -> None: ...
 
 class _EDACSettings(
-    _TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, _EntropyKeys, total=False
+    _TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _NStepKeys, _ValidationKeys, _EntropyKeys, total=False
 ):
     num_critics: int | float
     """size of the ensemble; ≥ 1; default 10"""
@@ -327,7 +338,7 @@ class EDAC(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_EDACSettings]) -> None: ...
 
-class _IQLSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, total=False):
+class _IQLSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _NStepKeys, _ValidationKeys, total=False):
     expectile: float
     """expectile of Q that the value network is fitted to; > 0, < 1; default 0.7"""
     beta: float
@@ -347,6 +358,7 @@ class _REDQSettings(
     _TrainKeys,
     _TargetKeys,
     _NetworkKeys,
+    _NStepKeys,
     _EntropyKeys,
     _ActorStartKeys,
     _ObservationKeys,
@@ -368,6 +380,7 @@ class _RLPDSettings(
     _TrainKeys,
     _TargetKeys,
     _DatasetKeys,
+    _NStepKeys,
     _EntropyKeys,
     _ActorStartKeys,
     _OnlineKeys,
@@ -394,7 +407,7 @@ class RLPD(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_RLPDSettings]) -> None: ...
 
 class _SACSettings(
-    _TrainKeys, _TargetKeys, _NetworkKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys
+    _TrainKeys, _TargetKeys, _NetworkKeys, _NStepKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys
 ): ...
 
 class SAC(ManagedAlgorithm[Seeds]):
@@ -403,7 +416,14 @@ class SAC(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_SACSettings]) -> None: ...
 
 class _TD3Settings(
-    _TrainKeys, _TargetKeys, _NetworkKeys, _DelayedUpdateKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys
+    _TrainKeys,
+    _TargetKeys,
+    _NetworkKeys,
+    _NStepKeys,
+    _DelayedUpdateKeys,
+    _ActorStartKeys,
+    _ObservationKeys,
+    _OnlineKeys,
 ): ...
 
 class TD3(ManagedAlgorithm[Seeds]):
@@ -412,7 +432,14 @@ class TD3(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_TD3Settings]) -> None: ...
 
 class _TD3BCSettings(
-    _TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, _DelayedUpdateKeys, total=False
+    _TrainKeys,
+    _TargetKeys,
+    _NetworkKeys,
+    _DatasetKeys,
+    _NStepKeys,
+    _ValidationKeys,
+    _DelayedUpdateKeys,
+    total=False,
 ):
     bc_alpha: float
     """weight of Q divided by its mean magnitude, relative to the squared action error; > 0; default 2.5"""
@@ -423,7 +450,15 @@ class TD3BC(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_TD3BCSettings]) -> None: ...
 
 class _TQCSettings(
-    _TrainKeys, _TargetKeys, _NetworkKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys, total=False
+    _TrainKeys,
+    _TargetKeys,
+    _NetworkKeys,
+    _NStepKeys,
+    _EntropyKeys,
+    _ActorStartKeys,
+    _ObservationKeys,
+    _OnlineKeys,
+    total=False,
 ):
     num_critics: int | float
     """size of the ensemble; ≥ 1; default 5"""
@@ -437,7 +472,9 @@ class TQC(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_TQCSettings]) -> None: ...
 
-class _CrossQSettings(_TrainKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys, total=False):
+class _CrossQSettings(
+    _TrainKeys, _NStepKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys, total=False
+):
     policy_delay: int | float
     """critic updates per update of actor and temperature; ≥ 1; default 3"""
 
@@ -446,7 +483,9 @@ class CrossQ(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_CrossQSettings]) -> None: ...
 
-class _ReBRACSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _ValidationKeys, total=False):
+class _ReBRACSettings(
+    _TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _NStepKeys, _ValidationKeys, total=False
+):
     actor_bc_coef: float
     """weight of the squared action error in the actor's loss, relative to Q divided by its mean magnitude; ≥ 0;
     default 0.01"""

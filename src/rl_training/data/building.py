@@ -106,6 +106,7 @@ def unpacked(
         tuple(Part(*part) for part in about["parts"]),
         (about["reward_map"][0], about["reward_map"][1]),
         extras,
+        memory_limit=budgets.on_host(),
         checksum=about["fingerprint"],
         raw=RawRows(*raw) if raw else None,
     )

@@ -25,7 +25,7 @@ from rl_training.data.mapped import as_tensor, read_ahead
 from rl_training.data.packing import allocate_rows, pack
 from rl_training.data.sources import TensorSource
 from rl_training.data.statistics import DatasetStatistics, floats, moments_of, returns_of, statistics_of
-from rl_training.data.transforms import chunks, keep_spans, map_rewards, write_columns
+from rl_training.data.transforms import chunks, keep_spans, map_rewards, sum_n_steps, write_columns
 from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.data.validation import settled_spaces, with_action_space
 from rl_training.data.weighted import Part, WeightedSource
@@ -330,6 +330,20 @@ class TransitionDataset:
             parts=self._remaining_parts(starts, remaining),
             extras=extras,
         )
+
+    def with_n_step(self, n: int, gamma: float, *, in_place: bool = False) -> Self:
+        """Each row becomes the transition over the next `n` rows of its episode, for training (see `n_step`).
+
+        The fingerprint stays that of the single steps.
+        """
+        if n == 1:
+            return self
+        self.episodes("n_step")
+        rows, known = self._room(len(self), in_place), self.fingerprint()
+        if not in_place:
+            np.copyto(rows, self.rows)
+        sum_n_steps(rows, self.layout, self.episode_ends, n, gamma, _CHUNK_ROWS)
+        return replace(self, rows=rows, checksum=known)
 
     def _room(self, count: int, in_place: bool) -> NDArray[np.float32]:
         """Memory for `count` transformed rows; `in_place` invalidates this data set."""

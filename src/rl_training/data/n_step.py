@@ -1,9 +1,10 @@
-"""n-step returns: a drawn row becomes the transition over the next n rows of its environment.
+"""n-step returns: a row becomes the transition over the next n rows of its environment.
 
-The buffer stores single steps; the rows of one environment are `num_envs` apart. A drawn row keeps its observation
-and action, and gets the discounted rewards of k rows and the next observation of the last of them. k is n, or less
-if the episode or the newest row comes first. `dones` becomes 1 if that last step terminated and 1 - gamma^(k-1) if
-not, so that a learner's r + gamma (1 - d) V(s') bootstraps with gamma^k.
+A replay buffer stores single steps, whose rows of one environment are `num_envs` apart, and changes rows when they
+are drawn. The rows of a data set are changed once, when it is loaded. A row keeps its observation and action, and
+gets the discounted rewards of k rows, and the next observation (and next action) of the last of them. k is n, or
+less if the episode or the newest row comes first. `dones` becomes 1 if that last step terminated and
+1 - gamma^(k-1) if not, so that a learner's r + gamma (1 - d) V(s') bootstraps with gamma^k.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_training.data.transitions import RowLayout
 from rl_training.settings import PositiveInt, Settings
 
 # Stored `dones` of the last row of a truncated episode; 1 if it terminated, 0 in all other rows.
@@ -39,7 +41,7 @@ class NStepReturns:
         self._offsets = num_envs * torch.arange(n, device=device)
         self._discounts = torch.tensor([gamma**k for k in range(n)], device=device)
 
-    def rows(self, ring: Tensor, index: Tensor, newest: Tensor | int, next_obs: slice) -> Tensor:
+    def rows(self, ring: Tensor, index: Tensor, newest: Tensor | int, layout: RowLayout) -> Tensor:
         """The transitions that start at rows `index [B]` of `ring`, whose newest row is `newest`: `[B, width]`."""
         slots = (index[:, None] + self._offsets) % len(ring)  # [B, n]
         rewards, dones = ring[:, -2:][slots].unbind(-1)
@@ -48,7 +50,9 @@ class NStepReturns:
         used = torch.cat([torch.ones_like(later, dtype=torch.bool), follows], 1).cumprod(1)
         last = used.sum(1, keepdim=True) - 1
         rows = ring.index_select(0, index)
-        rows[:, next_obs] = ring[:, next_obs].index_select(0, slots.gather(1, last)[:, 0])
+        for name in ("next_obs", "next_actions"):
+            if (place := layout.places.get(name)) is not None:
+                rows[:, place] = ring[:, place].index_select(0, slots.gather(1, last)[:, 0])
         # Rows that are not used may be uninitialised.
         rows[:, -2] = torch.where(used == 1, self._discounts * rewards, 0.0).sum(1)
         rows[:, -1] = torch.where(dones.gather(1, last) == 1, 1.0, 1.0 - self._discounts[last])[:, 0]

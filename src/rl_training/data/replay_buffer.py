@@ -196,7 +196,7 @@ class ReplayBuffer:
         index = self.draw(batch_size)
         if self.n_step is None:
             return self._rows.index_select(0, index)
-        return self.n_step.rows(self._rows, index, self._newest(), self.layout.places["next_obs"])
+        return self.n_step.rows(self._rows, index, self._newest(), self.layout)
 
     def _newest(self) -> Tensor | int:
         """The number of the newest row, counted from the first or from slot 0; on a GPU a tensor."""

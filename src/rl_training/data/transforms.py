@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rl_training.data.extra_columns import ColumnValues
 from rl_training.data.mapped import as_tensor
+from rl_training.data.n_step import NStepReturns, stored_dones
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import DatasetError
 
@@ -46,6 +48,17 @@ def keep_spans(rows: Rows, out: Rows, starts: NDArray[np.int64], lengths: NDArra
             if out is not rows or written != chunk.start:
                 out[written:stop] = rows[chunk]
             written = stop
+
+
+def sum_n_steps(rows: Rows, layout: RowLayout, ends: NDArray[np.int64], n: int, gamma: float, step: int) -> None:
+    """Each row becomes, in place, the transition over the next `n` rows of its episode (see `n_step`).
+
+    `ends` are the last rows of all episodes; a row is written after the rows before it, which depend on it.
+    """
+    rows[ends, -1] = stored_dones(rows[ends, -1] == 1, np.ones(len(ends), np.bool_))
+    ring, returns = as_tensor(rows), NStepReturns(n, gamma, 1, torch.device("cpu"))
+    for chunk in chunks(0, len(rows), step):
+        ring[chunk] = returns.rows(ring, torch.arange(chunk.start, chunk.stop), len(rows) - 1, layout)
 
 
 def write_columns(

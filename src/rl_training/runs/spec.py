@@ -108,6 +108,11 @@ class RunSpec:
         value: T = self.shared[name]
         return value
 
+    @property
+    def n_step(self) -> int:
+        """`n_step`; 1 for an algorithm without this setting."""
+        return int(self.resolved.to_dict().get("n_step", 1))
+
     def changes(self) -> Changes:
         """The settings that differ from those of the checkpoint; empty for a new run."""
         if self.checkpoint is None:

@@ -14,6 +14,7 @@ from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import hold_out
 from rl_training.data.extra_columns import Column
 from rl_training.data.loading import DatasetConfig, load_dataset
+from rl_training.data.n_step import NStepConfig
 from rl_training.data.placement import MemoryBudget
 from rl_training.environments.making import spaces_of
 from rl_training.environments.user_environments import UserEnvironments
@@ -128,7 +129,7 @@ def _extra_columns(spec: RunSpec) -> tuple[Column, ...]:
 
 
 def _load(spec: RunSpec, env_spaces: SpaceSpec | None, budgets: MemoryBudget) -> TransitionDataset:
-    """The data set of a run with the extra columns of its learner.
+    """The data set of a run with the extra columns and the n-step returns of its learner.
 
     If discrete actions have another learner, the columns are added after loading, when the actions are known.
     """
@@ -136,7 +137,10 @@ def _load(spec: RunSpec, env_spaces: SpaceSpec | None, budgets: MemoryBudget) ->
     data = _build_offline_dataset(
         spec.config, section, env_spaces, spec.dataset, spec.given, extras=extras, budgets=budgets
     )
-    return data.with_extras(_extra_columns(spec.for_actions(data.spaces, data.name)))
+    spec = spec.for_actions(data.spaces, data.name)
+    data = data.with_extras(_extra_columns(spec))
+    ours = spec.dataset is None and data.rows.flags.writeable
+    return data.with_n_step(spec.n_step, spec.resolved[LearnerConfig].gamma, in_place=ours)
 
 
 class OfflineSetup:
@@ -203,7 +207,7 @@ class Offline(Regime):
     """Train on a fixed data set; an environment, if there is one, is only used for evaluation."""
 
     name = "offline"
-    sections = (OptimizationConfig, DatasetConfig, ValidationConfig, BudgetConfig, ControlConfig)
+    sections = (OptimizationConfig, DatasetConfig, NStepConfig, ValidationConfig, BudgetConfig, ControlConfig)
     first_phase = "offline"
 
     def __init__(self, spec: RunSpec) -> None:

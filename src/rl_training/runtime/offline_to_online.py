@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rl_training.data.loading import DatasetConfig
+from rl_training.data.n_step import NStepConfig
 from rl_training.data.sources import MixedSource
 from rl_training.errors import ConfigError
 from rl_training.experience.protocol import Experience
@@ -32,7 +33,15 @@ class OfflineToOnline(Regime):
     """Pretrain on the prior data, then train online on mixed minibatches."""
 
     name = "offline-to-online"
-    sections = (OptimizationConfig, DatasetConfig, PriorDataConfig, BudgetConfig, OnlineConfig, ControlConfig)
+    sections = (
+        OptimizationConfig,
+        DatasetConfig,
+        NStepConfig,
+        PriorDataConfig,
+        BudgetConfig,
+        OnlineConfig,
+        ControlConfig,
+    )
     experience: Experience
 
     def __init__(self, spec: RunSpec) -> None:

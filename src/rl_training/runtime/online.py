@@ -154,7 +154,7 @@ def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, spec: RunSpe
             key="algo",
         )
     layout = RowLayout.of(spaces)
-    needed, n_step = capacity * layout.width * 4, spec.resolved.to_dict().get("n_step", 1)
+    needed, n_step = capacity * layout.width * 4, spec.n_step
 
     def make(generator: torch.Generator, **options: Any) -> ReplayBuffer:
         returns = None

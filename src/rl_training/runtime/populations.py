@@ -29,6 +29,8 @@ def structure(config: TrainConfig) -> dict[str, Any]:
     fields = {key: value for key, value in config.to_dict().items() if key not in _MAY_DIFFER}
     hyperparameters = resolved[LearnerConfig]
     others = {key: value for key, value in resolved.to_dict().items() if key not in dict(hyperparameters)}
+    if "dataset_kind" in others and others.get("n_step", 1) > 1:  # members share the rows, which depend on gamma
+        others["gamma"] = hyperparameters.gamma
     return fields | {"algo_kwargs": others | spec.learner.structure(hyperparameters)}
 
 

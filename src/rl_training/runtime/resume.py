@@ -208,7 +208,8 @@ def _config_to_continue(
     _require_same_seed(before, config)
     _require_same_shape(before, config)
     _require_same_capacity(checkpoint, config)
-    _require_same_n_step(before, config)
+    if checkpoint.rows is not None:
+        _require_same_n_step(before, config)
     discrete = spec_of(config).sections.takes_discrete
     if config.env_id is not None and (
         difference := spaces_of(config, discrete=discrete, given=given).difference(spaces_from(checkpoint))

@@ -8,6 +8,7 @@ from typing import Any
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
+from rl_training.data.n_step import NStepConfig
 from rl_training.environments.user_environments import UserEnvironments
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import Checkpoint
@@ -94,7 +95,8 @@ def algorithm(
     regimes = regimes if isinstance(regimes, tuple) else (regimes,)
 
     def sections_of(kind: type[Learner], regime: type[Regime], other: Sections | None = None) -> Sections:
-        return Sections(kind, (kind.Config, kind.Network, *regime.sections), defaults, other)
+        owned = [part for part in regime.sections if kind.bootstraps or part is not NStepConfig]
+        return Sections(kind, (kind.Config, kind.Network, *owned), defaults, other)
 
     kinds = tuple(
         sections_of(learner, regime, None if discrete is None else sections_of(discrete, regime))
