@@ -37,6 +37,7 @@ from torch import nn
 from rl_training.api.managed import Environment, Seeds
 from rl_training.api.managed import ManagedAlgorithm as ManagedAlgorithm
 from rl_training.api.managed import load as load
+from rl_training.data.formats.own import Reader
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger
 
@@ -51,6 +52,7 @@ CLASS = """class {name}(ManagedAlgorithm[Seeds]):
 WRITTEN = {
     "eval_env": "Environment | None",
     "alpha": 'float | Literal["auto"]',
+    "dataset_kind": "str | Reader | None",
     "loggers": "Sequence[str | type[Logger]]",
     "network": "str | Callable[..., nn.Module]",
 }

@@ -217,6 +217,8 @@ CONFIGS = {
     "plug-in": "algo: mine\nplugin: evil:Mine\nenv_id: Pendulum-v1\ntotal_timesteps: 5\n",
     "network": "algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 5\nalgo_kwargs: {network: 'evil:run'}\n",
     "logger": "algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 5\nloggers: ['evil:Logger']\n",
+    "data format": "algo: bc\nenv_id: Pendulum-v1\ntotal_timesteps: 5\n"
+    "algo_kwargs: {dataset_kind: 'evil:nothing', dataset_path: run.yaml}\n",
     "permission in a file": "algo: sac\nenv_id: evil:Evil-v0\ntotal_timesteps: 5\nallow_import: true\n",
     "interpolation": "algo: ${evil:run}\nenv_id: Pendulum-v1\ntotal_timesteps: 5\n",
     "hydra target": "algo: sac\nenv_id: Pendulum-v1\ntotal_timesteps: 5\nalgo_kwargs: {_target_: evil.run}\n",
@@ -232,7 +234,7 @@ def test_malicious_configurations(case: str, canary: Path, tmp_path: Path) -> No
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("case", ["import", "wrapper", "algorithm", "plug-in", "network", "logger"])
+@pytest.mark.parametrize("case", ["import", "wrapper", "algorithm", "plug-in", "network", "logger", "data format"])
 def test_importing_is_for_the_user_to_allow(case: str, canary: Path, tmp_path: Path) -> None:
     """With --allow-import the module is imported, so the refusals above are what keeps it out."""
     (tmp_path / "run.yaml").write_text(CONFIGS[case])

@@ -9,6 +9,7 @@ from torch import nn
 from rl_training.api.managed import Environment, Seeds
 from rl_training.api.managed import ManagedAlgorithm as ManagedAlgorithm
 from rl_training.api.managed import load as load
+from rl_training.data.formats.own import Reader
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger
 
@@ -52,8 +53,8 @@ class _TrainKeys(TypedDict, total=False):
     init_from: str | PurePath | None
     """checkpoint or run whose networks the run starts from; `{seed}` is replaced by the run's seed"""
     allow_import: bool
-    """allow an `env_id` `module:Env`, an `algo`, wrappers and loggers `module:Class`, and a `network`
-    `module:factory`, which import that module; default False"""
+    """allow an `env_id` `module:Env`, an `algo`, wrappers and loggers `module:Class`, and a `network` and
+    `dataset_kind` `module:function`, which import that module; default False"""
     plugin: str | None
     """`module:Class` of the learner if `algo` is not of this package; set when a run starts"""
     environments: Literal["auto", "local", "batched", "processes", "ray"]
@@ -122,10 +123,11 @@ class _NetworkKeys(TypedDict, total=False):
     default False (ReBRAC: True)"""
 
 class _DatasetKeys(TypedDict, total=False):
-    dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None
-    """source of the data; `random` collects it from the environment; null: passed to `learn(dataset=…)`"""
+    dataset_kind: str | Reader | None
+    """source of the data: `random` collects it from the environment; `npz`, `hdf5` or `minari`; your own format as
+    `module:function`, with --allow-import; null: passed to `learn(dataset=…)`"""
     dataset_path: str | PurePath | None
-    """path of the `npz` or `hdf5` file"""
+    """path of the `npz` or `hdf5` file, or of the file of your own format"""
     dataset_id: str | None
     """id of the Minari data set"""
     dataset_download: bool

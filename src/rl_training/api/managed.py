@@ -14,6 +14,7 @@ from typing_extensions import TypeVar
 from rl_training.api.data import Data, resolve_data
 from rl_training.api.describing import LazyAttribute, documented, managed_class, signature_of
 from rl_training.data.datasets import TransitionDataset
+from rl_training.data.formats.own import KIND
 from rl_training.environments.tensor_env import TensorEnv
 from rl_training.environments.user_environments import Env, TensorEnvMaker, UserEnvironments, resolve_env
 from rl_training.environments.wrapping import name_wrappers
@@ -369,8 +370,9 @@ load = ManagedAlgorithm.load
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with classes and functions replaced by their names, which the configuration can store."""
     named: dict[str, Any] = {}
-    if callable(network := settings.get("network")):
-        named["network"] = name_of(network, NETWORK)
+    for key, place in (("network", NETWORK), ("dataset_kind", KIND)):
+        if callable(found := settings.get(key)):
+            named[key] = name_of(found, place)
     if isinstance(loggers := settings.get("loggers"), list | tuple):
         named["loggers"] = [name_of(one, "loggers") if isinstance(one, type) else one for one in loggers]
     return named

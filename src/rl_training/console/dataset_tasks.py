@@ -17,6 +17,7 @@ from rl_training.data.columns import Columns
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_columns, write_columns
 from rl_training.data.formats.minari import minari_folder
+from rl_training.data.formats.own import find_reader
 from rl_training.data.loading import DatasetConfig
 from rl_training.data.packing import allocate_rows, faults_of
 from rl_training.data.statistics import DatasetStatistics
@@ -44,9 +45,10 @@ def show(
     download: bool,
     as_json: bool,
     allow_import: bool,
+    kind: str | None = None,
 ) -> None:
     spaces = _spaces(env, allow_import)
-    with read_columns(source, download=download) as raw:
+    with read_columns(source, _permitted(kind, allow_import), download=download) as raw:
         columns: Columns = actions.with_bounds(raw)
         unknown = spaces is None and declared_spaces(columns) is None
         dataset = TransitionDataset.from_columns(columns, spaces=_range_of_actions(columns) if unknown else spaces)
@@ -57,9 +59,17 @@ def show(
         show_table(_statistics_rows(statistics, dataset.spaces, bounded=not unknown))
 
 
-def validate(source: str, env: str | None, actions: DatasetConfig, *, download: bool, allow_import: bool) -> None:
+def validate(
+    source: str,
+    env: str | None,
+    actions: DatasetConfig,
+    *,
+    download: bool,
+    allow_import: bool,
+    kind: str | None = None,
+) -> None:
     spaces = _spaces(env, allow_import)
-    with read_columns(source, download=download) as raw:
+    with read_columns(source, _permitted(kind, allow_import), download=download) as raw:
         columns = actions.with_bounds(raw)
         spaces = settled_spaces(columns, spaces)
         try:
@@ -91,13 +101,22 @@ def convert(
     *,
     download: bool,
     allow_import: bool,
+    kind: str | None = None,
 ) -> None:
-    kind: Any = to or _kind_of_target(target)
+    new: Any = to or _kind_of_target(target)
     spaces = _spaces(env, allow_import)
+    kind = _permitted(kind, allow_import)
     if actions.action_low is not None or actions.num_actions is not None:
-        with read_columns(source, download=download) as columns:
+        with read_columns(source, kind, download=download) as columns:
             spaces = resolve_spaces(actions.with_bounds(columns), spaces)
-    print(f"wrote {convert_dataset(source, kind, target, spaces=spaces, download=download)}")
+    print(f"wrote {convert_dataset(source, new, target, spaces=spaces, download=download, source_kind=kind)}")
+
+
+def _permitted(kind: str | None, allow_import: bool) -> str | None:
+    """`kind`; if it is `module:function`, it is imported, or refused."""
+    if kind is not None and ":" in kind:
+        find_reader(kind, allow_import=allow_import)
+    return kind
 
 
 def collect(

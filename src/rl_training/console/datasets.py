@@ -14,7 +14,13 @@ Low = Annotated[str | None, typer.Option(help="Lower action bounds if the file h
 High = Annotated[str | None, typer.Option(help="Upper action bounds.")]
 NumActions = Annotated[int | None, typer.Option(min=1, help="Number of discrete actions if the file has none.")]
 Download = Annotated[bool, typer.Option("--download", help="Download a Minari data set that is not local.")]
-AllowImport = Annotated[bool, typer.Option("--allow-import", help="Permit an env id of the form module:Env.")]
+Kind = Annotated[
+    str | None,
+    typer.Option(help="npz, hdf5 or minari, or module:function for your own; by default from the name."),
+]
+AllowImport = Annotated[
+    bool, typer.Option("--allow-import", help="Permit an env id module:Env and a kind module:function.")
+]
 
 
 @datasets.command()
@@ -25,6 +31,7 @@ def show(
     action_high: High = None,
     num_actions: NumActions = None,
     download: Download = False,
+    kind: Kind = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     allow_import: AllowImport = False,
 ) -> None:
@@ -32,7 +39,8 @@ def show(
     from rl_training.console import dataset_tasks
 
     actions = dataset_tasks.action_space(action_low, action_high, num_actions)
-    dataset_tasks.show(source, env, actions, download=download, as_json=as_json, allow_import=allow_import)
+    options = {"download": download, "as_json": as_json, "allow_import": allow_import}
+    dataset_tasks.show(source, env, actions, kind=kind, **options)
 
 
 @datasets.command()
@@ -43,13 +51,14 @@ def validate(
     action_high: High = None,
     num_actions: NumActions = None,
     download: Download = False,
+    kind: Kind = None,
     allow_import: AllowImport = False,
 ) -> None:
     """Run all checks made before training; exit with code 3 and one line per fault if the data are invalid."""
     from rl_training.console import dataset_tasks
 
     actions = dataset_tasks.action_space(action_low, action_high, num_actions)
-    dataset_tasks.validate(source, env, actions, download=download, allow_import=allow_import)
+    dataset_tasks.validate(source, env, actions, download=download, kind=kind, allow_import=allow_import)
 
 
 @datasets.command()
@@ -62,13 +71,15 @@ def convert(
     action_high: High = None,
     num_actions: NumActions = None,
     download: Download = False,
+    kind: Kind = None,
     allow_import: AllowImport = False,
 ) -> None:
     """Copy a data set into another format; nothing is overwritten."""
     from rl_training.console import dataset_tasks
 
     actions = dataset_tasks.action_space(action_low, action_high, num_actions)
-    dataset_tasks.convert(source, target, to, env, actions, download=download, allow_import=allow_import)
+    options = {"download": download, "allow_import": allow_import}
+    dataset_tasks.convert(source, target, to, env, actions, kind=kind, **options)
 
 
 @datasets.command()

@@ -122,12 +122,12 @@ def show_exported(policy: Exported) -> None:
 def _next_commands(result: TrainResult) -> list[str]:
     """Commands for what to do next, under the name this program was called by; each needs --allow-import again."""
     config = TrainConfig(**_record_of(result.checkpoint_path, "config.json"))
-    name, permission = program_name(), config.permission
+    name, permission = program_name(), config.permission()
     run, checkpoint = shlex.quote(str(result.run_dir)), shlex.quote(str(result.checkpoint_path))
     more = 2 * max(config.total_timesteps, int(result.metrics["global_step"]))
-    no_environment = config.replace(env_id=None, loggers=[]).permission
+    loading = config.permission(policy_alone=True)
     commands = [
-        f'{name} predict {checkpoint} --obs "{_example_observation(result.checkpoint_path)}"{no_environment}',
+        f'{name} predict {checkpoint} --obs "{_example_observation(result.checkpoint_path)}"{loading}',
         f"{name} resume {run} --set total_timesteps={more}{permission}",
         f"tensorboard --logdir {run}",
     ]

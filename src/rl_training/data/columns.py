@@ -13,15 +13,17 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from rl_training.errors import DatasetError, MemoryLimitError
+from rl_training.errors import DatasetError, MemoryLimitError, nearest
 from rl_training.memory import available_memory, human_bytes
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("timeouts", "next_observations")
 # Optional: the probability of each discrete action when it was taken.
 ACTION_PROBS = "action_probs"
+# The action space of arrays, in addition to their columns.
+SPACE = ("action_low", "action_high", "num_actions", "start")
 CHUNK_BYTES = 8 * 2**20  # small enough that chunks reuse the same memory
 
 
@@ -57,6 +59,11 @@ class ArrayColumn:
         return self.array[start:stop]
 
 
+def bounds_of(value: ArrayLike | None) -> tuple[float, ...] | None:
+    """Action bounds, one number or one per component, as a tuple."""
+    return None if value is None else tuple(np.asarray(value, dtype=np.float64).reshape(-1).tolist())
+
+
 @dataclass
 class Columns:
     """The columns of one data set and the action space that its source declares.
@@ -73,6 +80,17 @@ class Columns:
     start: int = 0
     separated: bool = False
     on_close: Callable[[], None] = field(default=lambda: None, repr=False)
+
+    @classmethod
+    def of_arrays(cls, name: str, given: Mapping[str, Any]) -> Self:
+        """Columns in memory; `given` may also contain their action space, under the names in `SPACE`."""
+        known = (*REQUIRED, *OPTIONAL, ACTION_PROBS)
+        for key in given:
+            if key not in (*known, *SPACE):
+                raise DatasetError(f"{name}: unknown column {key!r}{nearest(str(key), known)}")
+        low, high = (bounds_of(given.get(key)) for key in SPACE[:2])
+        data = {key: ArrayColumn(np.asarray(given[key])) for key in known if given.get(key) is not None}
+        return cls(name, data, low, high, given.get("num_actions") or 0, given.get("start") or 0)
 
     def __post_init__(self) -> None:
         for name in REQUIRED:

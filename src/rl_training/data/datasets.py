@@ -18,13 +18,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from rl_training.data.columns import ArrayColumn, Columns
+from rl_training.data.columns import ArrayColumn, Columns, bounds_of
 from rl_training.data.extra_columns import NEXT_ACTIONS, Column, describe
-from rl_training.data.formats import FileKind, read_columns
+from rl_training.data.formats import read_columns
+from rl_training.data.formats.own import Reader
 from rl_training.data.mapped import as_tensor, read_ahead
 from rl_training.data.packing import allocate_rows, pack
 from rl_training.data.sources import TensorSource
-from rl_training.data.statistics import DatasetStatistics, floats, moments_of, returns_of, statistics_of
+from rl_training.data.statistics import DatasetStatistics, moments_of, returns_of, statistics_of
 from rl_training.data.transforms import chunks, keep_spans, map_rewards, sum_n_steps, write_columns
 from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.data.validation import settled_spaces, with_action_space
@@ -100,23 +101,19 @@ class TransitionDataset:
             "terminals": terminals,
             "timeouts": timeouts,
             "next_observations": next_observations,
+            "action_low": action_low,
+            "action_high": action_high,
+            "num_actions": num_actions,
+            "start": start,
         }
-        columns = Columns(
-            name,
-            {key: ArrayColumn(np.asarray(value)) for key, value in given.items() if value is not None},
-            action_low=_bound(action_low),
-            action_high=_bound(action_high),
-            num_actions=num_actions or 0,
-            start=start,
-        )
-        return cls.from_columns(columns, spaces=spaces, memory_limit=memory_limit)
+        return cls.from_columns(Columns.of_arrays(name, given), spaces=spaces, memory_limit=memory_limit)
 
     @classmethod
     def load(
         cls,
         place: str | os.PathLike[str],
         *,
-        kind: FileKind | None = None,
+        kind: str | Reader | None = None,
         download: bool = False,
         action_low: ArrayLike | None = None,
         action_high: ArrayLike | None = None,
@@ -127,14 +124,14 @@ class TransitionDataset:
     ) -> Self:
         """Load and check a file (`.npz`, `.hdf5`, `.h5`) or a Minari data set.
 
-        `kind` (`npz`, `hdf5`, `minari`) is needed for files with another suffix; `download` allows to download a
-        Minari data set. If the file does not declare its action space, pass it as in `from_arrays`.
+        `kind` (`npz`, `hdf5`, `minari`) is needed for files with another suffix; it may be a function that reads a
+        file of your own format. `download` allows to download a Minari data set. If the file does not declare its
+        action space, pass it as in `from_arrays`.
         """
         with read_columns(place, kind, download=download) as columns:
             if action_low is not None or action_high is not None or num_actions:
-                columns = with_action_space(
-                    columns, _bound(action_low), _bound(action_high), num_actions or 0, start
-                )
+                low, high = bounds_of(action_low), bounds_of(action_high)
+                columns = with_action_space(columns, low, high, num_actions or 0, start)
             return cls.from_columns(columns, spaces=spaces, memory_limit=memory_limit)
 
     @classmethod
@@ -388,7 +385,3 @@ def _checksum(parts: Iterable[NDArray[np.float32]]) -> str:
     for part in parts:
         checksum = zlib.crc32(np.ascontiguousarray(part).data, checksum)
     return f"{checksum:08x}"
-
-
-def _bound(value: ArrayLike | None) -> tuple[float, ...] | None:
-    return None if value is None else floats(np.atleast_1d(np.asarray(value, dtype=np.float64)))

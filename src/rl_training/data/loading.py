@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from rl_training.data.building import Build, unpacked
 from rl_training.data.columns import Columns
@@ -15,6 +15,7 @@ from rl_training.data.datasets import TransitionDataset
 from rl_training.data.extra_columns import NEXT_ACTIONS, Column
 from rl_training.data.formats import read_columns
 from rl_training.data.formats.minari import minari_folder
+from rl_training.data.formats.own import find_reader
 from rl_training.data.packing import allocate_rows
 from rl_training.data.placement import MemoryBudget, PackedFile
 from rl_training.data.validation import with_action_space
@@ -32,15 +33,23 @@ from rl_training.settings import (
 from rl_training.spaces import SpaceSpec
 
 Collect = Callable[[int, int], TransitionDataset]
+_KINDS = ("random", "npz", "hdf5", "minari")
+
+
+def _known_kind(value: str) -> str:
+    if value not in _KINDS and not all(value.partition(":")):
+        raise ValueError(f"must be {', '.join(map(repr, _KINDS[:-1]))} or {_KINDS[-1]!r}, got {value!r}")
+    return value
 
 
 class DatasetChoice(Settings):
     """The source of one data set."""
 
-    dataset_kind: Literal["random", "npz", "hdf5", "minari"] | None = None
-    """source of the data; `random` collects it from the environment; null: passed to `learn(dataset=…)`"""
+    dataset_kind: Annotated[str, AfterValidator(_known_kind)] | None = None
+    """source of the data: `random` collects it from the environment; `npz`, `hdf5` or `minari`; your own format as
+    `module:function`, with --allow-import; null: passed to `learn(dataset=…)`"""
     dataset_path: PathText | None = None
-    """path of the `npz` or `hdf5` file"""
+    """path of the `npz` or `hdf5` file, or of the file of your own format"""
     dataset_id: str | None = None
     """id of the Minari data set"""
     dataset_download: bool = False
@@ -52,8 +61,8 @@ class DatasetChoice(Settings):
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
-        kind = self.dataset_kind
-        if kind in ("npz", "hdf5") and self.dataset_path is None:
+        kind, in_file = self.dataset_kind, self.own_reader is not None or self.dataset_kind in ("npz", "hdf5")
+        if in_file and self.dataset_path is None:
             raise ValueError(f"dataset_kind {kind!r} needs dataset_path, the path of the file")
         if kind == "minari" and self.dataset_id is None:
             raise ValueError("dataset_kind 'minari' needs dataset_id, for example 'D4RL/pen/human-v2'")
@@ -61,13 +70,18 @@ class DatasetChoice(Settings):
             raise ValueError("dataset_path needs the kind of its file; set dataset_kind: npz or hdf5")
         if kind is None and self.dataset_id is not None:
             raise ValueError("dataset_id needs its kind; set dataset_kind: minari")
-        if kind not in ("npz", "hdf5") and self.dataset_path is not None:
+        if not in_file and self.dataset_path is not None:
             raise ValueError(f"dataset_path is not used by dataset_kind {kind!r}; set dataset_kind: npz or hdf5")
         if kind != "minari" and self.dataset_id is not None:
             raise ValueError(f"dataset_id is not used by dataset_kind {kind!r}; set dataset_kind: minari")
         if kind != "minari" and self.dataset_download:
             raise ValueError(f"dataset_download is not used by dataset_kind {kind!r}; set dataset_kind: minari")
         return self
+
+    @property
+    def own_reader(self) -> str | None:
+        """The name of the user's function that reads the file."""
+        return None if self.dataset_kind in (None, *_KINDS) else self.dataset_kind
 
     def files(self) -> list[Path]:
         """The source files; empty if the data are collected."""
@@ -181,7 +195,14 @@ class DatasetConfig(DatasetChoice):
     def identity(self) -> dict[str, Any]:
         """All settings, apart from the source files, that the rows depend on."""
         whole = self.model_dump(exclude={"normalize_observations", *DatasetChoice.model_fields, "datasets"})
+        readers = [choice.own_reader for choice in self.choices()]
+        whole |= {"readers": readers} if any(readers) else {}
         return whole | {"weights": [choice.weight for choice in self.datasets]}
+
+    def import_own(self, allow_import: bool) -> None:
+        for choice in self.choices():
+            if choice.own_reader is not None:
+                find_reader(choice.own_reader, allow_import=allow_import)
 
 
 def load_dataset(

@@ -180,8 +180,8 @@ class TrainConfig(Settings):
     init_from: Result[Annotated[PathText, Field(min_length=1)] | None] = None
     """checkpoint or run whose networks the run starts from; `{seed}` is replaced by the run's seed"""
     allow_import: Place[bool] = False
-    """allow an `env_id` `module:Env`, an `algo`, wrappers and loggers `module:Class`, and a `network`
-    `module:factory`, which import that module"""
+    """allow an `env_id` `module:Env`, an `algo`, wrappers and loggers `module:Class`, and a `network` and
+    `dataset_kind` `module:function`, which import that module"""
     plugin: Place[Text | None] = None
     """`module:Class` of the learner if `algo` is not of this package; set when a run starts"""
     environments: Place[Literal["auto", "local", "batched", "processes", "ray"]] = "auto"
@@ -258,10 +258,11 @@ class TrainConfig(Settings):
         """Whether environments run in this process."""
         return self.environments not in ("processes", "ray")
 
-    @property
-    def permission(self) -> str:
-        """` --allow-import` if the run names objects of a user's modules, which each command for it then needs."""
-        names = (self.env_id or "", self.algo_kwargs.get("network", ""), *self.loggers)
+    def permission(self, *, policy_alone: bool = False) -> str:
+        """` --allow-import` if a command for this run needs it; `policy_alone`: it only loads the policy."""
+        names = [self.algo_kwargs.get("network", "")]
+        if not policy_alone:
+            names += [self.env_id or "", self.algo_kwargs.get("dataset_kind") or "", *self.loggers]
         return " --allow-import" if any(":" in name for name in names) else ""
 
     def with_seed(self) -> Self:

@@ -399,5 +399,5 @@ class Session:
         return TrainResult(self.run.path, self.checkpoint_path, result)
 
     def _interrupted(self, signum: int) -> TrainingInterrupted:
-        command = f"{program_name()} resume {shlex.quote(str(self.run.path))}{self.config.permission}"
+        command = f"{program_name()} resume {shlex.quote(str(self.run.path))}{self.config.permission()}"
         return TrainingInterrupted(f"interrupted at step {self.clock.ticks}; go on with: {command}", signum)

@@ -11,6 +11,7 @@ from rl_training.data.columns import Columns
 from rl_training.data.formats.hdf5 import read_hdf5, write_hdf5
 from rl_training.data.formats.minari import read_minari, write_minari
 from rl_training.data.formats.npz import read_npz, write_npz
+from rl_training.data.formats.own import Reader, read_own
 from rl_training.data.validation import declared_spaces, resolve_spaces
 from rl_training.errors import ConfigError, nearest
 from rl_training.spaces import SpaceSpec
@@ -38,8 +39,13 @@ def kind_of(place: str | os.PathLike[str]) -> FileKind:
     return _SUFFIXES.get(Path(place).suffix, "minari")
 
 
-def read_columns(place: str | os.PathLike[str], kind: FileKind | None = None, *, download: bool = False) -> Columns:
-    """The raw columns of a file or Minari data set; the caller must close them."""
+def read_columns(
+    place: str | os.PathLike[str], kind: str | Reader | None = None, *, download: bool = False
+) -> Columns:
+    """The raw columns of a file or Minari data set; the caller must close them.
+
+    `kind`: a `FileKind`, or a function that reads a file of another format, or its name.
+    """
     match kind or kind_of(place):
         case "npz":
             return read_npz(place)
@@ -47,6 +53,8 @@ def read_columns(place: str | os.PathLike[str], kind: FileKind | None = None, *,
             return read_hdf5(place)
         case "minari":
             return read_minari(os.fspath(place), download)
+        case own:
+            return read_own(place, own)
 
 
 def write_columns(place: str | os.PathLike[str], columns: Columns, kind: FileKind | None = None) -> Path:
@@ -67,6 +75,7 @@ def convert_dataset(
     *,
     spaces: SpaceSpec | None = None,
     download: bool = False,
+    source_kind: str | Reader | None = None,
 ) -> Path:
     """Copy raw columns into another format, number types and flags unchanged.
 
@@ -75,7 +84,7 @@ def convert_dataset(
     if kind not in get_args(FileKind):
         known = get_args(FileKind)
         raise ConfigError(f"kind must be one of {', '.join(known)}, got {kind!r}{nearest(kind, known)}")
-    with read_columns(source, download=download) as columns:
+    with read_columns(source, source_kind, download=download) as columns:
         if spaces is not None:
             spaces = resolve_spaces(columns, spaces)
             if declared_spaces(columns) is None:
