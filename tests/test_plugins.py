@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rl_training
-from rl_training import TrainConfig, cli
+from rl_training import TrainConfig, cli, importing
 from rl_training.algorithms import DQN, SAC
 from rl_training.algorithms.base import Learner
 from rl_training.errors import ConfigError
@@ -82,6 +82,7 @@ def train(algo: str, *words: str) -> None:
 
 def forget() -> None:
     """As a new process begins."""
+    importing._KNOWN.clear()
     registry._SPECS.pop("mine", None)
     sys.modules.pop("plugged", None)
 
@@ -277,6 +278,59 @@ def test_a_run_without_its_plugin_names_the_remedy(run: Path) -> None:
         forget()
         done(*words, "--allow-import")
     assert json.loads((run / "run.json").read_text())["exact_resume"] is True
+
+
+ESTIMATE = ("--dataset", "data.npz", "--updates", "10", "--bootstraps", "1", "--json")
+STUDY = """
+name: own
+base: sac/pendulum
+set:
+  {algo: plugged:Mine, total_timesteps: 40, alpha: 0.3, network: plugged:network, loggers: [plugged:Rows]}
+grid: {gamma: [0.9, 0.99]}
+threads: 1
+"""
+PARTS = """
+from torch import nn
+from rl_training import Logger
+
+def network(in_features, out_features, hidden_sizes):
+    return nn.Linear(in_features, out_features)
+
+class Rows(Logger):
+    def write(self, row):
+        pass
+"""
+
+
+def test_a_study_names_modules_with_permission(module: str, tmp_path: Path) -> None:
+    (tmp_path / "plugged.py").write_text(MODULE + PARTS)
+    small = {**SMALL, "normalize_observations": False}
+    (tmp_path / "own.yaml").write_text(STUDY.replace("alpha: 0.3", str(small | {"alpha": 0.3})[1:-1]))
+    assert "'plugged:Mine' would import the module 'plugged'; allow it" in refused("sweep", "own.yaml")
+    assert "plugged" not in sys.modules
+    assert not Path("studies").exists()
+    done("sweep", "own.yaml", "--allow-import")
+    plan = json.loads(Path("studies/own/plan.json").read_text())
+    settings = [one["settings"] for one in plan["configurations"]]
+    assert [(one["algo"], one["plugin"], one["allow_import"]) for one in settings] == [
+        ("mine", "plugged:Mine", False)
+    ] * 2
+    runs = sorted(Path("studies/own/runs").iterdir())
+    assert [json.loads((run / "run.json").read_text())["status"] for run in runs] == ["finished"] * 2
+    status = rl_training.Study("own.yaml", allow_import=True).run()
+    assert status.counts["done"] == 2
+    done("dataset", "collect", "--env", "Pendulum-v1", "--size", "600", "-o", "data.npz")
+    forget()
+    assert "'mine' is not installed" in refused("select", "studies/own", "--by", "fqe", *ESTIMATE)
+    assert json.loads(done("select", "studies/own", "--by", "fqe", *ESTIMATE, "--allow-import"))["trial"]
+
+
+def test_data_and_estimates_of_a_run_need_permission(run: Path) -> None:
+    done("dataset", "collect", "--env", "Pendulum-v1", "--size", "600", "-o", "data.npz")
+    for words in (("dataset", "from-run", run, "-o", "replay.npz"), ("ope", run, *ESTIMATE)):
+        forget()
+        assert "'mine' is not installed; it is 'plugged:Mine'" in refused(*words)
+        done(*words, "--allow-import")
 
 
 def test_a_name_of_this_package_needs_no_plugin(run: Path) -> None:

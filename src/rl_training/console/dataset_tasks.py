@@ -138,15 +138,15 @@ def collect(
     show_table([*_statistics_rows(dataset.statistics(), spaces), ("written to", str(place))])
 
 
-def from_run(run: str, output: str) -> None:
+def from_run(run: str, output: str, *, allow_import: bool) -> None:
     kind = _kind_of_target(output)
     _refuse_existing(output, kind)
-    dataset = replay_of(open_checkpoint(run))
+    dataset = replay_of(open_checkpoint(run), allow_import=allow_import)
     place = write_columns(output, dataset.columns(), kind)
     show_table([*_statistics_rows(dataset.statistics(), dataset.spaces), ("written to", str(place))])
 
 
-def replay_of(checkpoint: Checkpoint) -> TransitionDataset:
+def replay_of(checkpoint: Checkpoint, *, allow_import: bool = False) -> TransitionDataset:
     """The replay buffer of a checkpoint as episodes, one environment after another.
 
     Truncations are stored only if `n_step` > 1. Without them an episode that did not terminate ends at a row whose
@@ -169,7 +169,7 @@ def replay_of(checkpoint: Checkpoint) -> TransitionDataset:
     batch.dones.clamp_(min=0.0)  # in `rows`: a truncated episode did not terminate
     ends[:-1] |= np.diff(numbers % config.num_envs) != 0
     notes = [f"the oldest {info.added - info.filled:,} transitions are lost"] if info.added > info.filled else []
-    scaled = resolve(config).to_dict()
+    scaled = resolve(config.replace(allow_import=allow_import)).to_dict()
     if scaled.get("reward_scale", 1) != 1 or scaled.get("reward_shift", 0) or scaled.get("reward_range_scaling"):
         notes.append("rewards are scaled and shifted as the run configured")
     return TransitionDataset(rows, spaces, np.flatnonzero(ends), str(checkpoint.path), tuple(notes))

@@ -102,6 +102,7 @@ def collect(
 def from_run(
     run: Annotated[str, typer.Argument(metavar="RUN_DIR|CHECKPOINT")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="PATH|MINARI_ID")],
+    allow_import: Annotated[bool, typer.Option("--allow-import", help="Permit an algorithm module:Class.")] = False,
 ) -> None:
     """Write the replay buffer of a run as a data set.
 
@@ -111,4 +112,4 @@ def from_run(
     """
     from rl_training.console import dataset_tasks
 
-    dataset_tasks.from_run(run, output)
+    dataset_tasks.from_run(run, output, allow_import=allow_import)

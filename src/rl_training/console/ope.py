@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from rl_training.console.options import AllowImport
 from rl_training.display.output import flags, note, show_json, show_table, warn
 from rl_training.display.text import duration, rounded
 from rl_training.off_policy_evaluation import defaults
@@ -73,6 +74,7 @@ def ope(
     device: Device = defaults.DEVICE,
     settings: Settings = None,
     as_json: AsJson = False,
+    allow_import: AllowImport = False,
 ) -> None:
     """Rank policies by logged data, without an environment: values, intervals and agreement of resampled data."""
     from rl_training.off_policy_evaluation.evaluation import ope as evaluate
@@ -88,6 +90,7 @@ def ope(
             stochastic=stochastic,
             seed=seed,
             device=device,
+            allow_import=allow_import,
             watch=watch,
             warn=warn,
             **_settings(settings),
@@ -116,6 +119,7 @@ def select(
     device: Device = defaults.DEVICE,
     settings: Settings = None,
     as_json: AsJson = False,
+    allow_import: AllowImport = False,
 ) -> None:
     """Select the best trial of a study and show how the others compare."""
     from rl_training.study.study import Study
@@ -131,6 +135,7 @@ def select(
                 "stochastic": stochastic,
                 "seed": seed,
                 "device": device,
+                "allow_import": allow_import,
                 "watch": watch,
                 "warn": warn,
                 **_settings(settings),

@@ -39,13 +39,12 @@ def sweep(
     from rl_training.study.study import Study
     from rl_training.study.worker_pool import parse_gpus
 
-    study = Study(file, output_dir=output_dir, data=data, device=device)
+    study = Study(file, output_dir=output_dir, data=data, device=device, allow_import=allow_import)
     status = study.run(
         workers,
         gpus=parse_gpus(gpus),
         ray=ray,
         retry_failed=retry is not None,
-        allow_import=allow_import,
         quiet=flags.quiet,
         say=note,
     )

@@ -33,9 +33,8 @@ def tune(
     from rl_training.study.tuning import Tuning
     from rl_training.study.worker_pool import parse_gpus
 
-    result = Tuning(file, output_dir=output_dir, data=data, device=device).run(
-        workers, gpus=parse_gpus(gpus), ray=ray, allow_import=allow_import, quiet=flags.quiet, say=note
-    )
+    tuning = Tuning(file, output_dir=output_dir, data=data, device=device, allow_import=allow_import)
+    result = tuning.run(workers, gpus=parse_gpus(gpus), ray=ray, quiet=flags.quiet, say=note)
     if as_json:
         show_json(result.to_dict())
     else:

@@ -49,7 +49,7 @@ def import_learner(place: str, name: str, *, allow_import: bool) -> type[Learner
         if place == name:
             raise ConfigError(
                 f"algo: {place!r} would import the module {place.partition(':')[0]!r}; allow it with "
-                "--allow-import, or install it as a package with an entry point, as a study needs",
+                "--allow-import, or install it as a package with an entry point",
                 key="algo",
             )
         raise ConfigError(

@@ -127,6 +127,7 @@ def ope(
     device: str = defaults.DEVICE,
     acceleration: Acceleration = "auto",
     network: NetworkConfig | None = None,
+    allow_import: bool = False,
     watch: Watch = lambda done: None,
     warn: Callable[[str], None] = warnings.warn,
     **hyperparameters: Any,
@@ -141,14 +142,15 @@ def ope(
     Intervals and agreement come from `bootstraps` resamples of whole episodes; 1 uses the data once, without
     intervals. `validation_fraction` restricts the evaluation to the episodes that training with the same fraction
     held out. Policies act deterministically as in evaluation; `stochastic` samples their actions instead.
-    `hyperparameters` are those of FQE: `gamma tau learning_rate weight_decay`. `watch` is called with the share of
-    the work that is done. The result is reproducible on the same machine.
+    `hyperparameters` are those of FQE: `gamma tau learning_rate weight_decay`. `allow_import` permits to import
+    what the runs have recorded as `module:Name`. `watch` is called with the share of the work that is done. The
+    result is reproducible on the same machine.
     """
     plan = _plan(updates, batch_size, seed, stochastic, acceleration, network, hyperparameters)
     _require(method, bootstraps, validation_fraction)
     home = choose_device(device)
     prepare_process(home)
-    found = candidates(runs, warn)
+    found = candidates(runs, warn, allow_import=allow_import)
     whole = load_data(dataset, found)
     probs = None if method == "fqe" else _probabilities(dataset, whole, action_probs)
     data = hold_out(whole, validation_fraction).held_out if validation_fraction else whole

@@ -36,14 +36,18 @@ class Candidate:
     spaces: SpaceSpec
 
     @classmethod
-    def load(cls, place: Place, warn: Callable[[str], None] = warnings.warn) -> Candidate:
+    def load(
+        cls, place: Place, warn: Callable[[str], None] = warnings.warn, *, allow_import: bool = False
+    ) -> Candidate:
         """Load the policy of a checkpoint, or of the newest checkpoint of a run folder."""
         checkpoint = open_checkpoint(Path(at_home(str(place))), warn)
-        loaded = load_policy(checkpoint)
+        loaded = load_policy(checkpoint, allow_import=allow_import)
         return cls(str(place), checkpoint.path, loaded.policy, loaded.spaces)
 
 
-def candidates(places: Place | Iterable[Place], warn: Callable[[str], None] = warnings.warn) -> list[Candidate]:
+def candidates(
+    places: Place | Iterable[Place], warn: Callable[[str], None] = warnings.warn, *, allow_import: bool = False
+) -> list[Candidate]:
     """Load all policies; raise if a path is given twice."""
     given = [places] if isinstance(places, str | os.PathLike) else list(places)
     names = [str(place) for place in given]
@@ -51,7 +55,7 @@ def candidates(places: Place | Iterable[Place], warn: Callable[[str], None] = wa
         raise ConfigError("give at least one run folder or checkpoint to evaluate")
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"{twice[0]}: is given twice; each policy is evaluated once")
-    return [Candidate.load(place, warn) for place in given]
+    return [Candidate.load(place, warn, allow_import=allow_import) for place in given]
 
 
 def load_data(place: Data, found: Sequence[Candidate]) -> TransitionDataset:

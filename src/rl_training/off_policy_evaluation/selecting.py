@@ -81,17 +81,18 @@ def by_fqe(
     *,
     dataset: Data | None = None,
     validation_fraction: float | None = None,
+    allow_import: bool = False,
     warn: Callable[[str], None] = warnings.warn,
     **options: Any,
 ) -> Selection:
     """Select the trial that FQE ranks first on `dataset`, by default the training data; `options` as in `ope`."""
     if not trials:
         raise ConfigError("select: no trial is done")
-    configs = [TrainConfig.parse({**trial.settings, "allow_import": False}) for trial in trials]
+    configs = [TrainConfig.parse({**trial.settings, "allow_import": allow_import}) for trial in trials]
     data = dataset if dataset is not None else _own_data(configs)
     fraction = _own_fraction(configs) if validation_fraction is None else validation_fraction
     folders = {str(trial.folder): trial.name for trial in trials}
-    found = ope([*folders], data, validation_fraction=fraction, warn=warn, **options)
+    found = ope([*folders], data, validation_fraction=fraction, allow_import=allow_import, warn=warn, **options)
     named = tuple(replace(one, name=folders[one.name]) for one in found.policies)
     found = replace(found, policies=named)
     ranking = tuple((one.name, float("nan") if one.value is None else one.value) for one in named)
@@ -121,6 +122,7 @@ def _own_data(configs: Sequence[TrainConfig]) -> TransitionDataset:
         raise ConfigError("select: the trials learned from different data; name one with --dataset FILE")
     if plain[0].dataset_kind is None and not plain[0].datasets:
         raise ConfigError("select: the trials learned from arrays in memory; name data with --dataset FILE")
+    plain[0].import_own(configs[0].allow_import)
     return _build_offline_dataset(configs[0], plain[0], _infer_env_spaces(configs[0], discrete=None))
 
 

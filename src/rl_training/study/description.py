@@ -170,11 +170,18 @@ class Location:
     """folder for data files that the study names by a relative path"""
     device: str | None = None
     """replaces the device of each configuration"""
+    allow_import: bool = False
+    """permits to import objects `module:Name` that the study names"""
 
     @classmethod
-    def of(cls, data: str | Path | None, device: str | None) -> Location:
+    def of(cls, data: str | Path | None, device: str | None, allow_import: bool = False) -> Location:
         """From the arguments of a user."""
-        return cls(None if data is None else Path(at_home(str(data))).absolute(), device)
+        return cls(None if data is None else Path(at_home(str(data))).absolute(), device, allow_import)
+
+    def values_of(self, source: str) -> dict[str, Any]:
+        """The values of a configuration by its name or path."""
+        config = load_config(source, owners=setting_names).config
+        return {**config.to_dict(), "allow_import": self.allow_import}
 
     def apply(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """`values` of a configuration with the device and data paths of this machine; missing data files raise."""
@@ -240,13 +247,12 @@ def require_few_trials(configurations: int, seeds: int, key: str) -> None:
 
 def _expand(index: int, task: Task, file: StudyFile, location: Location) -> tuple[TrainConfig, list[WantedConfig]]:
     """The base of a task, and all its configurations."""
-    loaded = load_config(task.config, owners=setting_names)
-    values = loaded.config.to_dict()
+    values = location.values_of(task.config)
     places: dict[str, str] = {}
     where = f"tasks.{index}.set" if file.tasks else "set"
     for section, settings in (("set", file.common), (where, task.set)):
         put_settings(settings, section, values, places)
-    seeds = file.seeds or (() if loaded.config.seed is None else (loaded.config.seed,))
+    seeds = file.seeds or (() if values["seed"] is None else (values["seed"],))
     if not seeds:
         raise ConfigError(f"{task.config} has `seed: null`; give the study's `seeds`", key="seeds")
     wanted = [
@@ -311,7 +317,8 @@ def checked(values: Mapping[str, Any], label: str, seed: int) -> TrainConfig:
             require_updates(run, run.resolved[OnlineConfig].earned(config.total_timesteps))
     except ConfigError as error:
         raise ConfigError(f"{label}: {error}" if label else str(error), key=error.key) from None
-    return config.replace(algo_kwargs=run.resolved.to_dict(), plugin=spec.plugin)
+    kwargs = run.resolved.to_dict()
+    return config.replace(algo=spec.name, algo_kwargs=kwargs, plugin=spec.plugin, allow_import=False)
 
 
 def require_origins(configs: Iterable[TrainConfig], seeds: Iterable[int]) -> None:

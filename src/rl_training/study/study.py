@@ -68,7 +68,7 @@ class Study:
 
     `source` is a study's YAML file, its contents as a mapping, or the folder of an existing study. The study is
     stored in `output_dir/NAME`. `data` is the folder for data files that it names by a relative path; `device`
-    replaces the device of its configurations.
+    replaces the device of its configurations. `allow_import` permits to import objects `module:Name` that it names.
     """
 
     def __init__(
@@ -79,8 +79,10 @@ class Study:
         name: str | None = None,
         data: str | Path | None = None,
         device: str | None = None,
+        allow_import: bool = False,
     ) -> None:
         self._description: Description | None = None
+        self._allow_import = allow_import
         if not isinstance(source, Mapping) and (place := Path(at_home(str(source)))).is_dir():
             self.folder = place
             read_plan(place)
@@ -95,7 +97,7 @@ class Study:
             if not isinstance(source, Mapping):
                 raise ConfigError("name: a study's file has its own; give it there")
             source = {**source, "name": name}
-        self._description = read_description(source, Location.of(data, device))
+        self._description = read_description(source, Location.of(data, device, allow_import))
         self.folder = Path(at_home(str(output_dir))) / self._description.name
 
     def plan(self, workers: int = 1) -> Plan:
@@ -125,6 +127,7 @@ class Study:
         returned status. `retry_failed` runs failed trials again, unless they would fail in the same way.
         """
         require_workers(workers)
+        allow_import = allow_import or self._allow_import
         if ray is not None:
             return self._run_on_ray(ray, workers, bool(gpus), retry_failed, allow_import, say)
         from rl_training.study import worker

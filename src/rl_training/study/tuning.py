@@ -39,7 +39,7 @@ _ASKING = "tuning"
 class Tuning:
     """A search for better settings, in the folder `output_dir/NAME`; `source` is its YAML file or a mapping.
 
-    `data` and `device` are as in `Study`.
+    `data`, `device` and `allow_import` are as in `Study`.
     """
 
     def __init__(
@@ -49,8 +49,10 @@ class Tuning:
         output_dir: str | Path = "studies",
         data: str | Path | None = None,
         device: str | None = None,
+        allow_import: bool = False,
     ) -> None:
-        self._description = read_tuning(source, Location.of(data, device))
+        self._allow_import = allow_import
+        self._description = read_tuning(source, Location.of(data, device, allow_import))
         self._file = self._description.file
         self.folder = Path(at_home(str(output_dir))) / self._description.name
         self._candidates: dict[int, tuple[TrainConfig | None, str]] = {}
@@ -75,6 +77,7 @@ class Tuning:
         require_workers(workers)
         together = workers or (max(1, len(gpus)) if ray is None else 1)
         require_optuna()
+        allow_import = allow_import or self._allow_import
         options = {"gpus": gpus, "ray": ray, "allow_import": allow_import, "quiet": quiet}
         runner = _Runner(self.folder, workers if ray else together, options, say)
         self._candidates, self._checksums = {}, Checksums()

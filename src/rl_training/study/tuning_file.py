@@ -26,9 +26,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from rl_training.errors import ConfigError, nearest
-from rl_training.experiment.config import TrainConfig, load_config
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.metric_names import METRICS
-from rl_training.experiment.registry import setting_names
 from rl_training.settings import NonNegativeInt, PathText, PositiveInt, Settings, seed_list
 from rl_training.study.description import (
     MOST_TRIALS,
@@ -128,7 +127,7 @@ def read_tuning(source: str | Path | Mapping[str, Any], location: Location | Non
 def _described(document: StudyDocument, file: TuningFile, location: Location) -> TuningDescription:
     _check_seeds(file)
     name, source = document.name_or_stem(file.name), document.find_config(file.base)
-    values = load_config(source, owners=setting_names).config.to_dict()
+    values = location.values_of(source)
     places: dict[str, str] = {}
     put_settings(file.common, "set", values, places)
     base = checked(location.apply(values), source, file.seeds[0])
