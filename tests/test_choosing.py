@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from benchmarks.evidence import choosing, ope
 from rl_training.study import Study
@@ -101,8 +102,6 @@ def test_agreement_is_spearman_s_and_its_interval_is_over_policies() -> None:
     truths = rng.normal(size=11)
     values = truths + rng.normal(size=11)
     found = ope.agreement(truths, values)
-    from scipy import stats  # takes a second to import
-
     assert found["spearman"] == pytest.approx(stats.spearmanr(truths, values).statistic)
     assert found["error"] == pytest.approx(np.abs(values - truths).mean())
     span = truths.max() - truths.min()

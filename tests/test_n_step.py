@@ -24,7 +24,7 @@ from rl_training.experiment.shards import RowsInfo
 from rl_training.models import MLPQNetwork
 from rl_training.runtime.loading import open_checkpoint
 from rl_training.runtime.populations import train_population
-from tests.runs import ALL, QUIET, interrupted, replay_rows, resume, tiny, train
+from tests.runs import ALL, QUIET, interrupted, mostly_slow, replay_rows, resume, tiny, train
 from tests.test_collector import collector_of, episode, scripted
 from tests.test_exact_resume import assert_exact, eventful
 from tests.test_population_runs import all_unlike, short
@@ -245,7 +245,7 @@ def test_rows_that_a_cut_may_change_are_written_again() -> None:
     assert new.unchanged_since(old, amended=50) == set()
 
 
-@pytest.mark.parametrize(("algo", "num_envs"), [("sac", 2), ("dqn", 1), ("tqc", 3)])
+@pytest.mark.parametrize(("algo", "num_envs"), mostly_slow([("sac", 2), ("dqn", 1), ("tqc", 3)], ("sac", 2)))
 def test_a_resumed_run_is_exact(algo: str, num_envs: int, tmp_path: Path) -> None:
     assert_exact(eventful(algo, tmp_path, num_envs=num_envs, kwargs={"n_step": 3}, checkpoint_interval=39), 39)
 

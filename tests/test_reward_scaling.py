@@ -12,7 +12,7 @@ from rl_training.data.transitions import TransitionBatch
 from rl_training.experience.reward_scaling import RunningReturns
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.runtime.populations import train_population
-from tests.runs import ONLINE, replay_rows, tiny, train
+from tests.runs import ONLINE, mostly_slow, replay_rows, tiny, train
 from tests.test_exact_resume import assert_exact, eventful
 from tests.test_tensor_env import Counter, collector_of
 
@@ -53,7 +53,7 @@ def test_an_update_sees_scaled_rewards_and_the_buffer_keeps_raw_ones() -> None:
     torch.testing.assert_close(seen.rewards, batch.rewards * returns.scale.float())
 
 
-@pytest.mark.parametrize("algo", ONLINE)
+@pytest.mark.parametrize("algo", mostly_slow(ONLINE, "dqn", "sac"))
 def test_a_resumed_run_is_exact(algo: str, tmp_path: Path) -> None:
     checkpoint = assert_exact(eventful(algo, tmp_path, num_envs=2, kwargs=SCALED), 40).checkpoint_path
     scale = read_checkpoint(checkpoint).tensors["networks"]["rewards.scale"]
