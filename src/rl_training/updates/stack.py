@@ -66,13 +66,14 @@ class _Trace:
         if self.calls != self.phase + 1:
             return {}
         terms: Terms = {}
+        found: dict[str, list[Tensor]] = {}
         loss: Any = 0.0
         for names, objective in zip(names_of(objectives), objectives.values()):
             value, named, *statistics = objective(*inputs)
             loss = loss + value
             terms |= named
-            self.statistics.update(zip(names, statistics))
-        self.loss, self.tau = loss, tau
+            found.update(zip(names, statistics))
+        self.loss, self.tau, self.statistics = loss, tau, found
         return {name: term.detach() for name, term in terms.items()}
 
 
