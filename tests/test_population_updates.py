@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.speed.depth import TOLERANCE
-from rl_training.algorithms import CQL, IQL, SAC, TD3, Learner
+from rl_training.algorithms import CQL, IQL, SAC, TD3, CrossQ, Learner
 from rl_training.algorithms.execution import draw
 from rl_training.data.sources import BatchSource, MixedSource, TensorSource
 from rl_training.experience.acting import ActingPolicy, fetch_together
@@ -451,7 +451,7 @@ def test_captured_updates_read_nothing_back(kind: Kind) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", [TD3, IQL, SAC], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [TD3, IQL, SAC, CrossQ], ids=lambda kind: kind.name)
 def test_compiled_updates_are_as_near_as_is_said(kind: Kind, device: str) -> None:
     changes = [numbers_of(kind, place) for place in range(SIZE)]
     eager, compiled = (
