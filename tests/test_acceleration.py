@@ -23,7 +23,7 @@ import torch._dynamo  # now, so that what its import changes is not taken for ou
 from torch import Tensor
 
 from benchmarks.speed.depth import TOLERANCE
-from rl_training.algorithms import CRR, DQN, IQL, SAC, TD3, Learner
+from rl_training.algorithms import CRR, DQN, IQL, SAC, TD3, FlashSAC, Learner
 from rl_training.algorithms.base import Terms
 from rl_training.algorithms.optim import apply_lists
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -318,15 +318,20 @@ def test_a_schedule_sets_the_rates_of_each_update(kind: Kind, name: str, monkeyp
     updater.run(5)
     updater.run(updates - 5)
     turned = {key for key, optimizer in learner.optimizers.items() if optimizer in learner.scheduled_optimizers()}
-    factors = [schedule.factor(update, updates - 2) for update in range(updates)]
-    assert len({*factors}) > 1
+
+    def factor(key: str, update: int) -> float:
+        if kind is FlashSAC and key == "actor":  # whose own steps count
+            update = sum(map(learner.variant, range(update)))
+        return schedule.factor(update, updates - 2) if key in turned else 1.0
+
+    assert len({factor(key, update) for key in turned for update in range(updates)}) > 1
     assert turned
     assert rates == [
         {
-            key: float(torch.tensor(optimizer.base_learning_rate * (factor if key in turned else 1.0)))
+            key: float(torch.tensor(optimizer.base_learning_rate * factor(key, update)))
             for key, optimizer in learner.optimizers.items()
         }
-        for factor in factors
+        for update in range(updates)
     ]
 
 
@@ -346,6 +351,8 @@ def test_a_restored_learner_goes_on_to_the_bit(kind: Kind, setting: Setting, don
     """In a new learner with a new updater, whose rates are those of the last update before the next is made."""
     acceleration: Acceleration = "graph" if device == "cuda" else "eager"
     straight = make(kind, setting, device, acceleration)
+    if kind is FlashSAC:
+        done -= 1  # then the next update has all terms, which are not part of the state
     straight.run(done)
     saved = copy.deepcopy(straight.learner.state_dict()), straight.learner.generator.get_state()
     learner = make_learner(kind, setting, device)

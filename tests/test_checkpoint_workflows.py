@@ -111,7 +111,7 @@ def test_another_process_after_a_move_without_environment(algo: str, tmp_path: P
 def test_a_checkpoint_holds_what_it_should(finished: tuple[str, TrainResult]) -> None:
     algo, result = finished
     checkpoint = read_checkpoint(result.checkpoint_path)
-    online = algo in ("dqn", "ddpg", "td3", "sac", "tqc", "redq", "crossq", "rlpd")
+    online = algo in ("dqn", "ddpg", "td3", "sac", "tqc", "redq", "crossq", "flash_sac", "rlpd")
     assert {"networks", "optimizers", "random"} <= checkpoint.tensors.keys()
     assert ("collector" in checkpoint.tensors) == online == (checkpoint.rows is not None)
     assert {"trainer", "config", "spaces"} <= checkpoint.records.keys()

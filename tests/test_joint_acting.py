@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_training.algorithms import CRR, DQN, IQL, SAC, TD3, Learner
+from rl_training.algorithms import CRR, DQN, IQL, SAC, TD3, FlashSAC, Learner
 from rl_training.algorithms.discrete_bc import DiscreteBC
 from rl_training.algorithms.execution import JointRandom
 from rl_training.experience.acting import ActingPolicy, fetch_together
@@ -35,6 +35,7 @@ KINDS: list[tuple[type[Learner], dict[str, Any]]] = [
     (DiscreteBC, {}),
     (CRR, {"policy_distribution": "gaussian"}),  # an std for each state
     (IQL, {"policy_distribution": "gaussian"}),  # one for all states
+    (FlashSAC, {}),
 ]
 every_kind = pytest.mark.parametrize(("kind", "options"), KINDS, ids=[kind.__name__ for kind, _ in KINDS])
 
@@ -118,7 +119,7 @@ def collectors_of(
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
-@pytest.mark.parametrize("algo", ["sac", "td3", "dqn"])
+@pytest.mark.parametrize("algo", ["sac", "td3", "dqn", "flash_sac"])
 def test_each_acts_as_it_would_alone(algo: str, num_envs: int, tmp_path: Path) -> None:
     ours, theirs = (collectors_of(algo, tmp_path, num_envs=num_envs) for _ in range(2))
     joint = JointActing()

@@ -171,8 +171,8 @@ def test_every_learner_takes_an_activation(learner_class: type[Learner], activat
     assert all(term.isfinite() for term in update(other, UPDATES).values())
 
 
-# BC has no critic, CrossQ its own normalisation.
-@pytest.mark.parametrize("learner_class", [c for c in LEARNERS if c.name not in ("bc", "crossq")])
+# BC has no critic; CrossQ and FlashSAC have their own normalisation.
+@pytest.mark.parametrize("learner_class", [c for c in LEARNERS if c.name not in ("bc", "crossq", "flash_sac")])
 def test_every_learner_takes_layer_norm(learner_class: type[Learner]) -> None:
     """In the networks that value, never in an actor."""
     options: dict[str, Any] = {"eta": 0.0} if learner_class.name == "edac" else {}
@@ -473,7 +473,8 @@ def test_exploration_is_legal_and_repeats_with_its_generator(learner: Any) -> No
         assert explore[0].abs().max() <= 1
 
 
-@pytest.mark.parametrize("learner_class", [c for c in LEARNERS if c.name != "bc"])  # BC has no critic
+# BC has no critic; FlashSAC clips the values of its target distribution, whose mean is then not linear in gamma.
+@pytest.mark.parametrize("learner_class", [c for c in LEARNERS if c.name not in ("bc", "flash_sac")])
 def test_time_limits_bootstrap_and_terminations_do_not(learner_class: type[Learner]) -> None:
     """The target is r where the episode ended and r + gamma V elsewhere, with the same V."""
 
@@ -490,12 +491,16 @@ def test_time_limits_bootstrap_and_terminations_do_not(learner_class: type[Learn
 
 def test_the_learning_rate_can_be_scaled_while_training(learner_class: type[Learner]) -> None:
     """Adam's first step is the learning rate itself, so half the rate is half the way."""
-    whole, half = build(learner_class), build(learner_class)
+    # The critics of FlashSAC would see the step of the actor.
+    options: dict[str, Any] = {"actor_starts": 1} if learner_class.name == "flash_sac" else {}
+    whole, half = (build(learner_class, **options) for _ in range(2))
     half.set_learning_rates([0.5 * o.base_learning_rate for o in half.scheduled_optimizers()])
     for name, optimizer in half.optimizers.items():
         scheduled = half.scheduled is None or name in half.scheduled
         share = 0.5 if scheduled else 1.0
         assert float(optimizer.learning_rate) == pytest.approx(share * optimizer.base_learning_rate)
+    for optimizer in (*whole.optimizers.values(), *half.optimizers.values()):
+        optimizer.spheres = []  # a projection would shorten the way
     start = snapshot(whole)
     update(whole)
     update(half)

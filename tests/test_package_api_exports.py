@@ -30,6 +30,7 @@ ONLINE = {
     "tqc": "TQC",
     "redq": "REDQ",
     "crossq": "CrossQ",
+    "flash_sac": "FlashSAC",
 }
 OFFLINE = {
     "bc": "BC",
@@ -171,6 +172,8 @@ OWN_KEYS = {
     " offline_batch_ratio",
     "sac": "alpha target_entropy backup_entropy tau",
     "crossq": "alpha initial_alpha target_entropy backup_entropy policy_delay",
+    "flash_sac": "alpha initial_alpha target_entropy backup_entropy policy_delay tau num_bins value_limit "
+    "longest_noise",
     "dqn": "double_q exploration_initial_eps exploration_final_eps exploration_fraction target_update_interval tau",
     "td3": "policy_delay target_policy_noise target_noise_clip exploration_noise tau",
     "ddpg": "exploration_noise tau",

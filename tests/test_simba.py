@@ -135,8 +135,10 @@ def test_settings_out_of_range_are_refused() -> None:
         NetworkConfig.parse({"residual_blocks": 0})
 
 
-# CrossQ has networks of its own.
-@pytest.mark.parametrize("learner", [one for one in all_learners() if one.name != "crossq"], ids=label)
+# CrossQ and FlashSAC have networks of their own.
+@pytest.mark.parametrize(
+    "learner", [one for one in all_learners() if one.name not in ("crossq", "flash_sac")], ids=label
+)
 def test_every_learner_trains_it(learner: type[Learner]) -> None:
     """EDAC without diversity, and ReBRAC without the LayerNorm that it has by default."""
     network: dict[str, Any] = SIMBA | {"hidden_sizes": (8, 8), "residual_blocks": 1}

@@ -224,7 +224,7 @@ def host_reads_fail() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("algo", ["sac", "td3", "dqn"])
+@pytest.mark.parametrize("algo", ["sac", "td3", "dqn", "flash_sac"])
 def test_a_step_reads_nothing_back(algo: str) -> None:
     env = TorchCartPole(4) if algo == "dqn" else TorchPendulum(4)
     moments = RunningMoments(4 if algo == "dqn" else 3, torch.device("cpu"))
@@ -239,7 +239,7 @@ def test_a_step_reads_nothing_back(algo: str) -> None:
     assert torch.isfinite(collector.buffer.rows[:24]).all()
 
 
-@pytest.mark.parametrize("algo", mostly_slow(["sac", "td3", "dqn"], "sac", "dqn"))
+@pytest.mark.parametrize("algo", mostly_slow(["sac", "td3", "dqn", "flash_sac"], "sac", "dqn", "flash_sac"))
 def test_a_resumed_run_is_exact(algo: str, tmp_path: Path) -> None:
     env_id = "torch/CartPole-v1" if algo == "dqn" else PENDULUM
     assert_exact(eventful(algo, tmp_path, env_id=env_id, num_envs=4, env_kwargs={"max_episode_steps": 9}), 40)

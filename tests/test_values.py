@@ -13,6 +13,7 @@ import torch
 from rl_training import load
 from rl_training.errors import ConfigError
 from rl_training.models.batch_renorm import EnsembleRenormMLP
+from rl_training.models.flash import EnsembleFlash
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.models.mlp_q import MLPQNetwork
 from rl_training.models.mlp_tqc import MLPTQCModel
@@ -22,6 +23,7 @@ from tests.exports import trained
 from tests.helpers import member
 from tests.runs import ALL
 from tests.test_crossq_update import textbook
+from tests.test_flash_sac_update import Block
 
 CRITICAL = [algo for algo in ALL if algo != "bc"]
 OBS = np.float32([[5.0, 0.0, -30.0], [5.1, 1.0, 10.0], [4.9, -1.0, -50.0]])
@@ -33,8 +35,10 @@ def by_hand(model: Any, obs: torch.Tensor, actions: torch.Tensor) -> np.ndarray[
     """Q of every critic, `[N, B]`, its networks rewritten with `torch.nn`."""
     rows = torch.cat([model.normalizer(obs), actions], -1).double()
     net = model.critics.net
-    alone = textbook if isinstance(net, EnsembleRenormMLP) else member
+    alone = {EnsembleRenormMLP: textbook, EnsembleFlash: Block}.get(type(net), member)
     q = torch.stack([alone(net, i).double().eval()(rows) for i in range(model.num_critics)])
+    if isinstance(net, EnsembleFlash):
+        q = (q.softmax(-1) * torch.linspace(-5.0, 5.0, 101)).sum(-1, keepdim=True)
     return q.mean(-1).detach().double().numpy()
 
 

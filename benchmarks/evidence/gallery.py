@@ -58,13 +58,15 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "rlpd": ("--config rlpd/pendulum", "dataset_kind=npz", f"dataset_path={REPLAY}"),
     "rebrac": ("--config rebrac/pendulum-replay",),
     "crossq": ("--config crossq/pendulum",),
+    "flash_sac": ("--config flash_sac/pendulum", "hidden_sizes=[32]"),  # a block is four times as wide inside
 }
 FROM_RUN = ["rl-training", "dataset", "from-run", "runs/RUN", "-o", REPLAY]
 
 
 def train_command(algo: str) -> list[str]:
     base, *changes = RECIPES[algo]
-    sets = [word for change in (SMALL, *changes) for word in ("--set", change)]
+    sized = any(change.startswith("hidden_sizes") for change in changes)
+    sets = [word for change in (*([] if sized else [SMALL]), *changes) for word in ("--set", change)]
     return ["rl-training", "train", *base.split(), "--seed", "0", "--device", "cpu", *sets]
 
 

@@ -101,6 +101,7 @@ CASES = (
         peer="sb3_contrib:CrossQ",
         peer_settings={"policy_kwargs": {"net_arch": {"pi": [256, 256], "qf": [2048, 2048]}}},
     ),
+    Case("FlashSAC", "flash_sac", hidden=(128,)),
     Case("BC", "bc", peer="d3rlpy:BC"),
     Case("TD3+BC", "td3_bc", peer="d3rlpy:TD3PlusBC", goal=6000),
     Case("IQL", "iql", peer="d3rlpy:IQL", goal=8300, goal_ratio=1.5),

@@ -12,6 +12,7 @@ from rl_training.algorithms.discrete_cql import DiscreteCQL, discrete_cql_loss
 from rl_training.algorithms.discrete_iql import DiscreteIQL
 from rl_training.algorithms.dqn import DQN, dqn_loss
 from rl_training.algorithms.edac import EDAC, critic_diversity_loss, edac_loss
+from rl_training.algorithms.flash_sac import FlashSAC, flash_sac_loss
 from rl_training.algorithms.fqe import FQE, fqe_loss
 from rl_training.algorithms.iql import IQL, iql_loss
 from rl_training.algorithms.rebrac import ReBRAC, rebrac_loss
@@ -34,6 +35,7 @@ DiscreteCQLAlgorithm = DiscreteCQL
 DiscreteIQLAlgorithm = DiscreteIQL
 EDACAlgorithm = EDAC
 FQEAlgorithm = FQE
+FlashSACAlgorithm = FlashSAC
 IQLAlgorithm = IQL
 REDQAlgorithm = REDQ
 ReBRACAlgorithm = ReBRAC
@@ -75,6 +77,8 @@ __all__ = [
     "DiscreteIQLAlgorithm",
     "EDACAlgorithm",
     "FQEAlgorithm",
+    "FlashSAC",
+    "FlashSACAlgorithm",
     "IQLAlgorithm",
     "Learner",
     "LearnerConfig",
@@ -97,6 +101,7 @@ __all__ = [
     "discrete_cql_loss",
     "dqn_loss",
     "edac_loss",
+    "flash_sac_loss",
     "fqe_loss",
     "iql_loss",
     "rebrac_loss",

@@ -180,6 +180,15 @@ class Learner:
         """Whether `update` is the last of every `period` updates, counted from `period_offset`."""
         return (update + 1 - self.period_offset) % period == 0
 
+    def schedule_step(self, optimizer: Adam, update: int) -> int:
+        """The position of `optimizer` in the learning-rate schedule at `update`; by default the update."""
+        return update
+
+    @property
+    def longest_noise(self) -> int:
+        """The largest number of steps for which exploration noise is held (see `HeldNoise`); by default 1."""
+        return 1
+
     def targets(self) -> dict[nn.Module, nn.Module]:
         """Maps each target network to its source; by default those of the model."""
         return self.model.targets()

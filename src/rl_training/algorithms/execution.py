@@ -50,10 +50,10 @@ class DeviceRandom:
 class JointRandom:
     """The same methods for several generators: each draws its share of the rows, as many as it would draw alone."""
 
-    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
+    def __init__(self, generators: Sequence[np.random.Generator | HeldNoise]) -> None:
         self.generators = generators
 
-    def _join(self, size: int | Sequence[int], draws: Callable[[np.random.Generator, Any], Any]) -> NDArray[Any]:
+    def _join(self, size: int | Sequence[int], draws: Callable[[Any, Any], Any]) -> NDArray[Any]:
         rows, *others = (size,) if isinstance(size, int) else size
         own = rows // len(self.generators), *others
         return np.concatenate([draws(generator, own) for generator in self.generators])
@@ -71,8 +71,49 @@ class JointRandom:
         return self._join(size, lambda generator, own: generator.integers(high, size=own))
 
 
+class HeldNoise:
+    """Normal numbers for exploration that are held for k calls, P(k) ∝ k^-2, k <= `longest` (FlashSAC).
+
+    All environments share k. Every call draws from `random`, also one that returns the held numbers, so that a
+    captured call has no branches. Its state is in `tensors`, which change in place.
+    """
+
+    def __init__(
+        self, random: np.random.Generator | DeviceRandom, longest: int, shape: Sequence[int], device: torch.device
+    ) -> None:
+        self._random = random
+        lengths = torch.arange(1, longest + 1, dtype=torch.float64, device=device)
+        self._ends = (lengths**-2).cumsum(0) / (lengths**-2).sum()
+        self._noise = torch.zeros(tuple(shape), device=device)
+        self._left = torch.zeros((), dtype=torch.int64, device=device)  # calls for which the noise is still held
+
+    def standard_normal(self, size: Sequence[int], dtype: Any = np.float32) -> Tensor:
+        """The held numbers, of the shape given to the constructor."""
+        fresh = torch.as_tensor(self._random.standard_normal(size, dtype=np.float32))
+        drawn = torch.as_tensor(self._random.random(1))
+        length = 1 + (self._ends[:-1] <= drawn).sum()
+        over = self._left == 0
+        self._noise.copy_(torch.where(over, fresh, self._noise))
+        self._left.copy_(torch.where(over, length, self._left) - 1)
+        return self._noise
+
+    def __getattr__(self, name: str) -> Any:
+        """All other methods are those of `random`."""
+        return getattr(self._random, name)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state, to be saved."""
+        return {"held.noise": self._noise, "held.left": self._left}
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned; a run that has not held noise before has none of them."""
+        for name, tensor in self.tensors().items():
+            if name in saved:
+                tensor.copy_(saved[name])
+
+
 # A source of random numbers for exploration: on the host, or on the device of the environments.
-Draws = np.random.Generator | DeviceRandom | JointRandom
+Draws = np.random.Generator | DeviceRandom | JointRandom | HeldNoise
 _BY_ROWS: set[Callable[..., Any]] = set()
 
 

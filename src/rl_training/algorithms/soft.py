@@ -86,13 +86,14 @@ class SoftActorCritic(Learner):
 
     # The default target entropy per action dimension.
     entropy_per_dimension: ClassVar[float] = -1.0
+    temperature_class: ClassVar[type[Temperature]] = Temperature
 
     def __init__(self, *, model: Any, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
         if (family := getattr(model, "policy_distribution", "tanh")) != "tanh":
             raise ConfigError(f"{self.name} needs a model whose policy_distribution is 'tanh', got {family!r}")
         target_entropy = self.entropy_per_dimension * model.action_dim
-        self.temperature = Temperature(self.config, target_entropy=target_entropy).to(self.device)
+        self.temperature = self.temperature_class(self.config, target_entropy=target_entropy).to(self.device)
         self.optimizers = {
             "critics": self.adam(model.critics),
             "actor": self.adam(model.actor, self.temperature),

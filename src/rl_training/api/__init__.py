@@ -18,6 +18,7 @@ __all__ = [
     "TD3BC",
     "TQC",
     "CrossQ",
+    "FlashSAC",
     "ManagedAlgorithm",
     "ReBRAC",
     "load",

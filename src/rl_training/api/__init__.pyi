@@ -86,9 +86,11 @@ class _TrainKeys(TypedDict, total=False):
     gamma: float
     """discount factor; ≥ 0, ≤ 1; default 0.99"""
     hidden_sizes: Sequence[int | float]
-    """sizes of the hidden layers of every network; ≥ 1; default (256, 256) (CQL, EDAC, ReBRAC: (256, 256, 256))"""
+    """sizes of the hidden layers of every network; ≥ 1; default (256, 256) (CQL, EDAC, ReBRAC: (256, 256, 256);
+    FlashSAC: (128,))"""
     critic_hidden_sizes: Sequence[int | float] | None
-    """sizes of the critics' hidden layers; null means `hidden_sizes`; ≥ 1; default None (CrossQ: (2048, 2048))"""
+    """sizes of the critics' hidden layers; null means `hidden_sizes`; ≥ 1; default None (CrossQ: (2048, 2048);
+    FlashSAC: (256,))"""
     activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"]
     """activation function after each hidden layer of every network; default 'relu'"""
     layer_norm_epsilon: float
@@ -101,9 +103,10 @@ class _TrainKeys(TypedDict, total=False):
     residual_blocks: int | float
     """residual blocks of every `simba` network; the others have none; ≥ 1; default 2"""
     batch_size: int | float
-    """transitions per update; ≥ 1; default 256 (DQN: 64)"""
+    """transitions per update; ≥ 1; default 256 (DQN: 64; FlashSAC: 512)"""
     learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any]
-    """a name, or a mapping (see below); counts updates; default 'constant' (IQL: 'cosine')"""
+    """a name, or a mapping (see below); counts updates; default 'constant' (IQL: 'cosine'; FlashSAC: {'type':
+    'cosine', 'final_factor': 0.5})"""
     warmup_steps: int | float
     """updates over which the learning rate rises linearly before the schedule starts; ≥ 0; default 0"""
     eval_interval: int | float | None
@@ -115,7 +118,7 @@ class _TrainKeys(TypedDict, total=False):
 
 class _TargetKeys(TypedDict, total=False):
     tau: float
-    """Polyak coefficient: target ← (1 − tau)·target + tau·source; > 0, ≤ 1; default 0.005"""
+    """Polyak coefficient: target ← (1 − tau)·target + tau·source; > 0, ≤ 1; default 0.005 (FlashSAC: 0.01)"""
 
 class _NetworkKeys(TypedDict, total=False):
     layer_norm: bool
@@ -172,9 +175,9 @@ class _ValidationKeys(TypedDict, total=False):
 
 class _EntropyKeys(TypedDict, total=False):
     alpha: float | Literal["auto"]
-    """entropy coefficient: a number, or `auto` to learn it; default 0.2 (CrossQ: 'auto')"""
+    """entropy coefficient: a number, or `auto` to learn it; default 0.2 (CrossQ, FlashSAC: 'auto')"""
     initial_alpha: float
-    """initial value with `alpha: auto`; > 0; default 1.0"""
+    """initial value with `alpha: auto`; > 0; default 1.0 (FlashSAC: 0.01)"""
     target_entropy: float | None
     """target entropy of `alpha: auto`; null means the default of the algorithm"""
     backup_entropy: bool
@@ -204,13 +207,13 @@ class _ObservationKeys(TypedDict, total=False):
     normalize_rewards: bool
     """divide rewards by the running standard deviation of the discounted return, or by a fifth of its largest
     magnitude if that is larger (FlashSAC); the replay buffer stores raw rewards, and returns are reported raw;
-    default False"""
+    default False (FlashSAC: True)"""
 
 class _OnlineKeys(TypedDict, total=False):
     buffer_capacity: int | float
     """maximum number of transitions in the replay buffer; ≥ 1; default 1000000"""
     learning_starts: int | float
-    """environment steps before the first update; ≥ 0; default 1000 (SAC, CrossQ: 5000)"""
+    """environment steps before the first update; ≥ 0; default 1000 (SAC, CrossQ: 5000; FlashSAC: 10000)"""
     random_steps: int | float | None
     """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy; ≥ 0"""
     train_frequency: int | float
@@ -484,6 +487,24 @@ class CrossQ(ManagedAlgorithm[Seeds]):
     """SAC with batch renormalisation instead of target networks."""
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_CrossQSettings]) -> None: ...
+
+class _FlashSACSettings(
+    _TrainKeys, _TargetKeys, _NStepKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys, total=False
+):
+    policy_delay: int | float
+    """critic updates per update of actor and temperature; ≥ 1; default 2"""
+    num_bins: int | float
+    """number of returns over which a critic is a distribution; ≥ 2; default 101"""
+    value_limit: float
+    """the largest of these returns; without `normalize_rewards` at least the largest discounted return; > 0;
+    default 5.0"""
+    longest_noise: int | float
+    """largest number of steps for which exploration noise is held; 1 draws it in every step; ≥ 1; default 16"""
+
+class FlashSAC(ManagedAlgorithm[Seeds]):
+    """SAC with normalised residual networks and categorical critics."""
+
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_FlashSACSettings]) -> None: ...
 
 class _ReBRACSettings(
     _TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _NStepKeys, _ValidationKeys, total=False

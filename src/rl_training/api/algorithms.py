@@ -48,6 +48,12 @@ class CrossQ(ManagedAlgorithm):
     algo = "crossq"
 
 
+class FlashSAC(ManagedAlgorithm):
+    """SAC with normalised residual networks and categorical critics."""
+
+    algo = "flash_sac"
+
+
 class BC(ManagedAlgorithm):
     """Behaviour cloning, of continuous or discrete actions."""
 

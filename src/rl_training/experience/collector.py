@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rl_training import seeding
 from rl_training.algorithms.base import Learner
-from rl_training.algorithms.execution import Draws
+from rl_training.algorithms.execution import Draws, HeldNoise
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import RowLayout
 from rl_training.environments.pool import too_long
@@ -58,6 +58,13 @@ def set_reward_scale(learner: Learner, scaling: RunningReturns) -> None:
     learner.reward_scale.scale.copy_(scaling.scale, non_blocking=True)
 
 
+def held_noise(learner: Learner, random: Any, num_envs: int, device: torch.device) -> HeldNoise | None:
+    """The exploration noise of a learner that holds it, drawn from `random`; None for any other learner."""
+    if learner.longest_noise == 1:
+        return None
+    return HeldNoise(random, learner.longest_noise, (num_envs, learner.model.action_dim), device)
+
+
 class Collector:
     """Steps a `Pool` with the exploration policy of a learner and fills a replay buffer."""
 
@@ -93,6 +100,7 @@ class Collector:
         self.moments, self.scaling = moments, scaling
         self.acting = ActingPolicy(learner, copies=None if self.width < MANY else False)
         self.rng = seeding.exploration(envs.seed)
+        self.held = held_noise(learner, self.rng, self.width, torch.device("cpu"))
         self.steps = 0
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
@@ -166,6 +174,11 @@ class Collector:
         return self.steps < self.random_steps
 
     @property
+    def draws(self) -> np.random.Generator | HeldNoise:
+        """The source of random numbers for exploration."""
+        return self.rng if self.held is None else self.held
+
+    @property
     def progress(self) -> float:
         return min(self.steps / self.total_steps, 1.0)
 
@@ -178,7 +191,7 @@ class Collector:
             obs = torch.from_numpy(self.obs)
             if self.acting.device.type != "cpu":
                 obs = obs.to(self.acting.device)
-            return self.learner.explore(self.acting.current(), obs, self.rng, self.progress).cpu().numpy()
+            return self.learner.explore(self.acting.current(), obs, self.draws, self.progress).cpu().numpy()
 
     def _check_rows(self, rows: NDArray[np.float32], steps: Steps, rewards: NDArray[np.float32]) -> None:
         """Raise if `rows` are not finite; `rewards` are those of `steps` after `reward_map`."""
@@ -246,6 +259,7 @@ class Collector:
         """The replay buffer, the random state of exploration and the running episodes."""
         tensors = {name: torch.from_numpy(values) for name, values in self.envs.save().items()}
         tensors |= {} if self.scaling is None else self.scaling.tensors()
+        tensors |= {} if self.held is None else self.held.tensors()
         return saved_rows(self.buffer, self.learner, {"obs": torch.from_numpy(self.obs)} | tensors)
 
     def restore(self, checkpoint: Checkpoint) -> list[str]:
@@ -261,6 +275,8 @@ class Collector:
                 self.moments.load(record["moments"])
             if self.scaling is not None:
                 self.scaling.load(tensors)
+            if self.held is not None:
+                self.held.load(tensors)
             saved = {name: tensor.numpy() for name, tensor in tensors.items()}
             episodes = [
                 _restored(episode, saved.get(f"actions.{i}")) for i, episode in enumerate(record["episodes"])

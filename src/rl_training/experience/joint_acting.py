@@ -77,7 +77,7 @@ class _Group:
         else:
             flat, self._transfers, rows = transfer.flat, [transfer], [one.row for one in acting]
         self._policy = JointPolicy(first.learner.model.policy, flat, rows)
-        self._random = JointRandom([one.rng for one in collectors])
+        self._random = JointRandom([one.draws for one in collectors])
 
     def actions(self) -> list[Actions]:
         for transfer in self._transfers:

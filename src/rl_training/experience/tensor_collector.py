@@ -24,7 +24,7 @@ from rl_training.environments.tensor_env import ActionScaling, TensorEnv
 from rl_training.environments.tensor_stepping import CheckedEnv
 from rl_training.errors import ConfigError, DivergedError
 from rl_training.experience.acting import ActingPolicy
-from rl_training.experience.collector import WINDOW, raise_bad_action, random_actions, set_reward_scale
+from rl_training.experience.collector import WINDOW, held_noise, raise_bad_action, random_actions, set_reward_scale
 from rl_training.experience.episode_statistics import EpisodeStatistics
 from rl_training.experience.moments import RunningMoments
 from rl_training.experience.reward_scaling import RunningReturns
@@ -71,6 +71,7 @@ class TensorCollector:
         self.acting = ActingPolicy(learner, copies=False)
         device = learner.device
         self.random = DeviceRandom(torch.Generator(device).manual_seed(seeding.device_exploration(seed)))
+        self.held = held_noise(learner, self.random, self.width, device)
         self.episodes = EpisodeStatistics(self.width, max(WINDOW, self.width), device)
         self.obs = torch.zeros((self.width, spaces.obs_dim), device=device)
         self._layout, self._scaling = RowLayout.of(spaces), ActionScaling(spaces, device)
@@ -116,7 +117,8 @@ class TensorCollector:
 
     @torch.no_grad()
     def _choose(self) -> None:
-        self._chosen.copy_(self.learner.explore(self.acting.current(), self.obs, self.random, self._progress))
+        draws = self.held or self.random
+        self._chosen.copy_(self.learner.explore(self.acting.current(), self.obs, draws, self._progress))
 
     @torch.no_grad()
     def _step_and_store(self) -> None:
@@ -221,6 +223,7 @@ class TensorCollector:
     def save(self) -> Saved:
         """The replay buffer, random states, observations, episode statistics and the state of the environment."""
         tensors = self._own_tensors() | {"random": self.random.generator.get_state()}
+        tensors |= {} if self.held is None else self.held.tensors()
         return saved_rows(self.buffer, self.learner, tensors | self._env_state())
 
     def _env_state(self) -> dict[str, Tensor]:
@@ -242,6 +245,8 @@ class TensorCollector:
                 self.moments.load(record["moments"])
             for name, tensor in self._own_tensors().items():
                 tensor.copy_(tensors[name])
+            if self.held is not None:
+                self.held.load(tensors)
             problems += self._restore_random(tensors["random"])
             state = {name[4:]: tensor for name, tensor in tensors.items() if name.startswith("env.")}
             if state and self._saves_env:

@@ -53,6 +53,7 @@ _NAMES = (
     "rlpd",
     "rebrac",
     "crossq",
+    "flash_sac",
 )
 # The specs imported so far, and those that `register` added.
 _SPECS: dict[str, AlgorithmSpec] = {}

@@ -76,6 +76,12 @@ def _layer_norm(g: _Graph, x: str, weight: Any, bias: Any, epsilon: Any) -> str:
     return g.node("LayerNormalization", x, g.constant(weight), g.constant(bias), axis=-1, epsilon=float(epsilon))
 
 
+def _rms_norm(g: _Graph, x: str, weight: Any, epsilon: Any) -> str:
+    square = g.node("ReduceMean", g.node("Mul", x, x), axes=[-1])
+    norm = g.node("Sqrt", g.node("Add", square, g.constant(epsilon)))
+    return g.node("Mul", g.node("Div", x, norm), g.constant(weight))
+
+
 def _keep(g: _Graph, x: str) -> str:
     g.kept = x
     return x
@@ -101,6 +107,12 @@ def _halves(g: _Graph, x: str) -> tuple[str, str]:
 def _tanh_mean(g: _Graph, x: str) -> str:
     mean, log_std = _halves(g, x)
     return g.node("Concat", g.node("Tanh", mean), log_std, axis=-1)
+
+
+def _tanh_log_std(g: _Graph, x: str, low: Any, high: Any) -> str:
+    mean, raw = _halves(g, x)
+    scaled = g.node("Mul", g.node("Tanh", raw), g.constant(0.5 * (high - low)))
+    return g.node("Concat", mean, g.node("Add", scaled, g.constant(0.5 * (high + low))), axis=-1)
 
 
 def _gaussian(g: _Graph, x: str, low: Any, high: Any) -> str:
@@ -143,6 +155,7 @@ _WRITERS: dict[str, Callable[..., str]] = {
     "clip": _clip,
     "affine": _affine,
     "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
     **{name: lambda g, x, kind=kind: g.node(kind, x) for name, kind in _SIMPLE.items()},
     "leaky_relu": lambda g, x: g.node("LeakyRelu", x, alpha=0.01),
     "gelu": _gelu,
@@ -150,6 +163,7 @@ _WRITERS: dict[str, Callable[..., str]] = {
     "keep": _keep,
     "add_kept": lambda g, x: g.node("Add", x, g.kept),
     "tanh_mean": _tanh_mean,
+    "tanh_log_std": _tanh_log_std,
     "gaussian": _gaussian,
     "add_noise": lambda g, x, scale: g.node("Add", x, g.node("Mul", g.constant(scale), "noise")),
     "categorical": _categorical,

@@ -28,9 +28,18 @@ def _layer_norm(x: Any, weight: Any, bias: Any, epsilon: Any) -> Any:
     return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + epsilon) * weight + bias
 
 
+def _rms_norm(x: Any, weight: Any, epsilon: Any) -> Any:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * weight
+
+
 def _tanh_mean(x: Any) -> Any:
     mean, log_std = np.split(x, 2, axis=-1)
     return np.concatenate([np.tanh(mean), log_std], axis=-1)
+
+
+def _tanh_log_std(x: Any, low: Any, high: Any) -> Any:
+    mean, raw = np.split(x, 2, axis=-1)
+    return np.concatenate([mean, 0.5 * (high - low) * np.tanh(raw) + 0.5 * (high + low)], axis=-1)
 
 
 def _gaussian(x: Any, low: Any, high: Any, noise: Any) -> Any:
@@ -55,6 +64,7 @@ OPERATIONS: dict[str, Any] = {
     "clip": lambda x, low, high: np.clip(x, low, high),
     "affine": lambda x, weight, bias: x @ weight + bias,
     "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
     "relu": lambda x: np.maximum(x, 0.0),
     "leaky_relu": lambda x: np.where(x > 0.0, x, 0.01 * x),
     "elu": lambda x: np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0))),
@@ -64,6 +74,7 @@ OPERATIONS: dict[str, Any] = {
     "keep": lambda x: x,
     "add_kept": lambda x, kept: x + kept,
     "tanh_mean": _tanh_mean,
+    "tanh_log_std": _tanh_log_std,
     "gaussian": _gaussian,
     "add_noise": lambda x, scale, noise: x + scale * noise,
     "categorical": _categorical,

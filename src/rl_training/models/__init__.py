@@ -3,6 +3,7 @@
 from rl_training.models.mlp import MLP, EnsembleLinear, EnsembleMLP, NetworkConfig
 from rl_training.models.mlp_bc import MLPBCModel, MLPDiscreteBCModel
 from rl_training.models.mlp_crossq import MLPCrossQModel
+from rl_training.models.mlp_flash_sac import MLPFlashSACModel
 from rl_training.models.mlp_fqe import MLPFQEModel
 from rl_training.models.mlp_iql import MLPDiscreteIQLModel, MLPIQLModel
 from rl_training.models.mlp_q import MLPQNetwork
@@ -33,6 +34,7 @@ __all__ = [
     "MLPDiscreteBCModel",
     "MLPDiscreteIQLModel",
     "MLPFQEModel",
+    "MLPFlashSACModel",
     "MLPIQLModel",
     "MLPQNetwork",
     "MLPREDQModel",

@@ -14,7 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rl_training.models.batch_norm import EPSILON
+from rl_training.models.flash import RMS_EPSILON, Flash
 from rl_training.models.mlp import MLP, Activation, Members
+from rl_training.models.mlp_flash_sac import FlashActor
 from rl_training.models.policies import DeterministicActor, GaussianActor, Normalizer, Policy, TanhGaussianActor
 
 Array = NDArray[Any]
@@ -26,6 +29,12 @@ _ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
 }
 
 
+def _array(tensor: Any) -> Array:
+    """`[in, out]` of a weight and `[1, out]` of a bias; of S policies `[S, in, out]` and `[S, 1, out]`."""
+    array: Array = tensor.detach().squeeze(-3).numpy()
+    return array
+
+
 class ArrayMLP(MLP):
     """The forward pass of an `MLP` on the CPU, without gradients; it shares the layers of `mlp`."""
 
@@ -35,9 +44,7 @@ class ArrayMLP(MLP):
         self.hidden, self.norms, self.head = mlp.hidden, mlp.norms, mlp.head
         self._activate = _ACTIVATIONS[mlp.activation]
         *self._arrays, self._last = [
-            # [in, out] and [1, out]; of S policies [S, in, out] and [S, 1, out]
-            (layer.weight.detach().squeeze(-3).numpy(), layer.bias.detach().squeeze(-3).numpy())
-            for layer in (*mlp.hidden, mlp.head)
+            (_array(layer.weight), _array(layer.bias)) for layer in (*mlp.hidden, mlp.head)
         ]
 
     def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
@@ -54,10 +61,45 @@ class ArrayMLP(MLP):
         return x
 
 
-class ArrayPolicy(Policy):
-    """`policy` with tanh and noise in numpy; its actor's network must be an `ArrayMLP`."""
+class ArrayFlash(Flash):
+    """The same for a `Flash`."""
 
-    def __init__(self, policy: Policy, net: ArrayMLP) -> None:
+    def __init__(self, net: Flash) -> None:
+        nn.Module.__init__(self)
+        self.num_members, self.activation = net.num_members, net.activation
+        self.linears, self.norms, self.norm, self.head = net.linears, net.norms, net.norm, net.head
+        self._activate = _ACTIVATIONS[net.activation]
+        self._layers = [
+            (_array(linear.weight), [_array(t) for t in (norm.weight, norm.bias, norm.mean, norm.variance)])
+            for linear, norm in zip(net.linears, net.norms)
+        ]
+        self._last = [_array(tensor) for tensor in (net.norm.weight, net.head.weight, net.head.bias)]
+
+    def forward(self, x: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
+        return torch.from_numpy(self.values(x.numpy()))
+
+    def values(self, x: Array) -> Array:
+        (weight, norm), *layers = self._layers
+        x = _normal(x, *norm) @ weight
+        for i in range(0, len(layers), 2):
+            inner = x
+            for weight, norm in layers[i : i + 2]:
+                inner = self._activate(_normal(inner @ weight, *norm))
+            x = x + inner
+        gain, weight, bias = self._last
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(RMS_EPSILON)) * gain
+        return x @ weight + bias
+
+
+def _normal(x: Array, gain: Array, shift: Array, mean: Array, variance: Array) -> Array:
+    scale = gain / np.sqrt(variance + np.float32(EPSILON))
+    return x * scale + (shift - mean * scale)
+
+
+class ArrayPolicy(Policy):
+    """`policy` with tanh and noise in numpy; its actor's network must be an `ArrayMLP` or `ArrayFlash`."""
+
+    def __init__(self, policy: Policy, net: ArrayMLP | ArrayFlash) -> None:
         super().__init__(policy.normalizer, policy.actor)
         self._values = net.values
         self._see = _array_map(policy.normalizer)
@@ -78,8 +120,12 @@ class ArrayPolicy(Policy):
         assert self._bounds is not None, "a deterministic policy has no samples"
         values = self._values(self._see(obs.numpy()))
         mean, (low, high) = self._mean(values), self._bounds
-        std = np.maximum(values[..., mean.shape[-1] :], low)
-        np.exp(np.minimum(std, high, out=std), out=std)
+        std = values[..., mean.shape[-1] :]
+        if isinstance(self.actor, FlashActor):
+            std = low + np.float32(0.5) * (high - low) * (_ONE + np.tanh(std))
+        else:
+            std = np.minimum(np.maximum(std, low), high)
+        np.exp(std, out=std)
         std *= noise.numpy()
         if isinstance(self.actor, GaussianActor):
             std += np.tanh(mean)
@@ -113,16 +159,18 @@ def copy_bound_to(policy: Policy, flat: Tensor) -> Policy:
 
 
 def fits_arrays(policy: Policy) -> bool:
-    """Whether the network of `policy` can be an `ArrayMLP`."""
+    """Whether the network of `policy` can be an `ArrayMLP` or `ArrayFlash`."""
     net = policy.actor.net
-    return isinstance(net, MLP) and net.activation in _ACTIVATIONS and not len(net.norms)
+    known = isinstance(net, Flash) or (isinstance(net, MLP) and not len(net.norms))
+    return known and net.activation in _ACTIVATIONS  # type: ignore[union-attr, operator]
 
 
 def on_arrays(policy: Policy) -> Policy:
     """`policy` on numpy arrays as far as possible; the arrays share the memory of its tensors."""
     if not fits_arrays(policy):
         return policy
-    policy.actor.net = own = ArrayMLP(policy.actor.net)  # type: ignore[arg-type]
+    net = policy.actor.net
+    policy.actor.net = own = ArrayFlash(net) if isinstance(net, Flash) else ArrayMLP(net)  # type: ignore[arg-type]
     return ArrayPolicy(policy, own) if _is_known(policy.actor) else policy
 
 
@@ -163,6 +211,6 @@ class JointPolicy(Policy):
 
 def _is_known(actor: nn.Module) -> bool:
     """Whether `ArrayPolicy` implements this actor; one std for all states is not implemented."""
-    return type(actor) in (TanhGaussianActor, DeterministicActor) or (
+    return type(actor) in (TanhGaussianActor, DeterministicActor, FlashActor) or (
         type(actor) is GaussianActor and actor.log_std is None
     )

@@ -1,14 +1,12 @@
 """MLPs with batch renormalisation (Ioffe 2017) of the input and after each hidden activation, as in CrossQ.
 
-A call (`forward`) normalises by running statistics, which are buffers: row i of the output depends on row i of the
-input only. `by_batch` is the train mode. It normalises by the statistics of the batch. It also returns new values
-of the buffers and changes nothing itself, so that a loss is pure.
+Calls and the train mode are those of `batch_norm`, except for the two corrections r and d:
 
     train mode   y = gain · ((x - mean) / std · r + d) + shift
     call         y = gain · (x - running mean) / running std + shift
 
-std is sqrt(biased variance + epsilon). r = std / running std and d = (mean - running mean) / running std are
-clipped and have no gradient. In the first `WARM_UP` batches they are 1 and 0 (batch normalisation).
+std is sqrt(biased variance + epsilon), also the running one. r = std / running std and d = (mean - running mean) /
+running std are clipped and have no gradient. In the first `WARM_UP` batches they are 1 and 0 (batch normalisation).
 The authors of CrossQ multiply d by a std without epsilon, whose gradient is infinite if a unit is constant.
 """
 
@@ -21,43 +19,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.mlp import Activation, EnsembleLinear, EnsembleNetwork, Init, Select, SingleNetwork
+from rl_training.models.batch_norm import BatchNorm, BatchNormNetwork, SingleBatchNormNetwork
+from rl_training.models.mlp import Activation, EnsembleLinear, Init, Select
 from rl_training.models.steps import Step, as_array
 
 EPSILON, MOMENTUM, WARM_UP = 1e-3, 0.01, 100_000
 R_MAX, D_MAX = 3.0, 5.0  # r is clipped to [1 / R_MAX, R_MAX], d to [-D_MAX, D_MAX]
 
 
-class BatchRenorm(nn.Module):
+class BatchRenorm(BatchNorm):
     """Batch renormalisation with statistics, a gain and a shift per member."""
 
-    mean: Tensor
-    variance: Tensor
+    epsilon = EPSILON
     batches: Tensor  # number of batches so far; a float, like all tensors of a policy
 
     def __init__(self, num_members: int, features: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(num_members, 1, features))
-        self.bias = nn.Parameter(torch.zeros(num_members, 1, features))
-        self.register_buffer("mean", torch.zeros(num_members, 1, features))
-        self.register_buffer("variance", torch.ones(num_members, 1, features))
+        super().__init__(num_members, features)
         self.register_buffer("batches", torch.zeros(()))
 
-    def scale_and_shift(self, select: Select) -> tuple[Tensor, Tensor]:
-        """A call is `x · scale + shift`."""
-        scale = select(self.weight) * torch.rsqrt(select(self.variance) + EPSILON)
-        return scale, select(self.bias) - select(self.mean) * scale
-
-    def forward(self, x: Tensor, select: Select) -> Tensor:
-        scale, shift = self.scale_and_shift(select)
-        return torch.addcmul(shift, x, scale)
-
     def statistics(self) -> list[Tensor]:
-        """The buffers."""
-        return [self.mean, self.variance, self.batches]
+        return [*super().statistics(), self.batches]
 
     def by_batch(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """`x [N, B, F]` in train mode, and the new values of `statistics`."""
         variance, mean = torch.var_mean(x, -2, correction=0, keepdim=True)
         std = (variance + EPSILON).sqrt()
         with torch.no_grad():
@@ -70,7 +53,7 @@ class BatchRenorm(nn.Module):
         return torch.addcmul(self.bias, normal, self.weight), [*running, self.batches + 1.0]
 
 
-class EnsembleRenormMLP(EnsembleNetwork):
+class EnsembleRenormMLP(BatchNormNetwork):
     """N networks `norm -> hidden activation norm … -> out`."""
 
     def __init__(
@@ -91,46 +74,19 @@ class EnsembleRenormMLP(EnsembleNetwork):
         self.norms = nn.ModuleList(BatchRenorm(num_members, size) for size in sizes)
         self.head = EnsembleLinear(num_members, sizes[-1], out_features, init=init)
 
-    def _through(self, x: Tensor, select: Select, normalize: Callable[[Any, Tensor], Tensor]) -> Tensor:
+    def through(self, x: Tensor, select: Select, normalize: Callable[[Any, Tensor], Tensor]) -> Tensor:
         first, *others = self.norms
         x = normalize(first, x)
         for linear, norm in zip(self.hidden, others):
             x = normalize(norm, self.activate(linear(x, select)))
         return x
 
-    def features(self, x: Tensor, select: Select) -> Tensor:
-        return self._through(x, select, lambda norm, x: norm(x, select))
 
-    def statistics(self) -> list[Tensor]:
-        """The running statistics of every layer."""
-        return [buffer for norm in self.norms for buffer in norm.statistics()]  # type: ignore[operator]
-
-    def by_batch(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Outputs `[N, B, out]` in train mode, and the new values of `statistics`."""
-        found: list[Tensor] = []
-
-        def normalize(norm: BatchRenorm, x: Tensor) -> Tensor:
-            normal, statistics = norm.by_batch(x)
-            found.extend(statistics)
-            return normal
-
-        def select(parameter: Tensor) -> Tensor:
-            return parameter
-
-        features = self._through(x.expand(self.num_members, -1, -1), select, normalize)
-        return self.head(features, select), found
-
-
-class RenormMLP(SingleNetwork, EnsembleRenormMLP):
+class RenormMLP(SingleBatchNormNetwork, EnsembleRenormMLP):
     """One such network."""
 
     def __init__(self, in_features: int, hidden_sizes: Sequence[int], out_features: int, **options: Any) -> None:
         super().__init__(1, in_features, hidden_sizes, out_features, **options)
-
-    def by_batch(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Outputs `[B, out]` in train mode, and the new values of `statistics`."""
-        outputs, statistics = super().by_batch(x)
-        return outputs.squeeze(0), statistics
 
     def steps(self, outputs: int | None = None) -> list[Step]:
         """The operations of a call; each norm is part of the linear layer that follows it."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from rl_training.models.batch_renorm import EnsembleRenormMLP, RenormMLP
+from rl_training.models.flash import EnsembleFlash, Flash
 from rl_training.models.mlp import MLP, EnsembleMLP, EnsembleNetwork, MLPOptions, SingleNetwork, find_factory
 from rl_training.models.own_network import OwnEnsemble, OwnNetwork
 from rl_training.models.simba import EnsembleSimBa, SimBa
@@ -28,6 +29,9 @@ KINDS = {
     "simba": NetworkKind(SimBa, EnsembleSimBa, ignored=("network_kwargs", "init")),
     "batch_renorm": NetworkKind(  # not a setting: its statistics change only if the learner passes them on
         RenormMLP, EnsembleRenormMLP, ignored=("network_kwargs", "residual_blocks", "layer_norm_epsilon")
+    ),
+    "flash": NetworkKind(  # not a setting either
+        Flash, EnsembleFlash, ignored=("network_kwargs", "init", "layer_norm_epsilon")
     ),
 }
 

@@ -36,6 +36,16 @@ class SimBaOptions(TypedDict, total=False):
     activation: Activation
 
 
+def one_width(hidden_sizes: Sequence[int], kind: str) -> int:
+    """The width of a residual network; raises if `hidden_sizes` differ."""
+    if len(set(hidden_sizes)) != 1:
+        raise ConfigError(
+            f"hidden_sizes or critic_hidden_sizes: a {kind!r} network has one width, got {list(hidden_sizes)}; "
+            "use one size, and residual_blocks for the depth"
+        )
+    return hidden_sizes[0]
+
+
 class ResidualBlock(nn.Module):
     """`x + contract(activation(expand(norm(x))))`, per member."""
 
@@ -71,13 +81,8 @@ class EnsembleSimBa(EnsembleNetwork):
     ) -> None:
         if layer_norm:
             raise ConfigError("layer_norm must be false if network is 'simba', which has LayerNorm of its own")
-        if len(set(hidden_sizes)) != 1:
-            raise ConfigError(
-                f"hidden_sizes or critic_hidden_sizes: a 'simba' network has one width, got {list(hidden_sizes)}; "
-                "use one size, and residual_blocks for the depth"
-            )
+        width = one_width(hidden_sizes, "simba")
         super().__init__(num_members, activation)
-        width = hidden_sizes[0]
         self.embed = EnsembleLinear(num_members, in_features, width, init="unit_orthogonal")
         self.blocks = nn.ModuleList(
             ResidualBlock(num_members, width, layer_norm_epsilon) for _ in range(residual_blocks)

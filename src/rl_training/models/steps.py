@@ -7,6 +7,8 @@ The method `steps(sampled)` of an actor returns them. Each operation takes the o
     clip        to [low, high]                   layer_norm  over the features, then * weight + bias
     relu leaky_relu elu gelu silu tanh           argmax      the index of the largest, [B]
     keep        x                                add_kept    x + kept
+    rms_norm    x / sqrt(mean x² + epsilon) over the features, then * weight
+    tanh_log_std of [mean | x]: log std = low + (high - low) (1 + tanh x) / 2
     tanh_mean   of [mean | log std]: tanh of the mean
     gaussian    of [mean | log std], the latter clipped to [low, high]: mean + std * noise
     add_noise   x + scale * noise

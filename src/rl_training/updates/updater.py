@@ -205,8 +205,11 @@ class Updater:
         """The scheduled learning rates at `update`; empty without a schedule."""
         if self.schedule is None:
             return []
-        factor = self.schedule.factor(update, self.total_updates)
-        return [o.base_learning_rate * factor for o in self.learner.scheduled_optimizers()]
+        learner, factor, total = self.learner, self.schedule.factor, self.total_updates
+        return [
+            one.base_learning_rate * factor(learner.schedule_step(one, update), total)
+            for one in learner.scheduled_optimizers()
+        ]
 
     def _set_rates(self, rates: Sequence[float] | Tensor) -> None:
         if self.schedule is not None:

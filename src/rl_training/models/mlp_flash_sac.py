@@ -1,0 +1,116 @@
+"""The model of FlashSAC: a tanh-Gaussian actor and two categorical critics with batch normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from rl_training.errors import ConfigError
+from rl_training.models.actor_critic import ActorCriticModel
+from rl_training.models.critics import Critics
+from rl_training.models.flash import EnsembleFlash, Flash, init_unit
+from rl_training.models.mlp import Members
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.models.networks import NetworkOptions
+from rl_training.models.policies import ActionSample, TanhGaussianActor, squashed_sample
+from rl_training.models.steps import Step, as_array
+
+LOG_STD_BOUNDS = (-10.0, 2.0)
+
+
+class FlashActor(TanhGaussianActor):
+    """A tanh-Gaussian actor whose log std is mapped into its bounds by tanh instead of clipped to them."""
+
+    net: Flash
+
+    def __init__(
+        self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], **options: Unpack[NetworkOptions]
+    ) -> None:
+        super().__init__(obs_dim, action_dim, hidden_sizes, log_std_bounds=LOG_STD_BOUNDS, **options)
+        for half in self.net.head.weight.data.chunk(2, dim=-1):
+            init_unit(half)  # mean and log std are two matrices
+
+    def parameters_of(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, raw = outputs.chunk(2, dim=-1)
+        low, high = self.log_std_bounds
+        return mean, low + 0.5 * (high - low) * (1.0 + torch.tanh(raw))
+
+    def steps(self, sampled: bool) -> list[Step]:
+        steps = super().steps(sampled)
+        if sampled:
+            low, high = (as_array(torch.tensor(bound)) for bound in self.log_std_bounds)
+            steps.insert(-2, Step("tanh_log_std", {"low": low, "high": high}))
+        return steps
+
+
+class FlashCritics(Critics):
+    """Two networks with a distribution over `bins [M]`, evenly spaced in ±`limit`; a call returns the mean."""
+
+    net: EnsembleFlash
+    bins: Tensor
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        num_bins: int,
+        limit: float,
+        **options: Unpack[NetworkOptions],
+    ) -> None:
+        super().__init__(2, obs_dim, action_dim, hidden_sizes, quantiles=num_bins, **options)
+        self.register_buffer("bins", torch.linspace(-limit, limit, num_bins), persistent=False)
+
+    def forward(self, obs: Tensor, actions: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
+        return (super().forward(obs, actions, frozen, members).softmax(-1) * self.bins).sum(-1)
+
+    def logits_by_batch(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Outputs `[2, B, M]` in train mode, and new values of the network's `statistics`."""
+        return self.net.by_batch(torch.cat([obs, actions], dim=-1))
+
+
+class MLPFlashSACModel(MLPSACModel):
+    """Its parts, called as those of any model, normalise by running statistics.
+
+    `sample_by_batch`, and `logits_by_batch` of the critics, normalise by the batch and return new values of the
+    network's `statistics`.
+    """
+
+    actor: FlashActor
+    critics: FlashCritics
+    target_critics: FlashCritics
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        num_bins: int = 101,
+        value_limit: float = 5.0,
+        normalize_observations: bool = False,
+        network: str = "mlp",
+        **options: Any,
+    ) -> None:
+        if network != "mlp":
+            raise ConfigError(f"network must be 'mlp' for flash_sac, which has its own layers, got {network!r}")
+        options = {"network": "flash"} | options
+        sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        ActorCriticModel.__init__(
+            self,
+            obs_dim,
+            FlashActor(obs_dim, action_dim, hidden_sizes, **options),
+            FlashCritics(obs_dim, action_dim, sizes, num_bins=num_bins, limit=value_limit, **options),
+            normalize_observations=normalize_observations,
+        )
+        self.num_bins, self.value_limit, self.policy_distribution = num_bins, value_limit, "tanh"
+
+    def sample_by_batch(self, obs: Tensor, noise: Tensor) -> tuple[ActionSample, list[Tensor]]:
+        """Reparameterised actions for the first rows of `obs`, as many as `noise` has."""
+        outputs, statistics = self.actor.net.by_batch(obs)
+        return squashed_sample(*self.actor.parameters_of(outputs[: len(noise)]), noise), statistics
