@@ -8,6 +8,7 @@ cannot be run here says why in front of it, `<!-- not run: needs SLURM -->`; its
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import subprocess
@@ -223,7 +224,7 @@ def test_an_algorithm_has_a_page_made_from_the_code(name: str) -> None:
         assert f"| `{key}` |" in page, key
     for key, value in spec.sections.defaults.items():
         row = next(line for line in page.splitlines() if line.startswith(f"| `{key}` |"))
-        shown = getattr(value, "type", value)
+        shown = json.dumps(value) if isinstance(value, dict) else getattr(value, "type", value)
         assert f"`{shown}`".lower() in row.lower(), row
     assert all(f"`{preset}`" in page for preset in packaged_configs() if preset.startswith(f"{name}/"))
     assert "@" in describe_algorithm.particular(name)[1]["Citation"]
