@@ -96,7 +96,7 @@ def default_in(text: str, name: str) -> object:
     found = re.search(r"; default (.+?)(?: \(([A-Z].*)\))?$", text)
     if found is None:
         return None
-    others = [other.split(": ") for other in (found[2] or "").split("; ") if other]
+    others = [other.split(": ", 1) for other in (found[2] or "").split("; ") if other]
     return ast.literal_eval(next((value for names, value in others if name in names.split(", ")), found[1]))
 
 
