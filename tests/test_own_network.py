@@ -360,6 +360,18 @@ def test_functions_without_a_name_are_kept_apart() -> None:
     assert widths == [4, 5]
 
 
+def test_a_class_that_is_defined_again_replaces_the_first() -> None:
+    """As in a notebook, whose classes no other process can import."""
+    first, second = (type("Own", (Residual,), {"__module__": "__main__"}) for _ in range(2))
+    name = name_of(first, NETWORK)
+    assert (name, name_of(second, NETWORK)) == ("__main__:<Own>", name)
+    assert isinstance(build_network(5, (6,), 3, network=name).module, second)
+    bind_name(name, first, NETWORK)
+    assert type(build_network(5, (6,), 3, network=name).module) is first
+    partials = [name_of(functools.partial(Residual, blocks=blocks), NETWORK) for blocks in (1, 2)]
+    assert partials == ["functools:<<partial>>", "functools:<<partial>>'"]
+
+
 # ---- the command line ----------------------------------------------------------------------------
 
 MODULE = """

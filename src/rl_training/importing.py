@@ -85,15 +85,16 @@ def is_importable(thing: Any) -> bool:
 def name_of(thing: Any, key: str) -> str:
     """The name under which `find_permitted` returns `thing`, a class or function passed in Python as setting `key`.
 
-    It is `module:Name`, or `module:<Name>` if another process cannot import it.
+    It is `module:Name`, or `module:<Name>` if another process cannot import it. A class or function that is defined
+    again, as in a notebook, replaces the first; those without a name, such as lambdas, are kept apart.
     """
     module = getattr(thing, "__module__", None) or "python"
-    name = getattr(thing, "__qualname__", type(thing).__name__)
+    name = getattr(thing, "__qualname__", f"<{type(thing).__name__}>")
     if module not in ("__main__", "__mp_main__") and is_importable(thing):
         place = f"{module}:{name}"
     else:
         place = f"{module}:<{name}>"
-        while not _is_same(_KNOWN.get((key, place), thing), thing):
+        while _names_another(place, thing, key):
             place += "'"
     _KNOWN[key, place] = thing
     return place
@@ -101,17 +102,23 @@ def name_of(thing: Any, key: str) -> str:
 
 def bind_name(place: str, thing: Any, key: str) -> None:
     """Let `find_permitted` return `thing` for a name in the records of a run."""
-    if "<" in place and not _is_same(_KNOWN.get((key, place), thing), thing):
+    if _names_another(place, thing, key):
         raise ConfigError(
             f"{key}: {place!r} is another function in this process; define each in a module, under a name", key=key
         )
     _KNOWN[key, place] = thing
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether two objects are one, or functions of the same code, as from a cell of a notebook that ran twice."""
-    plain = [isinstance(f, FunctionType) and not (f.__closure__ or f.__defaults__) for f in (one, other)]
-    return one is other or (all(plain) and one.__code__ == other.__code__)
+def _names_another(place: str, thing: Any, key: str) -> bool:
+    """Whether a name of the form `module:<…<lambda>>` belongs to another function.
+
+    Functions of the same code count as one, as from a cell of a notebook that ran twice.
+    """
+    known = _KNOWN.get((key, place), thing)
+    if known is thing or place.count("<") == 1:
+        return False
+    plain = [isinstance(f, FunctionType) and not (f.__closure__ or f.__defaults__) for f in (known, thing)]
+    return not (all(plain) and known.__code__ == thing.__code__)
 
 
 def find_permitted(place: str, key: str, *, allow_import: bool = False, again: str) -> Any:

@@ -45,7 +45,7 @@ class OwnEnsemble(EnsembleNetwork):
         nn.Module.__init__(self)
         self.num_members, self._name, self._outputs = num_members, name, out_features
         for key, value in others.items():
-            if value != _OTHERS[key]:
+            if value != _OTHERS.get(key):
                 raise self._refused(f"has no setting {key}; leave it out, or use network_kwargs")
         arguments, options = (in_features, out_features, list(hidden_sizes)), dict(network_kwargs or {})
         with torch.device("cpu"), torch.enable_grad():
