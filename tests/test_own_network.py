@@ -200,7 +200,12 @@ def test_a_run_cannot_change_its_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algo", "message"), [("edac", "network must be 'mlp' unless eta is 0"), ("crossq", "network must be 'mlp'")]
+    ("algo", "message"),
+    [
+        ("edac", "network must be 'mlp' unless eta is 0"),
+        ("crossq", "network must be 'mlp'"),
+        ("flash_sac", "network must be 'mlp'"),
+    ],
 )
 def test_some_algorithms_have_networks_of_their_own(algo: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):

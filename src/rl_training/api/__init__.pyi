@@ -96,8 +96,8 @@ class _TrainKeys(TypedDict, total=False):
     layer_norm_epsilon: float
     """epsilon of LayerNorm; the default of flax and RLPD (version 0.1 used PyTorch's 1e-5); > 0; default 1e-06"""
     network: str | Callable[..., nn.Module]
-    """kind of every network: `mlp`; `simba`, which has residual blocks, all as wide as the (equal) sizes in
-    `hidden_sizes`; your own as `module:factory`, with --allow-import; default 'mlp'"""
+    """every network: `mlp`, `simba` (residual blocks of the one width in `hidden_sizes`) or your `module:factory`;
+    default 'mlp'"""
     network_kwargs: Mapping[str, Any]
     """further arguments of your own network; default {}"""
     residual_blocks: int | float
