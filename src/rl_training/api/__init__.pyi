@@ -96,7 +96,7 @@ class _TrainKeys(TypedDict, total=False):
     layer_norm_epsilon: float
     """epsilon of LayerNorm; the default of flax and RLPD (version 0.1 used PyTorch's 1e-5); > 0; default 1e-06"""
     network: str | Callable[..., nn.Module]
-    """every network: `mlp`, `simba` (residual blocks of the one width in `hidden_sizes`) or your `module:factory`;
+    """every network: `mlp`, `simba` (residual blocks of the width in `hidden_sizes`) or your `module:factory`;
     default 'mlp'"""
     network_kwargs: Mapping[str, Any]
     """further arguments of your own network; default {}"""

@@ -70,7 +70,7 @@ class NetworkShape(Settings):
     layer_norm_epsilon: PositiveFloat = 1e-6
     """epsilon of LayerNorm; the default of flax and RLPD (version 0.1 used PyTorch's 1e-5)"""
     network: Annotated[str, AfterValidator(_known_kind)] = "mlp"
-    """every network: `mlp`, `simba` (residual blocks of the one width in `hidden_sizes`) or your `module:factory`"""
+    """every network: `mlp`, `simba` (residual blocks of the width in `hidden_sizes`) or your `module:factory`"""
     network_kwargs: dict[str, Any] = Field(default_factory=dict)
     """further arguments of your own network"""
     residual_blocks: PositiveInt = 2
