@@ -137,6 +137,14 @@ def test_the_projection_keeps_its_type_and_is_exact_to_rounding() -> None:
     torch.testing.assert_close(found.double(), projected(probs.double(), places.double()), rtol=0, atol=1e-7)
 
 
+def test_a_probability_whose_place_is_not_a_number_spoils_its_row_alone() -> None:
+    """An index out of range would end the process of a whole population on a GPU."""
+    places = torch.tensor([[0.5, float("nan"), 1.0], [0.5, 1.5, 2.0]])
+    found = projected(torch.full((2, 3), 1.0 / 3.0), places)
+    assert found[0].isnan().any()
+    assert found[1].tolist() == pytest.approx([1 / 6, 1 / 3, 1 / 2])
+
+
 class Reference:
     """FlashSAC as a textbook writes it: torch's BatchNorm and Adam, modes and order set by hand."""
 
