@@ -103,6 +103,9 @@ def end_with(broken: Path, changed: Checkpoint, folder: Path) -> TrainResult:
 SETTINGS = ("temperature.fixed", "learning_rate", ".batches")
 # What an online run normalises by follows from its running moments, which the checkpoint holds too.
 FOLLOWING = ("model.normalizer",)
+# The factor of rewards follows from the statistics of the return. Its largest magnitude counts only if it is more than
+# five standard deviations.
+SCALING = ("networks/rewards.scale", "scaling.largest")
 
 
 @pytest.mark.parametrize("algo", mostly_slow(ALL, "rlpd"))
@@ -120,4 +123,5 @@ def test_changing_any_part_changes_the_end(algo: str, tmp_path: Path) -> None:
         if not moved:
             unnoticed.append(part)
     kept = SETTINGS + (FOLLOWING if "moments" in checkpoint.records.get("collector", {}) else ())
+    kept += SCALING if "scaling.current" in checkpoint.tensors.get("collector", {}) else ()
     assert [part for part in unnoticed if not part.endswith(kept)] == []
