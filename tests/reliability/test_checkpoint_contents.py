@@ -70,6 +70,8 @@ def parts_of(checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
     parts: dict[str, tuple[str, str]] = {}
     for group, tensors in checkpoint.tensors.items():
         for name in tensors:
+            if ".target_" in name and name.endswith((".mean", ".variance")):
+                continue  # target networks normalise by the batch: these are written and not read
             stem = ".".join(piece for piece in name.split(".") if not piece.isdecimal())
             depth = 2 if group == "networks" else None
             parts.setdefault(f"{group}/{'.'.join(stem.split('.')[:depth])}", (group, name))
@@ -103,8 +105,8 @@ def end_with(broken: Path, changed: Checkpoint, folder: Path) -> TrainResult:
 SETTINGS = ("temperature.fixed", "learning_rate", ".batches")
 # What an online run normalises by follows from its running moments, which the checkpoint holds too.
 FOLLOWING = ("model.normalizer",)
-# The factor of rewards follows from the statistics of the return. Its largest magnitude counts only if it is more than
-# five standard deviations.
+# The factor of rewards follows from the statistics of the return. Its largest magnitude counts only if it is more
+# than five standard deviations.
 SCALING = ("networks/rewards.scale", "scaling.largest")
 
 
