@@ -203,6 +203,7 @@ def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
         ("discrete-lunarlander", 9, 27),
         ("dqn-cartpole", 1, 5),
         ("dqn-lunarlander", 1, 5),
+        ("flash-v4", 12, 60),
         ("hopper-v5", 3, 9),
         ("iql-choosing", 12, 12),
         ("iql-hopper", 4, 20),
@@ -239,7 +240,7 @@ def test_a_study_goes_on_from_the_runs_of_another_and_from_nothing_else(
 
 
 def test_no_study_of_the_repository_is_forgotten() -> None:
-    assert len(list(STUDIES.glob("*.yaml"))) == 21
+    assert len(list(STUDIES.glob("*.yaml"))) == 22
 
 
 def _files(config: TrainConfig) -> list[str]:
