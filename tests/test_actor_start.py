@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms import DDPG, REDQ, RLPD, SAC, TD3, TQC, CrossQ, FlashSAC, Learner
+from rl_training.environments.torch_envs import TorchPendulum
 from rl_training.errors import ConfigError
+from rl_training.experience.collector import in_random_block
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.config import TrainConfig
@@ -21,9 +23,10 @@ from rl_training.runs import init_from
 from rl_training.runs.regime import Regime
 from rl_training.updates.stack import Stack
 from tests.helpers import build, label, random_batch, snapshot
-from tests.runs import tiny, train, trainer_state
+from tests.runs import replay_rows, tiny, train, trainer_state
 from tests.test_exact_resume import assert_exact, eventful
 from tests.test_population_updates import SIZE, assert_members_equal
+from tests.test_tensor_env import collector_of
 
 HOLDING: list[type[Learner]] = [DDPG, TD3, SAC, TQC, REDQ, RLPD, CrossQ, FlashSAC]
 HELD = ("model.actor.", "temperature.")
@@ -185,9 +188,49 @@ def test_a_run_resumes_exactly_while_its_actor_waits(
         shutil.rmtree(origin)
         monkeypatch.setattr(init_from, "ACTOR_STARTS", 0)
 
-    kwargs = {"normalize_observations": False}
+    kwargs = {"normalize_observations": False, "random_block_steps": 3}
     resumed = assert_exact(eventful("sac", tmp_path / "runs", kwargs=kwargs, init_from=origin), 40, look)
     assert not policy_kept(resumed.checkpoint_path)
+
+
+def test_random_blocks_alternate_with_the_policy_until_the_actor_starts() -> None:
+    """Per environment: two random steps, two of the policy, until five updates are made."""
+    learner, found = holding(SAC, 5), []
+    collector = collector_of(TorchPendulum(3), random_steps=0, random_block_steps=2)
+    collector.learner = learner
+    collector._run = lambda name, step: found.append(name)  # type: ignore[method-assign]
+    for learner.updates in (0, 0, 0, 1, 2, 3, 4, 5, 5, 5):
+        collector.act()
+        collector.steps += collector.width
+    assert found == [
+        "random",
+        "random",
+        "policy",
+        "policy",
+        "random",
+        "random",
+        "policy",
+        "policy",
+        "policy",
+        "policy",
+    ]
+    assert [in_random_block(learner, step, 2) for step in range(4)] == [False] * 4
+    learner.updates = 0
+    assert [in_random_block(learner, step, 2) for step in range(4)] == [True, True, False, False]
+    assert not in_random_block(learner, 0, 0)
+
+
+def test_a_run_shows_its_critics_random_actions(cloned: dict[bool, Path], tmp_path: Path) -> None:
+    """Four of every eight steps, chosen by the seed of exploration and not by the policy."""
+    kwargs = {"normalize_observations": False, "random_block_steps": 4, "learning_starts": 5}
+    runs = []
+    for origin in cloned[True], Path("gallery/sac"):
+        sizes = {} if origin is cloned[True] else {"hidden_sizes": [64, 64]}
+        config = tiny("sac", tmp_path, kwargs=kwargs | sizes, init_from=origin, total_timesteps=16, eval_episodes=0)
+        runs.append(replay_rows(read_checkpoint(train(config).checkpoint_path))[:, 3])
+    same = (runs[0] == runs[1]).tolist()
+    assert same[:4] == [True] * 4
+    assert not any(same[4:8])
 
 
 def test_a_published_policy_survives_the_first_updates(tmp_path: Path) -> None:

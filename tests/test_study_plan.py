@@ -74,10 +74,11 @@ def test_early_stopping_has_the_identity_it_had_in_0_2() -> None:
 
 
 def test_every_setting_added_since_0_2_has_its_default_in_the_table() -> None:
-    """Otherwise studies of 0.2 would not find their trials."""
+    """Otherwise studies of 0.2 would not find their trials. Later algorithms may have other defaults."""
     known = {
         name: value
         for spec in list_algorithm_specs()
+        if spec.name not in ("crossq", "flash_sac")
         for name, value in spec.sections.resolve({}).to_dict().items()
     }
     assert {name: known[name] for name in ADDED_SINCE_0_2 if name in known} == {

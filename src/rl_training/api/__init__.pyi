@@ -216,6 +216,9 @@ class _OnlineKeys(TypedDict, total=False):
     """environment steps before the first update; ≥ 0; default 1000 (SAC, CrossQ: 5000; FlashSAC: 10000)"""
     random_steps: int | float | None
     """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy; ≥ 0"""
+    random_block_steps: int | float
+    """until the actor starts (`actor_starts`), blocks of so many steps with random actions and of as many with the
+    policy alternate in each environment; 0: the policy alone; ≥ 0; default 50"""
     train_frequency: int | float
     """environment steps between rounds of updates; ≥ 1; default 1 (DQN: 128)"""
     gradient_updates_per_step: int | float

@@ -65,6 +65,14 @@ def held_noise(learner: Learner, random: Any, num_envs: int, device: torch.devic
     return HeldNoise(random, learner.longest_noise, (num_envs, learner.model.action_dim), device)
 
 
+def in_random_block(learner: Learner, step: int, block: int) -> bool:
+    """Whether the actor has not started (`actor_starts`) and an environment's `step` has a random action.
+
+    Critics that have seen the policy's own actions only are wrong about all others, which the actor would follow.
+    """
+    return block > 0 and learner.updates < learner.actor_starts and step // block % 2 == 0
+
+
 class Collector:
     """Steps a `Pool` with the exploration policy of a learner and fills a replay buffer."""
 
@@ -78,6 +86,7 @@ class Collector:
         buffer: ReplayBuffer,
         *,
         random_steps: int,
+        random_block_steps: int = 0,
         total_steps: int,
         reward_map: tuple[float, float] = (1.0, 0.0),
         moments: RunningMoments | None = None,
@@ -94,7 +103,7 @@ class Collector:
         self.learner = learner
         self.buffer = buffer
         self.layout = RowLayout.of(spaces)
-        self.random_steps = random_steps
+        self.random_steps, self.random_block_steps = random_steps, random_block_steps
         self.total_steps = total_steps
         self.reward_map = reward_map
         self.moments, self.scaling = moments, scaling
@@ -170,8 +179,10 @@ class Collector:
 
     @property
     def acts_randomly(self) -> bool:
-        """Whether the next actions are uniform, as in the first `random_steps` steps."""
-        return self.steps < self.random_steps
+        """Whether the next actions are uniform: in the first `random_steps` steps, and in random blocks."""
+        return self.steps < self.random_steps or in_random_block(
+            self.learner, self.steps // self.width, self.random_block_steps
+        )
 
     @property
     def draws(self) -> np.random.Generator | HeldNoise:
@@ -183,7 +194,7 @@ class Collector:
         return min(self.steps / self.total_steps, 1.0)
 
     def _actions(self) -> NDArray[Any]:
-        """Internal actions: uniform for the first `random_steps` steps, then from the exploration policy."""
+        """Internal actions, uniform or from the exploration policy."""
         if self.acts_randomly:
             uniform: NDArray[Any] = random_actions(self.rng, self.spaces, len(self.obs))
             return uniform

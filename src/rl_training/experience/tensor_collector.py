@@ -24,7 +24,14 @@ from rl_training.environments.tensor_env import ActionScaling, TensorEnv
 from rl_training.environments.tensor_stepping import CheckedEnv
 from rl_training.errors import ConfigError, DivergedError
 from rl_training.experience.acting import ActingPolicy
-from rl_training.experience.collector import WINDOW, held_noise, raise_bad_action, random_actions, set_reward_scale
+from rl_training.experience.collector import (
+    WINDOW,
+    held_noise,
+    in_random_block,
+    raise_bad_action,
+    random_actions,
+    set_reward_scale,
+)
 from rl_training.experience.episode_statistics import EpisodeStatistics
 from rl_training.experience.moments import RunningMoments
 from rl_training.experience.reward_scaling import RunningReturns
@@ -50,6 +57,7 @@ class TensorCollector:
         *,
         seed: int,
         random_steps: int,
+        random_block_steps: int = 0,
         total_steps: int,
         reward_map: tuple[float, float] = (1.0, 0.0),
         moments: RunningMoments | None = None,
@@ -66,7 +74,7 @@ class TensorCollector:
         self._blame = Blame(lambda: f"{type(env).__name__} failed (seed {self.seed}, step {self.steps})")
         self._step_failed = False  # then `obs` are not the observations of the environment's state
         self.width, self.seed, self.steps = env.num_envs, seed, 0
-        self.random_steps, self.total_steps = random_steps, total_steps
+        self.random_steps, self.random_block_steps, self.total_steps = random_steps, random_block_steps, total_steps
         self.reward_map, self.moments, self.scaling = reward_map, moments, scaling
         self.acting = ActingPolicy(learner, copies=False)
         device = learner.device
@@ -97,7 +105,8 @@ class TensorCollector:
 
     def act(self) -> None:
         """The first half of a vector step: choose actions."""
-        if self.steps < self.random_steps:
+        in_block = in_random_block(self.learner, self.steps // self.width, self.random_block_steps)
+        if self.steps < self.random_steps or in_block:
             self._run("random", self._choose_random)
         else:
             if self.learner.explores_by_progress:

@@ -29,6 +29,7 @@ ADDED_SINCE_0_2: dict[str, Any] = {
     "network": "mlp",
     "network_kwargs": {},
     "normalize_rewards": False,
+    "random_block_steps": 50,
     "residual_blocks": 2,
 }
 # Algorithms whose policy was `tanh` before `policy_distribution` was a setting. BC on discrete actions, whose

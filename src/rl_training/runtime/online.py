@@ -48,6 +48,9 @@ class OnlineConfig(Settings):
     """environment steps before the first update"""
     random_steps: NonNegativeInt | None = None
     """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy"""
+    random_block_steps: NonNegativeInt = 50
+    """until the actor starts (`actor_starts`), blocks of so many steps with random actions and of as many with the
+    policy alternate in each environment; 0: the policy alone"""
     train_frequency: PositiveInt = 1
     """environment steps between rounds of updates"""
     gradient_updates_per_step: PositiveInt = 1
@@ -90,6 +93,9 @@ class OnlineConfig(Settings):
         lines = [", ".join(parts)] if parts else []
         if learner.actor_starts and spec.checkpoint is None:
             lines.append(f"the policy does not change in the first {learner.actor_starts:,} updates (actor_starts)")
+            if block := self.random_block_steps:
+                text = f"{block:,} steps with random actions and {block:,} with the policy"
+                lines.append(f"until then {text} alternate (random_block_steps)")
         if short := _short_intervals(spec.config):
             lines.append(
                 f"{' and '.join(short)}: short for num_envs {spec.config.num_envs:,}, because intervals count the "
@@ -193,6 +199,7 @@ def make_collector(
     config, maker = spec.config, tensor_maker(spec.config, spec.given)
     options: dict[str, Any] = {
         "random_steps": spec.resolved[OnlineConfig].acts_randomly_until(config),
+        "random_block_steps": spec.resolved[OnlineConfig].random_block_steps,
         "total_steps": config.total_timesteps,
         "reward_map": reward_map,
         "moments": moments,
