@@ -415,3 +415,27 @@ def test_every_field_says_what_it_affects_and_the_sets_are_those_of_0_2() -> Non
         "top_fraction",
         "normalize_observations",
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "whole", "policy"),
+    [
+        ({}, False, False),
+        ({"env_id": "mine:Env-v0"}, True, False),
+        ({"eval_env": "mine:Env-v0"}, True, False),
+        ({"wrappers": ["ClipAction", "mine:Wrapper"]}, True, False),
+        ({"wrappers": [{"mine:Wrapper": {"size": 2}}]}, True, False),
+        ({"wrappers": ["ClipAction"]}, False, False),
+        ({"loggers": ["mine:Logger"]}, True, False),
+        ({"algo_kwargs": {"dataset_kind": "mine:read"}}, True, False),
+        ({"algo_kwargs": {"datasets": [{"dataset_kind": "npz"}, {"dataset_kind": "mine:read"}]}}, True, False),
+        ({"algo_kwargs": {"network": "mine:Network"}}, True, True),
+        ({"plugin": "mine:Learner"}, True, True),
+    ],
+)
+def test_commands_need_a_permission_if_the_run_names_a_module(
+    settings: dict[str, Any], whole: bool, policy: bool
+) -> None:
+    config = TrainConfig(algo="mine", total_timesteps=1, **{"env_id": "Pendulum-v1", **settings})
+    assert (config.permission() == " --allow-import") is whole
+    assert (config.permission(policy_alone=True) == " --allow-import") is policy

@@ -260,10 +260,13 @@ class TrainConfig(Settings):
 
     def permission(self, *, policy_alone: bool = False) -> str:
         """` --allow-import` if a command for this run needs it; `policy_alone`: it only loads the policy."""
-        names = [self.algo_kwargs.get("network", "")]
+        names = [self.algo_kwargs.get("network"), self.plugin]
         if not policy_alone:
-            names += [self.env_id or "", self.algo_kwargs.get("dataset_kind") or "", *self.loggers]
-        return " --allow-import" if any(":" in name for name in names) else ""
+            data = self.algo_kwargs, *self.algo_kwargs.get("datasets", ())
+            wrappers = [name for one in self.wrappers for name in ((one,) if isinstance(one, str) else one)]
+            kinds = [one.get("dataset_kind") for one in data]
+            names += [self.env_id, self.eval_env, *kinds, *wrappers, *self.loggers]
+        return " --allow-import" if any(":" in name for name in names if name) else ""
 
     def with_seed(self) -> Self:
         """This config; if its seed is None, with a random one."""
