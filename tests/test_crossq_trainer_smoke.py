@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import rl_training
+from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import read_checkpoint
 from tests.runs import tiny, train
 from tests.smoke import OnlineFacts
@@ -35,3 +37,10 @@ def test_running_statistics_are_saved_and_used_by_predict(tmp_path: Path) -> Non
     np.testing.assert_allclose(alone, together[:1], rtol=1e-5)
     mean = networks["model.actor.net.norms.0.mean"]
     assert mean.abs().max() > 0
+
+
+@pytest.mark.parametrize("algo", ["crossq", "flash_sac"])
+def test_one_row_cannot_be_normalised_by_its_batch(algo: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"algo_kwargs.batch_size must be >= 2 for {algo}, got 1"):
+        train(tiny(algo, tmp_path, kwargs={"batch_size": 1}))
+    assert not any(tmp_path.iterdir())

@@ -109,6 +109,8 @@ class Learner:
     explores_by_progress: ClassVar[bool] = False
     # Whether targets contain the value of the next observation; if not, `n_step` is not a setting.
     bootstraps: ClassVar[bool] = True
+    # The smallest `batch_size`; batch normalisation needs two rows.
+    least_batch: ClassVar[int] = 1
     # Extra columns of minibatches: computed when data are loaded; online runs are refused.
     extras: ClassVar[tuple[Column, ...]] = ()
 

@@ -62,6 +62,7 @@ class CrossQ(DelayedActor):
     Config = CrossQConfig
     Model = MLPCrossQModel
     Network = CrossQNetworkConfig
+    least_batch = 2
 
     def __init__(self, *, model: MLPCrossQModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)

@@ -125,6 +125,7 @@ class FlashSAC(DelayedActor):
     Config = FlashSACConfig
     Model = MLPFlashSACModel
     Network = FlashSACNetworkConfig
+    least_batch = 2
     fixed_by_model = ("num_bins", "value_limit")
     temperature_class = EntropyTemperature
     entropy_per_dimension = 0.5 * math.log(2.0 * math.pi * math.e * TARGET_STD**2)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from rl_training.algorithms.base import Learner
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.pool import require_place
 from rl_training.environments.user_environments import UserEnvironments
@@ -22,6 +23,7 @@ from rl_training.runs.init_from import starting_point
 from rl_training.runs.sections import Resolved, Sections
 from rl_training.runs.state import config_of
 from rl_training.spaces import SpaceSpec
+from rl_training.updates.schedules import OptimizationConfig
 
 if TYPE_CHECKING:
     from rl_training.runs.regime import Regime
@@ -82,6 +84,7 @@ class RunSpec:
                 "algo_kwargs.early_stopping needs evaluations: set env_id and an eval_episodes of at least 1",
                 key="algo_kwargs.early_stopping",
             )
+        _require_batch(sections.learner, resolved[OptimizationConfig].batch_size)
         require_installed(config.loggers, allow_import=config.allow_import)
         for part in resolved.parts:
             part.import_own(config.allow_import)
@@ -135,3 +138,12 @@ class RunSpec:
 def _settings(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:
     """The settings as run folders and checkpoints store them, with every default filled in."""
     return config.to_dict() | {"algo_kwargs": resolved.to_dict()}
+
+
+def _require_batch(learner: type[Learner], size: int) -> None:
+    """Raise if a minibatch has too few rows for networks that normalise by batches."""
+    if size < learner.least_batch:
+        raise ConfigError(
+            f"algo_kwargs.batch_size must be >= {learner.least_batch} for {learner.name}, got {size}",
+            key="algo_kwargs.batch_size",
+        )
