@@ -101,7 +101,7 @@ class _TrainKeys(TypedDict, total=False):
     network_kwargs: Mapping[str, Any]
     """further arguments of your own network; default {}"""
     residual_blocks: int | float
-    """residual blocks of every `simba` network; the others have none; ≥ 1; default 2"""
+    """residual blocks of every `simba` network and of FlashSAC; the others have none; ≥ 1; default 2"""
     batch_size: int | float
     """transitions per update; ≥ 1; default 256 (DQN: 64; FlashSAC: 512)"""
     learning_rate_schedule: Literal["constant", "linear", "cosine"] | Mapping[str, Any]

@@ -74,7 +74,7 @@ class NetworkShape(Settings):
     network_kwargs: dict[str, Any] = Field(default_factory=dict)
     """further arguments of your own network"""
     residual_blocks: PositiveInt = 2
-    """residual blocks of every `simba` network; the others have none"""
+    """residual blocks of every `simba` network and of FlashSAC; the others have none"""
 
     @field_validator("network_kwargs")
     @classmethod
