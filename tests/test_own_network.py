@@ -257,6 +257,14 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
         lambda i, o, h: nn.Sequential(nn.Linear(i, o), nn.BatchNorm1d(o, track_running_stats=False)),
         r"cannot be computed for several networks at once: ValueError: Expected more than 1 value per channel",
     ),
+    "input": (
+        lambda i, o, h: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(i, o)),
+        r"changes its input in place, as ReLU\(inplace=True\) does; networks must not$",
+    ),
+    "frozen": (
+        lambda i, o, h: nn.Linear(i, o).requires_grad_(False),
+        r"has no parameter with a gradient; a network must be able to learn$",
+    ),
     "rows": (Averaged, r"computes another output for the same row"),
     "branch": (Branching, r"cannot be computed for several networks at once: RuntimeError: .*data-dependent"),
     "unused": (Unused, r"has a parameter spare.weight that does not affect its output; remove it$"),

@@ -70,8 +70,8 @@ class OwnEnsemble(EnsembleNetwork):
         return self._outputs
 
     def _first_call(self, modules: Sequence[nn.Module], x: Tensor) -> None:
-        """Call each module once, which completes lazy ones; raise for wrong outputs and for buffers that change."""
-        wanted = (len(x), self._outputs)
+        """Call each module once, which completes lazy ones; raise for wrong outputs and for tensors that change."""
+        wanted, given = (len(x), self._outputs), x.clone()
         for module in modules:
             before = {name: buffer.clone() for name, buffer in module.named_buffers()}
             try:
@@ -81,6 +81,8 @@ class OwnEnsemble(EnsembleNetwork):
             if not isinstance(out, Tensor) or out.shape != wanted:
                 found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
                 raise self._refused(f"maps an input {tuple(x.shape)} to {found}; needed: {wanted}")
+            if not torch.equal(x, given):
+                raise self._refused("changes its input in place, as ReLU(inplace=True) does; networks must not")
             for name, buffer in module.named_buffers():
                 if not torch.equal(buffer, before[name]):
                     raise self._refused(f"changes its buffer {name}, as BatchNorm does; networks must not")
@@ -106,6 +108,8 @@ class OwnEnsemble(EnsembleNetwork):
     def _probe(self, x: Tensor) -> None:
         """Raise for random numbers, rows that affect each other and parameters without effect."""
         parameters = dict(self.module.named_parameters())
+        if not parameters:
+            raise self._refused("has no parameter with a gradient; a network must be able to learn")
         try:
             whole, one = (self._together(dict(_named_tensors(self.module)), rows) for rows in (x, x[:1]))
             gradients = torch.autograd.grad(whole.sum(), list(parameters.values()), allow_unused=True)
