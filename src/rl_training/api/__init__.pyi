@@ -217,8 +217,8 @@ class _OnlineKeys(TypedDict, total=False):
     random_steps: int | float | None
     """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy; ≥ 0"""
     random_block_steps: int | float
-    """until the actor starts (`actor_starts`), blocks of so many steps with random actions and of as many with the
-    policy alternate in each environment; 0: the policy alone; ≥ 0; default 50"""
+    """until the actor starts (`actor_starts`), each environment alternates blocks of this length with random
+    actions and with the policy; 0: the policy alone; ≥ 0; default 50"""
     train_frequency: int | float
     """environment steps between rounds of updates; ≥ 1; default 1 (DQN: 128)"""
     gradient_updates_per_step: int | float

@@ -49,8 +49,8 @@ class OnlineConfig(Settings):
     random_steps: NonNegativeInt | None = None
     """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy"""
     random_block_steps: NonNegativeInt = 50
-    """until the actor starts (`actor_starts`), blocks of so many steps with random actions and of as many with the
-    policy alternate in each environment; 0: the policy alone"""
+    """until the actor starts (`actor_starts`), each environment alternates blocks of this length with random
+    actions and with the policy; 0: the policy alone"""
     train_frequency: PositiveInt = 1
     """environment steps between rounds of updates"""
     gradient_updates_per_step: PositiveInt = 1
