@@ -13,7 +13,8 @@ An update has two phases (see `base`):
    Target networks have their own statistics; only their parameters follow the critics.
 Each optimiser's learning-rate schedule counts its own steps, so that of the actor ends half-way.
 Departures: noise is drawn for s only, as the actions at s' enter no loss; n-step returns that are cut early
-discount by the steps they contain; the schedule counts updates only, and has no warm-up (the authors: one update).
+discount by the steps they contain; the schedule counts updates only, and has no warm-up (the authors: one update);
+the running return that scales rewards is reset after the last reward of an episode (the authors: before it).
 Axes: critics `[2, B]`, distributions `[2, B, M]`.
 """
 
