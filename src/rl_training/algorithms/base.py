@@ -24,6 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from rl_training.algorithms.batch_checks import require_fit
 from rl_training.algorithms.execution import Draws, Execution, by_rows
 from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Polyak, polyak_update, project
 from rl_training.data.extra_columns import Column
@@ -36,9 +37,6 @@ from rl_training.settings import Fraction, NonNegativeInt, PositiveFloat, Settin
 
 if TYPE_CHECKING:
     from rl_training.spaces import SpaceSpec
-
-# Rounding may put an action this far outside [-1, 1].
-_ACTION_SLACK = 1e-5
 
 Terms = dict[str, Tensor]
 # A loss, its named terms and, if its optimiser has `Learner.statistics`, their new values.
@@ -270,34 +268,9 @@ class Learner:
         for column in self.extras:
             if getattr(columns, column.name) is None:
                 raise ConfigError(f"batch: {self.name} needs the column {column.name!r}, {column.meaning}")
-        self._require_fit(columns)
+        require_fit(columns, self.model, self.device)
         self.step(columns)
         return UpdateResult(dict(self._terms))
-
-    def _require_fit(self, batch: TransitionBatch) -> None:
-        """Raise if a column is on another device, has another width, or if an action is out of range.
-
-        The range is checked on the CPU only: on a GPU each check would wait for the queue.
-        """
-        for name, column in batch._asdict().items():
-            if column is not None and column.device != self.device:
-                raise ConfigError(
-                    f"batch: {name} is on {column.device}, the learner on {self.device}; move it with .to(device)"
-                )
-        rows, actions, choices = len(batch.obs), batch.actions, self.model.num_actions
-        if batch.obs.shape[1] != self.model.obs_dim:
-            raise ConfigError(f"batch: obs must have {self.model.obs_dim} components, got {batch.obs.shape[1]}")
-        if choices and actions.dtype != torch.int64:
-            raise ConfigError(f"batch: actions must be whole numbers of shape ({rows},), one per row")
-        if not choices and tuple(actions.shape) != (rows, self.model.action_dim):
-            shape = (rows, self.model.action_dim)
-            raise ConfigError(f"batch: actions must have shape {shape}, got {tuple(actions.shape)}")
-        if rows and self.device.type == "cpu":
-            low, high = (0.0, choices - 1.0) if choices else (-1.0 - _ACTION_SLACK, 1.0 + _ACTION_SLACK)
-            least, most = float(actions.min()), float(actions.max())
-            if not low <= least <= most <= high:  # also if one of them is NaN
-                wanted = f"0..{choices - 1}; number them from 0" if choices else "[-1, 1]; scale them by the bounds"
-                raise ConfigError(f"batch: action {most if most > high else least:g} is outside {wanted}")
 
     def step(self, batch: TransitionBatch) -> None:
         """One update; also counts it and stores its terms."""

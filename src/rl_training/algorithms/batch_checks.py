@@ -1,0 +1,39 @@
+"""Checks of the batch that a caller passes to `Learner.update`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rl_training.data.transitions import TransitionBatch
+from rl_training.errors import ConfigError
+
+# Rounding may put an action this far outside [-1, 1].
+_ACTION_SLACK = 1e-5
+
+
+def require_fit(batch: TransitionBatch, model: Any, device: torch.device) -> None:
+    """Raise if a column is on another device, has another width, or if an action is out of range.
+
+    The range is checked on the CPU only: on a GPU each check would wait for the queue.
+    """
+    for name, column in batch._asdict().items():
+        if column is not None and column.device != device:
+            raise ConfigError(
+                f"batch: {name} is on {column.device}, the learner on {device}; move it with .to(device)"
+            )
+    rows, actions, choices = len(batch.obs), batch.actions, model.num_actions
+    if batch.obs.shape[1] != model.obs_dim:
+        raise ConfigError(f"batch: obs must have {model.obs_dim} components, got {batch.obs.shape[1]}")
+    if choices and actions.dtype != torch.int64:
+        raise ConfigError(f"batch: actions must be whole numbers of shape ({rows},), one per row")
+    if not choices and tuple(actions.shape) != (rows, model.action_dim):
+        shape = (rows, model.action_dim)
+        raise ConfigError(f"batch: actions must have shape {shape}, got {tuple(actions.shape)}")
+    if rows and device.type == "cpu":
+        low, high = (0.0, choices - 1.0) if choices else (-1.0 - _ACTION_SLACK, 1.0 + _ACTION_SLACK)
+        least, most = float(actions.min()), float(actions.max())
+        if not low <= least <= most <= high:  # also if one of them is NaN
+            wanted = f"0..{choices - 1}; number them from 0" if choices else "[-1, 1]; scale them by the bounds"
+            raise ConfigError(f"batch: action {most if most > high else least:g} is outside {wanted}")
