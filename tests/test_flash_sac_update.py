@@ -16,7 +16,7 @@ from rl_training.algorithms import FlashSAC, flash_sac_loss
 from rl_training.algorithms.flash_sac import categorical_target, projected
 from rl_training.errors import ConfigError
 from rl_training.models import MLPFlashSACModel
-from rl_training.models.batch_norm import BatchNorm
+from rl_training.models.batch_norm import BatchNorm, moments
 from rl_training.models.flash import EnsembleFlash, Flash
 from rl_training.updates.schedules import OptimizationConfig
 from rl_training.updates.updater import Updater
@@ -372,3 +372,18 @@ def test_loss_helper() -> None:
     assert float(terms["target_q_mean"]) == pytest.approx(float((target @ bins).mean()))
     least = torch.minimum(batch["sampled_q1"], batch["sampled_q2"])
     assert float(terms["actor_loss"]) == pytest.approx(float((0.5 * batch["sampled_logprobs"] - least).mean()))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4, -3e6])
+def test_moments_keep_their_digits_far_from_zero(offset: float) -> None:
+    """Values and gradients; squares of such float32 numbers would have lost the variance."""
+    x = (offset + torch.randn(2, 512, 5, generator=torch.Generator().manual_seed(1))).requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    for found, expected in zip(moments(x), reversed(torch.var_mean(exact, -2, correction=0, keepdim=True))):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    (found,) = torch.autograd.grad(moments(x)[1].sum(), x)
+    (expected,) = torch.autograd.grad(torch.var_mean(exact, -2, correction=0)[0].sum(), exact)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-6)
+    constant = torch.full((1, 8, 1), 0.1, requires_grad=True)
+    assert float(moments(constant)[1].detach()) == 0.0
+    assert torch.autograd.grad(moments(constant)[1].sum(), constant)[0].abs().max() == 0.0

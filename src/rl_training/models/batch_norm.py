@@ -23,6 +23,19 @@ from rl_training.models.mlp import EnsembleNetwork, Select, SingleNetwork
 EPSILON, MOMENTUM = 1e-5, 0.01
 
 
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of the rows of `x [N, B, F]`, `[N, 1, F]` each.
+
+    Both are sums over the same differences from the first row. So neither they nor their gradients need one sum
+    after another, unlike deviations from the mean; and differences keep the digits that squares of `x` would lose.
+    """
+    origin = x[..., :1, :].detach()
+    shifted = x - origin
+    offset = shifted.mean(-2, keepdim=True)
+    variance = shifted.square().mean(-2, keepdim=True) - offset.square()
+    return origin + offset, variance.clamp(min=0.0)
+
+
 class BatchNorm(nn.Module):
     """Batch normalisation with statistics, a gain and a shift per member."""
 
@@ -52,10 +65,8 @@ class BatchNorm(nn.Module):
 
     def by_batch(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """`x [N, B, F]` in train mode, and the new values of `statistics`."""
-        mean = x.mean(-2, keepdim=True)  # not var_mean: over rows it is slow on a CPU
-        centred = x - mean
-        variance = centred.square().mean(-2, keepdim=True)
-        normal = torch.addcmul(self.bias, centred, self.weight * torch.rsqrt(variance + self.epsilon))
+        mean, variance = moments(x)
+        normal = torch.addcmul(self.bias, x - mean, self.weight * torch.rsqrt(variance + self.epsilon))
         with torch.no_grad():
             unbiased = variance * (x.shape[-2] / (x.shape[-2] - 1))
             return normal, [self.mean.lerp(mean, MOMENTUM), self.variance.lerp(unbiased, MOMENTUM)]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.batch_norm import BatchNorm, BatchNormNetwork, SingleBatchNormNetwork
+from rl_training.models.batch_norm import BatchNorm, BatchNormNetwork, SingleBatchNormNetwork, moments
 from rl_training.models.mlp import Activation, EnsembleLinear, Init, Select
 from rl_training.models.steps import Step, as_array
 
@@ -41,7 +41,7 @@ class BatchRenorm(BatchNorm):
         return [*super().statistics(), self.batches]
 
     def by_batch(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        variance, mean = torch.var_mean(x, -2, correction=0, keepdim=True)
+        mean, variance = moments(x)
         std = (variance + EPSILON).sqrt()
         with torch.no_grad():
             running_std = (self.variance + EPSILON).sqrt()
