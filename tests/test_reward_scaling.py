@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from rl_training.data.transitions import TransitionBatch
+from rl_training.errors import ConfigError
 from rl_training.experience.reward_scaling import RunningReturns
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.runtime.populations import train_population
+from rl_training.runtime.workflows import resume_training
 from tests.runs import ONLINE, mostly_slow, replay_rows, tiny, train
 from tests.test_exact_resume import assert_exact, eventful
 from tests.test_tensor_env import Counter, collector_of
@@ -81,3 +83,12 @@ def test_a_policy_starts_another_run(tmp_path: Path) -> None:
     scaled = train(tiny("sac", tmp_path / "a", kwargs=SCALED))
     plain = train(tiny("sac", tmp_path / "b", init_from=str(scaled.run_dir)))
     train(tiny("sac", tmp_path / "c", init_from=str(plain.run_dir), kwargs=SCALED))
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_resumed_run_cannot_change_it(scaled: bool, tmp_path: Path) -> None:
+    """Critics that learned scaled values do not fit raw rewards."""
+    run = train(tiny("sac", tmp_path, total_timesteps=25, eval_episodes=0, kwargs={"normalize_rewards": scaled}))
+    message = rf"algo_kwargs.normalize_rewards: {not scaled} differs from the {scaled} of this run's networks"
+    with pytest.raises(ConfigError, match=message):
+        resume_training(run.run_dir, overrides=[f"normalize_rewards={str(not scaled).lower()}"])

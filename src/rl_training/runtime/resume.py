@@ -282,7 +282,7 @@ def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
         )
     new, old = (resolve(config) for config in (now, before))
     shapes = new[NetworkShape].model_dump(mode="json")
-    of_networks = [*shapes, *spec_of(now).learner.fixed_by_model, "normalize_observations"]
+    of_networks = [*shapes, *spec_of(now).learner.fixed_by_model, "normalize_observations", "normalize_rewards"]
     for name, value in new.to_dict().items():
         was = old.to_dict()[name]
         if name in of_networks and value != was:
