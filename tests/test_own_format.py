@@ -174,3 +174,8 @@ def test_readers_in_a_mixture(log: Path, tmp_path: Path) -> None:
 def test_a_contradictory_configuration_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DatasetConfig.parse(values)
+
+
+def test_a_file_of_an_unknown_format_names_the_remedy(log: Path) -> None:
+    with pytest.raises(DatasetError, match=r"log.json: not a .npz, .hdf5 or .h5 file; .* \(dataset_kind or --kind"):
+        TransitionDataset.load(log)

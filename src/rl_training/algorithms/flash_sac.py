@@ -85,7 +85,7 @@ def projected(probs: Tensor, places: Tensor) -> Tensor:
     The sums are in float64, so that their order, which varies on a GPU, does not show in float32.
     """
     below = places.floor()
-    lower = below.nan_to_num().long()  # a place that is NaN is no index; its share is NaN
+    lower = below.nan_to_num().long()  # NaN is not an index; the share of a NaN place is NaN too
     upper = (lower + 1).clamp(max=probs.shape[-1] - 1)
     share, wide = (places - below).double(), probs.double()
     found = torch.zeros_like(wide).scatter_add(-1, lower, wide * (1.0 - share))

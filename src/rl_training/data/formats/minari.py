@@ -36,8 +36,8 @@ def minari_folder(dataset_id: str) -> Path:
     if not _ID.fullmatch(dataset_id):
         if Path(dataset_id).is_file():
             raise DatasetError(
-                f"{dataset_id}: neither .npz, .hdf5 nor .h5, which are the files that are read; a table of another "
-                "kind is given as arrays, see TransitionDataset.from_arrays"
+                f"{dataset_id}: not a .npz, .hdf5 or .h5 file; read another format with a function of your own "
+                "(dataset_kind or --kind, module:function), or use TransitionDataset.from_arrays"
             )
         raise DatasetError(
             f"dataset_id {dataset_id!r} is not a Minari id; expected 'namespace/name-v0', for example "
