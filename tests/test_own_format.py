@@ -177,5 +177,5 @@ def test_a_contradictory_configuration_is_refused(values: dict[str, Any], messag
 
 
 def test_a_file_of_an_unknown_format_names_the_remedy(log: Path) -> None:
-    with pytest.raises(DatasetError, match=r"log.json: not a .npz, .hdf5 or .h5 file; .* \(dataset_kind or --kind"):
+    with pytest.raises(DatasetError, match=r"log.json: neither .npz, .hdf5 nor .h5; .* \(dataset_kind or --kind"):
         TransitionDataset.load(log)

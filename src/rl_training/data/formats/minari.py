@@ -36,7 +36,7 @@ def minari_folder(dataset_id: str) -> Path:
     if not _ID.fullmatch(dataset_id):
         if Path(dataset_id).is_file():
             raise DatasetError(
-                f"{dataset_id}: not a .npz, .hdf5 or .h5 file; read another format with a function of your own "
+                f"{dataset_id}: neither .npz, .hdf5 nor .h5; read another format with a function of your own "
                 "(dataset_kind or --kind, module:function), or use TransitionDataset.from_arrays"
             )
         raise DatasetError(
