@@ -36,7 +36,9 @@ nitpick_ignore = [
     ("py:class", f"rl_training.{name}")
     for name in (
         "algorithms.execution.DeviceRandom",
+        "algorithms.execution.HeldNoise",
         "algorithms.execution.JointRandom",
+        "data.columns.Columns",
         "data.extra_columns.Column",
         "data.weighted.Part",
         "environments.user_environments.UserEnvironments",
