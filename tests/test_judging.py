@@ -217,6 +217,7 @@ def test_what_does_not_fit_is_one_line(home: Path, tmp_path: Path) -> None:
         command("ope", run, "--dataset", logs, "--set", "gama=0.5")
     )
     assert "gamma must be < 1" in refused(command("ope", run, "--dataset", logs, "--set", "gamma=1"))
+    assert "--set updates: use --updates" in refused(command("ope", run, "--dataset", logs, "--set", "updates=5"))
     for method in ("wis", "dr"):
         line = refused(command("ope", run, "--dataset", logs, "--method", method))
         assert "importance sampling is for discrete actions" in line

@@ -149,6 +149,19 @@ def select(
         _show_selection(found)
 
 
+# Arguments of both commands that are not settings of FQE.
+_OPTIONS = {
+    "dataset",
+    "bootstraps",
+    "updates",
+    "validation_fraction",
+    "stochastic",
+    "seed",
+    "device",
+    "allow_import",
+}
+
+
 def _settings(texts: list[str] | None) -> dict[str, Any]:
     """Parse `KEY=VALUE` texts; a value is parsed as YAML."""
     from rl_training.experiment.strict_yaml import parse_yaml
@@ -158,6 +171,8 @@ def _settings(texts: list[str] | None) -> dict[str, Any]:
         key, sign, value = text.partition("=")
         if not sign or not value.strip():
             raise typer.BadParameter(f"--set {text!r}: expected KEY=VALUE")
+        if key.strip() in _OPTIONS:
+            raise typer.BadParameter(f"--set {key.strip()}: use --{key.strip().replace('_', '-')}")
         found[key.strip()] = parse_yaml(value, f"--set {key}").value
     return found
 
