@@ -23,7 +23,7 @@ from rl_training.runs import building
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runtime.resume import resume_population as resume_all
 from tests.reliability.processes import Child
-from tests.runs import KillAt, differences, interrupted, resume, run_record, tiny, train
+from tests.runs import KillAt, differences, interrupted, mostly_slow, resume, run_record, tiny, train
 from tests.test_collector import collector_of, contents
 from tests.test_exact_resume import Sigkill
 from tests.test_population_runs import At, AtCheckpoint, different, folders, nothing, send, together
@@ -55,15 +55,20 @@ def is_batched(result: TrainResult) -> bool:
 
 @pytest.mark.parametrize(
     ("algo", "env_id", "limit", "num_envs"),
-    [
-        ("sac", "Hopper-v5", 1_000, 1),
-        ("sac", "Hopper-v5", 1_000, 8),
-        ("sac", "HalfCheetah-v4", 17, 1),
+    mostly_slow(
+        [
+            ("sac", "Hopper-v5", 1_000, 1),
+            ("sac", "Hopper-v5", 1_000, 8),
+            ("sac", "HalfCheetah-v4", 17, 1),
+            ("sac", "HalfCheetah-v4", 17, 8),
+            ("td3", "Hopper-v5", 13, 1),
+            ("redq", "InvertedPendulum-v5", 11, 1),
+            ("rlpd", "Hopper-v5", 13, 3),
+        ],
         ("sac", "HalfCheetah-v4", 17, 8),
         ("td3", "Hopper-v5", 13, 1),
-        ("redq", "InvertedPendulum-v5", 11, 1),
         ("rlpd", "Hopper-v5", 13, 3),
-    ],
+    ),
 )
 @pytest.mark.filterwarnings("ignore:.*out of date")
 def test_a_run_equals_the_run_in_single_environments(
@@ -83,7 +88,12 @@ def test_dqn_is_not_batched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env_id", "num_envs"), [("Hopper-v5", 1), ("Hopper-v5", 8), ("Hopper-v5", 64), ("InvertedPendulum-v5", 2)]
+    ("env_id", "num_envs"),
+    mostly_slow(
+        [("Hopper-v5", 1), ("Hopper-v5", 8), ("Hopper-v5", 64), ("InvertedPendulum-v5", 2)],
+        ("Hopper-v5", 8),
+        ("InvertedPendulum-v5", 2),
+    ),
 )
 def test_a_resumed_run_is_exact_with_another_number_of_threads(env_id: str, num_envs: int, tmp_path: Path) -> None:
     config = small(
@@ -107,7 +117,7 @@ def test_a_killed_run_is_exact_too(tmp_path: Path) -> None:
     assert run_record(run)["exact_resume"] is True
 
 
-@pytest.mark.parametrize("written", ["local", "batched"])
+@pytest.mark.parametrize("written", mostly_slow(["local", "batched"], "local"))
 def test_a_checkpoint_with_actions_is_replayed(
     written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +221,7 @@ def population(folder: Path, **fields: Any) -> TrainConfig:
     return small(folder, num_envs=2, seeds=list(SEEDS), eval_episodes=0, **fields)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", mostly_slow([False, True], True))
 def test_one_call_steps_all_members(overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second member ends early; the others continue without it."""
 
@@ -264,6 +274,7 @@ def test_a_failure_in_a_joined_batch_reaches_every_member(monkeypatch: pytest.Mo
             one.receive()
 
 
+@pytest.mark.slow
 def test_a_killed_population_is_exact(tmp_path: Path) -> None:
     config, runs = population(tmp_path), tmp_path / "runs"
     kill = AtCheckpoint(SEEDS[2], 80, send(signal.SIGKILL))

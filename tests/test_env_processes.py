@@ -180,6 +180,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_slow(FUNCTIONS, "class"))
 def test_an_environment_of_the_main_script(kind: str, tmp_path: Path) -> None:
     head = ASK + MAIN + FUNCTIONS[kind]

@@ -60,6 +60,7 @@ def test_a_chain() -> None:
     assert np.abs(found.drift).max() <= 0.01 * np.ptp(truth)
 
 
+@pytest.mark.slow
 def test_a_linear_quadratic_system() -> None:
     """Three gains: each within 5 % of the range of values, and in their order."""
     world, gains = Linear(), (0.8, 0.0, -0.15)

@@ -135,7 +135,15 @@ def compare(env_id: str, kwargs: dict[str, Any], steps: int, count: int = 2, thr
 
 
 @pytest.mark.filterwarnings("ignore:.*out of date")
-@pytest.mark.parametrize("case", TASKS + VARIANTS, ids=names)
+@pytest.mark.parametrize(
+    "case",
+    [
+        # A task that has a variant is stepped with it.
+        *(pytest.param(task, marks=pytest.mark.slow if task[0] in dict(VARIANTS) else ()) for task in TASKS),
+        *VARIANTS,
+    ],
+    ids=names,
+)
 def test_every_bit_is_that_of_gymnasium(case: tuple[str, dict[str, Any]]) -> None:
     env_id, kwargs = case
     ends = compare(env_id, kwargs, steps=300)

@@ -75,6 +75,7 @@ def test_environments_in_processes_change_nothing(tmp_path: Path) -> None:
     assert differences(train(config), train(config.replace(environments="processes"))) == ["config/environments"]
 
 
+@pytest.mark.slow
 def test_members_of_a_population_are_their_single_runs(tmp_path: Path) -> None:
     config = overlapped("sac", tmp_path)
     results = train_population(members_of(config.replace(seeds=[3, 4])), options=QUIET)

@@ -25,7 +25,7 @@ from rl_training.models.mlp import NETWORK, EnsembleNetwork, NetworkConfig
 from rl_training.models.networks import build_ensemble, build_network
 from rl_training.models.own_network import OwnEnsemble
 from tests.helpers import all_learners, build, label, random_batch, snapshot
-from tests.runs import interrupted, resume, tiny, train
+from tests.runs import interrupted, mostly_slow, resume, tiny, train
 from tests.test_exact_resume import assert_exact, eventful
 from tests.test_population_updates import SHORT, assert_members_equal
 
@@ -179,7 +179,7 @@ def test_a_member_of_a_population_is_its_single_run(kind: type[Learner]) -> None
     assert_members_equal(kind, updates=SHORT, network=own())
 
 
-@pytest.mark.parametrize("algo", ["sac", "redq", "iql"])
+@pytest.mark.parametrize("algo", mostly_slow(["sac", "redq", "iql"], "sac"))
 def test_a_resumed_run_is_exact(algo: str, tmp_path: Path) -> None:
     assert_exact(eventful(algo, tmp_path, kwargs=kwargs_of(Scaled, network_kwargs={"blocks": 2})), 40)
 

@@ -159,6 +159,7 @@ def test_killed_before_all_have_a_checkpoint(tmp_path: Path, undisturbed: Undist
     assert unequal(ours, undisturbed(config, at())) == [set()] * 3
 
 
+@pytest.mark.slow
 def test_killed_after_an_extra_checkpoint(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """One was asked for by a signal; the newest that all have is older than the newest two of the first member."""
     config = brief(tmp_path / "runs")
@@ -169,6 +170,7 @@ def test_killed_after_an_extra_checkpoint(tmp_path: Path, undisturbed: Undisturb
     assert unequal(ours, undisturbed(config, at(), AtCheckpoint(0, 0, nothing))) == [set()] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_between_two_members(number: int, tmp_path: Path, undisturbed: Undisturbed) -> None:
     config = brief(tmp_path / "runs", checkpoint_interval=1_000)

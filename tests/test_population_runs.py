@@ -47,6 +47,7 @@ from tests.runs import (
     checkpoint_names,
     differences,
     logged,
+    mostly_slow,
     owned,
     run_record,
     tiny,
@@ -178,6 +179,7 @@ def test_members_that_differ_in_numbers(tmp_path: Path) -> None:
     assert len({result.metrics["value_loss"] for result in ours}) == 4
 
 
+@pytest.mark.slow
 def test_members_that_differ_in_the_learning_rate_alone(tmp_path: Path) -> None:
     base = members_of(short("sac", tmp_path, [1]))[0]
     configs = [base.replace(algo_kwargs=base.algo_kwargs | {"learning_rate": rate}) for rate in (1e-3, 1e-4)]
@@ -246,7 +248,10 @@ def test_killed_before_all_have_a_checkpoint(tmp_path: Path) -> None:
     assert different(ours, together(config, [At(0, 0, nothing)])) == [[]] * 3
 
 
-@pytest.mark.parametrize(("algo", "number", "code"), [("sac", signal.SIGTERM, 143), ("iql", signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("algo", "number", "code"),
+    mostly_slow([("sac", signal.SIGTERM, 143), ("iql", signal.SIGINT, 130)], ("sac", signal.SIGTERM, 143)),
+)
 def test_a_signal_saves_every_member(algo: str, number: int, code: int, tmp_path: Path) -> None:
     """Wherever it meets them: all at the same step."""
     config = short(algo, tmp_path / "runs", checkpoint_interval=1_000)

@@ -92,6 +92,7 @@ def test_hostile_names_stay_text(tmp_path: Path, by: str) -> None:
     assert r"\$\textbackslash{}frac\{ \& " in latex
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", mostly_slow(("settings", "tags", "path"), "settings"))
 def test_hostile_names_stay_text_in_figures(tmp_path: Path, by: str, drawn: None) -> None:
     found = report.read(hostile_runs(tmp_path), by=by, title=HOSTILE)
@@ -426,6 +427,7 @@ def test_equal_results_have_no_scale_and_no_crash(tmp_path: Path, drawn: None) -
     assert "No difference between any two methods" in text
 
 
+@pytest.mark.slow
 def test_a_sweep_shows_each_setting(tmp_path: Path, drawn: None) -> None:
     for number, (rate, kind) in enumerate([(1e-4, "relu"), (1e-3, "relu"), (1e-2, "tanh"), (1e-3, "tanh")]):
         for seed in range(3):
@@ -454,6 +456,7 @@ def test_too_many_methods_are_all_in_the_tables_and_the_best_are_drawn(tmp_path:
     assert "Of 12 methods the best 8 on each task are drawn" in words(found)
 
 
+@pytest.mark.slow
 def test_methods_that_share_no_task(tmp_path: Path) -> None:
     """Each task shows its own, without a warning."""
     for number in range(10):

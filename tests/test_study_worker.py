@@ -101,6 +101,7 @@ def test_a_trial_is_an_ordinary_run(tmp_path: Path) -> None:
     assert (home / "config.resolved.yaml").is_file()
 
 
+@pytest.mark.slow
 def test_groups_of_several_give_the_same_results(tmp_path: Path) -> None:
     study_in(tmp_path / "a", population="off", seeds=[0, 1, 2]).run()
     study_in(tmp_path / "b", population=2, seeds=[0, 1, 2]).run()
@@ -204,6 +205,7 @@ def test_a_worker_that_stalls_is_replaced_and_writes_nothing_when_it_wakes(
     assert differing(folder, longer_alone) == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_wakes_beside_its_successor_harms_nothing(longer_alone: Path, tmp_path: Path) -> None:
     """The first one goes on while the second still trains in the same folder."""
     folder = planned(tmp_path / "a", set=LONGER, seeds=[0], claim_timeout=0.8)
@@ -387,6 +389,7 @@ def test_a_group_that_was_killed_half_way_goes_on_together(tmp_path: Path) -> No
     assert differing(folder, tmp_path / "b" / "tiny") == []
 
 
+@pytest.mark.slow
 def test_tasks_of_different_algorithms_and_data(tmp_path: Path) -> None:
     data = {"dataset_kind": "random", "dataset_size": 60}
     small = {"device": "cpu", "eval_episodes": 1, "total_timesteps": 40, "batch_size": 8, "hidden_sizes": [8]}

@@ -480,6 +480,7 @@ def test_the_command_refuses_with_one_line_and_2(tmp_path: Path) -> None:
     assert not (tmp_path / "studies").exists()
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instant: list[tuple[float, int]]
 ) -> None:
@@ -537,6 +538,7 @@ def test_where_a_tuning_runs_is_given_as_for_a_study(tmp_path: Path, monkeypatch
     assert (asked[-1]["ray"], asked[-1]["workers"]) == ("local", 2)
 
 
+@pytest.mark.slow
 def test_a_claim_dated_in_the_future_does_not_hold_a_tuning(tmp_path: Path) -> None:
     tuning = tuning_in(tmp_path, claim_timeout=0.5, trials=1, confirm=None)
     place = tuning.folder / "claims" / "tuning" / "1.json"

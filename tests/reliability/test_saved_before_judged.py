@@ -19,7 +19,7 @@ from rl_training.runtime.workflows import evaluate_checkpoint
 from tests.reliability.faulty_worlds import FAULTY
 from tests.reliability.processes import Child, wait_for
 from tests.reliability.selection import REGIMES_IN_ONE
-from tests.runs import differences, resume, run_record, tiny, train, trainer_state
+from tests.runs import differences, mostly_slow, resume, run_record, tiny, train, trainer_state
 
 
 def endless(algo: str, folder: Path, **fields: Any) -> TrainConfig:
@@ -65,7 +65,7 @@ def test_evaluating_a_checkpoint_is_bounded_too(tmp_path: Path) -> None:
     assert metrics["eval_length_mean"] == 33
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", mostly_slow([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], signal.SIGTERM))
 def test_a_signal_ends_the_last_evaluation_and_nothing_is_lost(
     number: int, tmp_path: Path, children: list[Child]
 ) -> None:
