@@ -484,7 +484,7 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: Path, with_pdf: None) -> No
     assert record["kind"] == "rl_training.report"
     assert len(record["runs"]) == 10
     assert record["pairs"][0]["better"] == "sac"
-    with pytest.raises(ConfigError, match=r"a report is a file \.html"):
+    with pytest.raises(ConfigError, match=r"a report is an \.html file"):
         report.read(folder).save(tmp_path / "report.txt")
 
 
