@@ -123,8 +123,8 @@ class Reference:
 
     def __init__(self, model: MLPCrossQModel, *, learning_rate: float, gamma: float) -> None:
         self.gamma = gamma
-        self.actor = textbook(model.actor_net, 0)
-        self.critics = nn.ModuleList(textbook(model.critic_net, i) for i in (0, 1))
+        self.actor = textbook(model.actor.net, 0)
+        self.critics = nn.ModuleList(textbook(model.critics.net, i) for i in (0, 1))
         self.log_alpha = torch.zeros((), requires_grad=True)
         self.of_actor = torch.optim.Adam(self.actor.parameters(), lr=learning_rate, betas=(0.5, 0.999))
         self.of_critics = torch.optim.Adam(self.critics.parameters(), lr=learning_rate, betas=(0.5, 0.999))
@@ -191,7 +191,7 @@ def test_the_update_equals_an_independent_one() -> None:
         agent.step(batch)
         expected = reference.update(batch, noise.double(), delayed=i % 2 == 0)
         assert {name: float(agent.terms[name]) for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    ours = [textbook(model.actor_net, 0), *(textbook(model.critic_net, i) for i in (0, 1))]
+    ours = [textbook(model.actor.net, 0), *(textbook(model.critics.net, i) for i in (0, 1))]
     for mine, other in zip(ours, (reference.actor, *reference.critics)):
         theirs = other.state_dict()
         for name, tensor in mine.state_dict().items():
@@ -252,9 +252,9 @@ def test_same_updates_as_sb3_contrib() -> None:
         actor = peer_tensors(modules_of(peer.actor.latent_pi, *heads))
 
         def ours() -> list[list[Tensor]]:
-            *own, weight, bias = tensors_of(agent.model.actor_net, 0)
+            *own, weight, bias = tensors_of(agent.model.actor.net, 0)
             split = [part for pair in zip(weight.chunk(2), bias.chunk(2)) for part in pair]
-            return [tensors_of(agent.model.critic_net, i) for i in (0, 1)] + [[*own, *split]]
+            return [tensors_of(agent.model.critics.net, i) for i in (0, 1)] + [[*own, *split]]
 
         for mine, other in zip(ours(), (*theirs, actor), strict=True):
             for source, target in zip(mine, other, strict=True):

@@ -455,7 +455,7 @@ _ONLINE = [
         "target",
         "FlashSAC's target critics normalise by running statistics",
         "algorithms/flash_sac.py",
-        "model.target_critics.logits_by_batch(*pairs)",
+        "model.target_critics.by_batch(*pairs)",
         "(model.target_critics.net(torch.cat(pairs, -1)), model.target_critics.net.statistics())",
         "test_flash_sac_update.py",
     ),

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.batch_checks import require_fit
 from rl_training.algorithms.execution import Draws, Execution, by_rows
-from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Polyak, polyak_update, project
+from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Polyak, apply_projected, polyak_update, project
 from rl_training.data.extra_columns import Column
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
@@ -340,12 +340,8 @@ class Learner:
                 torch._foreach_copy_(self.statistics()[name], found)
 
     def _step(self, optimizer: Adam, gradients: Sequence[Tensor], follows: Sequence[Polyak]) -> None:
-        if not optimizer.spheres:
-            self.execution.apply(optimizer.group(gradients), follows)
-            return
-        self.execution.apply(optimizer.group(gradients), ())
-        self.execution.prepared(project)(optimizer.spheres)
-        polyak_update(follows)
+        group, scale = optimizer.group(gradients), self.execution.prepared(project)
+        apply_projected(self.execution.apply, scale, group, optimizer.spheres, follows)
 
     def _follows_of(self, stepped: tuple[str, ...], tau: float | None) -> dict[str | None, list[Polyak]]:
         """The targets to update right after each optimiser of `stepped`; the others, under None, are updated last.

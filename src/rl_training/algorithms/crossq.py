@@ -74,7 +74,7 @@ class CrossQ(DelayedActor):
             self.optimizers["temperature"] = self.adam(self.temperature)
 
     def statistics(self) -> dict[str, list[Tensor]]:
-        return {"critics": self.model.critic_net.statistics(), "actor": self.model.actor_net.statistics()}
+        return {"critics": self.model.critics.net.statistics(), "actor": self.model.actor.net.statistics()}
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
@@ -87,7 +87,7 @@ class CrossQ(DelayedActor):
     def critic_loss(self, batch: TransitionBatch, next_noise: Tensor) -> tuple[Tensor, Terms, list[Tensor]]:
         with torch.no_grad():
             next_actions, next_logprobs = self.model.actor.sample_with_logprob(batch.next_obs, next_noise)
-        both, statistics = self.model.q_by_batch(
+        both, statistics = self.model.critics.by_batch(
             torch.cat([batch.obs, batch.next_obs]), torch.cat([batch.actions, next_actions])
         )
         q, next_q = both.chunk(2, dim=-1)  # [2, B] each
@@ -98,7 +98,7 @@ class CrossQ(DelayedActor):
         return terms["critic_loss"], terms, statistics
 
     def actor_loss(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Terms, list[Tensor]]:
-        (actions, logprobs), statistics = self.model.sample_by_batch(obs, noise)
+        (actions, logprobs), statistics = self.model.actor.sample_by_batch(obs, noise)
         q = self.model.critics(obs, actions, frozen=True)  # [2, B]
         alpha = self.temperature.alpha()
         terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}

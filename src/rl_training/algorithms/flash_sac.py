@@ -30,7 +30,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import ActorStartConfig, Terms
 from rl_training.algorithms.losses import soft_value, td_target
-from rl_training.algorithms.optim import Adam, Sphere
+from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.sac import actor_terms
 from rl_training.algorithms.soft import Alpha, DelayedActor, SoftConfig, Temperature
 from rl_training.data.transitions import TransitionBatch
@@ -134,7 +134,7 @@ class FlashSAC(DelayedActor):
     def __init__(self, *, model: MLPFlashSACModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
         for name, net in (("actor", model.actor.net), ("critics", model.critics.net)):
-            self.optimizers[name].spheres = [Sphere(*one) for one in net.constraints()]
+            self.optimizers[name].spheres = net.spheres()
 
     def statistics(self) -> dict[str, list[Tensor]]:
         model = self.model
@@ -166,7 +166,7 @@ class FlashSAC(DelayedActor):
 
     def actor_loss(self, batch: TransitionBatch, noise: Tensor) -> tuple[Tensor, Terms, list[Tensor]]:
         both = torch.cat([batch.obs, batch.next_obs])
-        (actions, logprobs), statistics = self.model.sample_by_batch(both, noise)
+        (actions, logprobs), statistics = self.model.actor.sample_by_batch(both, noise)
         q = self.model.critics(batch.obs, actions, frozen=True)  # [2, B]
         alpha = self.temperature.alpha()
         terms = actor_terms(q, logprobs, alpha) | {"alpha": alpha}
@@ -177,12 +177,12 @@ class FlashSAC(DelayedActor):
         with torch.no_grad():
             next_actions, next_logprobs = model.actor.sample_with_logprob(batch.next_obs, next_noise)
             pairs = torch.cat([batch.obs, batch.next_obs]), torch.cat([batch.actions, next_actions])
-            both, target_statistics = model.target_critics.logits_by_batch(*pairs)  # [2, 2 B, M]
+            both, target_statistics = model.target_critics.by_batch(*pairs)  # [2, 2 B, M]
             values = bins.expand(len(batch.rewards), -1)  # [B, M]
             if self.config.backup_entropy:
                 values = soft_value(values, next_logprobs[:, None], self.temperature.alpha())
             moved = td_target(batch.rewards[:, None], batch.dones[:, None], values, self.config.gamma)
             target = categorical_target(both.chunk(2, dim=1)[1], bins, moved)
-        both, statistics = model.critics.logits_by_batch(*pairs)
+        both, statistics = model.critics.by_batch(*pairs)
         terms = critic_terms(both.chunk(2, dim=1)[0].log_softmax(-1), target, bins)
         return terms["critic_loss"], terms, [*statistics, *target_statistics]

@@ -10,23 +10,13 @@ independent and step in parallel.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-
-class Sphere(NamedTuple):
-    """Tensors that are scaled in place after a step, such that their norm along `axis` is `radius`.
-
-    Several tensors have one norm together. `epsilon` is added to its square.
-    """
-
-    tensors: tuple[Tensor, ...]
-    axis: int  # counted from the end, as the tensors of S learners have one more axis in front
-    radius: float
-    epsilon: float
+from rl_training.models.flash import Sphere
 
 
 class Group(NamedTuple):
@@ -51,7 +41,6 @@ class Adam:
     """State of Adam (Kingma & Ba, bias-corrected) for one group of parameters.
 
     `weight_decay` is decoupled from the gradient, as in AdamW: p <- (1 - rate · decay) p before each step.
-    Parameters in `spheres` are to be projected after it (`project`).
     """
 
     def __init__(
@@ -62,10 +51,9 @@ class Adam:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
-        spheres: Sequence[Sphere] = (),
     ) -> None:
         self.parameters = list(parameters)
-        self.spheres = list(spheres)
+        self.spheres: list[Sphere] = []  # norms that the parameters keep (`project`)
         self.base_learning_rate = learning_rate
         self.settings = betas, eps, weight_decay
         device = self.parameters[0].device
@@ -116,6 +104,22 @@ def project(spheres: Sequence[Sphere]) -> None:
         scale = radius * torch.rsqrt(square + epsilon)
         for tensor in tensors:
             tensor.mul_(scale)
+
+
+def apply_projected(
+    apply: Callable[..., None],
+    scale: Callable[..., None],
+    stepped: Any,
+    spheres: Sequence[Sphere],
+    follows: Sequence[Polyak],
+) -> None:
+    """`apply(stepped, follows)`, with `scale(spheres)` between the step and the target update if there are any."""
+    if not spheres:
+        apply(stepped, follows)
+        return
+    apply(stepped, ())
+    scale(spheres)
+    polyak_update(follows)
 
 
 def _beside(value: Any, tensors: Sequence[Tensor]) -> Any:

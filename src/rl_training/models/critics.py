@@ -42,6 +42,11 @@ class Critics(nn.Module):
         out = self.net(torch.cat([obs, actions], dim=-1), frozen, members)
         return out.squeeze(-1) if self.quantiles is None else out
 
+    def by_batch(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The outputs of networks with batch normalisation in train mode, and new values of their `statistics`."""
+        out, statistics = self.net.by_batch(torch.cat([obs, actions], dim=-1))  # type: ignore[operator]
+        return out.squeeze(-1) if self.quantiles is None else out, statistics
+
     def over_actions(self, obs: Tensor, actions: Tensor) -> Tensor:
         """K actions per state, `[K, B, A]`: `[N, K, B]`.
 

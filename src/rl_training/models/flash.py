@@ -10,7 +10,7 @@ scales the gain and shift of each BN together, and the gain of RMSNorm, to norm 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,18 @@ from rl_training.models.simba import EXPANSION, one_width
 from rl_training.models.steps import Step, as_array
 
 RMS_EPSILON = 1e-6
-# Tensors whose norm along an axis, of all together, is a radius; the epsilon is added to its square.
-Constraint = tuple[tuple[Tensor, ...], int, float, float]
+
+
+class Sphere(NamedTuple):
+    """Tensors that are scaled in place after a step, such that their norm along `axis` is `radius`.
+
+    Several tensors have one norm together. `epsilon` is added to its square.
+    """
+
+    tensors: tuple[Tensor, ...]
+    axis: int  # counted from the end, as the tensors of S learners have one more axis in front
+    radius: float
+    epsilon: float
 
 
 class FlashOptions(TypedDict, total=False):
@@ -109,12 +119,12 @@ class EnsembleFlash(BatchNormNetwork):
             x = x + inner
         return self.norm(x, select)
 
-    def constraints(self) -> list[Constraint]:
+    def spheres(self) -> list[Sphere]:
         """The norms that the parameters keep."""
         gains: list[Any] = [*((norm.weight, norm.bias) for norm in self.norms), (self.norm.weight,)]
         return [
-            *(((layer.weight,), -2, 1.0, 1e-16) for layer in (*self.linears, self.head)),
-            *((tensors, -1, tensors[0].shape[-1] ** 0.5, 1e-8) for tensors in gains),
+            *(Sphere((layer.weight,), -2, 1.0, 1e-16) for layer in (*self.linears, self.head)),
+            *(Sphere(tensors, -1, tensors[0].shape[-1] ** 0.5, 1e-8) for tensors in gains),
         ]
 
 

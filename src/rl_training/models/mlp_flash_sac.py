@@ -15,7 +15,7 @@ from rl_training.models.flash import EnsembleFlash, Flash, init_unit
 from rl_training.models.mlp import Members
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.models.networks import NetworkOptions
-from rl_training.models.policies import ActionSample, TanhGaussianActor, squashed_sample
+from rl_training.models.policies import TanhGaussianActor
 from rl_training.models.steps import Step, as_array
 
 LOG_STD_BOUNDS = (-10.0, 2.0)
@@ -68,17 +68,9 @@ class FlashCritics(Critics):
     def forward(self, obs: Tensor, actions: Tensor, frozen: bool = False, members: Members = None) -> Tensor:
         return (super().forward(obs, actions, frozen, members).softmax(-1) * self.bins).sum(-1)
 
-    def logits_by_batch(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Outputs `[2, B, M]` in train mode, and new values of the network's `statistics`."""
-        return self.net.by_batch(torch.cat([obs, actions], dim=-1))
-
 
 class MLPFlashSACModel(MLPSACModel):
-    """Its parts, called as those of any model, normalise by running statistics.
-
-    `sample_by_batch`, and `logits_by_batch` of the critics, normalise by the batch and return new values of the
-    network's `statistics`.
-    """
+    """Actor and critics, called as those of any model, normalise by running statistics."""
 
     actor: FlashActor
     critics: FlashCritics
@@ -109,8 +101,3 @@ class MLPFlashSACModel(MLPSACModel):
             normalize_observations=normalize_observations,
         )
         self.num_bins, self.value_limit, self.policy_distribution = num_bins, value_limit, "tanh"
-
-    def sample_by_batch(self, obs: Tensor, noise: Tensor) -> tuple[ActionSample, list[Tensor]]:
-        """Reparameterised actions for the first rows of `obs`, as many as `noise` has."""
-        outputs, statistics = self.actor.net.by_batch(obs)
-        return squashed_sample(*self.actor.parameters_of(outputs[: len(noise)]), noise), statistics

@@ -157,6 +157,14 @@ class TanhGaussianActor(NormalActor):
         mean, log_std = self(obs)
         return squashed_sample(mean, log_std, noise)
 
+    def sample_by_batch(self, obs: Tensor, noise: Tensor) -> tuple[ActionSample, list[Tensor]]:
+        """Actions for as many rows of `obs` as `noise` has, and new values of the network's `statistics`.
+
+        The network is one with batch normalisation, in train mode (see `batch_norm`).
+        """
+        outputs, statistics = self.net.by_batch(obs)  # type: ignore[operator]
+        return squashed_sample(*self.parameters_of(outputs[: len(noise)]), noise), statistics
+
     def steps(self, sampled: bool) -> list[Step]:
         """The mode uses only the columns of the mean."""
         if not sampled:

@@ -7,8 +7,7 @@ an ordinary learner, while the update computes all members at once.
 A phase of the update is the learner's own `gradient_step` under `vmap`, with one member's slices as the networks'
 parameters. It returns the losses of one `minimize` instead of stepping, and skips the others. Each loss has
 gradients for the parameters of its own optimisers only, so one backward pass through their sum is enough. Random
-numbers are drawn beforehand, from each member's own generator, in
-the order in which a single run would draw them.
+numbers are drawn beforehand, from each member's own generator, in the order in which a single run would draw them.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ from torch.func import functional_call, grad
 
 from rl_training.algorithms.base import Learner, Objectives, Terms, names_of
 from rl_training.algorithms.execution import Execution, Kind
-from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Group, Polyak, Sphere
+from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Group, Polyak
 from rl_training.algorithms.trace import Variant, trace_draws
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import ConfigError
+from rl_training.models.flash import Sphere
 
 Tensors = dict[str, Tensor]
 

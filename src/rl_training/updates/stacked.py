@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Gradients, Learner, Terms
-from rl_training.algorithms.optim import Group, Polyak, apply_lists, polyak_update, project
+from rl_training.algorithms.optim import Group, Polyak, apply_lists, apply_projected, polyak_update, project
 from rl_training.algorithms.trace import Variant
 from rl_training.data.sources import BatchSource, TensorSource
 from rl_training.updates.stack import Stack
@@ -137,12 +137,7 @@ class StackedUpdater(Updater):
         groups = [one.group([gradients[key] for key in one.keys]) for one in optimizers]
         polyak = [] if tau is None else self.stack.polyak(tau)
         spheres = [sphere for one in optimizers for sphere in one.spheres]
-        if not spheres:
-            self._apply(groups, polyak)
-            return
-        self._apply(groups, [])
-        self._project(spheres)
-        polyak_update(polyak)
+        apply_projected(self._apply, self._project, groups, spheres, polyak)
 
     def _finish(self, terms: Terms, count: int) -> None:
         for i, learner in enumerate(self.stack.learners):
