@@ -10,7 +10,7 @@ minutes and one seed each, and `--go-on`, they show which numbers suit a machine
 with `--target`. A run is evaluated every so many seconds of training. It ends at the first evaluation that reaches
 the return (not with `--go-on`), `--minutes` after set-up and compiling, or when all runs have taken `--within`
 minutes. Its curve is kept after every evaluation: environment steps, updates, return, seconds. Seconds count from
-the start of the call, set-up and compiling included and evaluations left out; these three are kept beside them.
+the start of the call, set-up and compiling included and evaluations left out; these three are kept separately.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TASKS: dict[str, tuple[str, dict[str, Any], float]] = {
 _NEVER = 10**12
 # Vector steps with random actions before the first update, and the fewest environment steps.
 _RANDOM, _FEWEST = 10, 5_000
-# What sets a run apart, beside its seed.
+# What identifies a run, in addition to its seed.
 _CHOSEN = ("algo", "task", "environments", "updates", "batch", "n_step", "buffer", "starts", "tf32", "settings")
 
 
