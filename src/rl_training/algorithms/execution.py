@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -157,7 +156,7 @@ class Execution:
     def parallel(self, jobs: Sequence[Callable[[], Result]]) -> list[Result]:
         """Run independent functions: the first on the current stream, the others on branches."""
         if not self.branches:
-            return list(map(operator.call, jobs))
+            return [job() for job in jobs]
         contexts: list[AbstractContextManager[Any]] = [nullcontext() for _ in jobs]
         branches = self.branches[: max(0, len(jobs) - 1)]
         for i, branch in enumerate(branches, start=1):
