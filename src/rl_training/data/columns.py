@@ -24,6 +24,8 @@ OPTIONAL = ("timeouts", "next_observations")
 ACTION_PROBS = "action_probs"
 # The action space of arrays, in addition to their columns.
 SPACE = ("action_low", "action_high", "num_actions", "start")
+# Whether episodes continue after a row in `terminals`; see `Columns`.
+ENDS_AT_TIMEOUTS = "ends_at_timeouts"
 CHUNK_BYTES = 8 * 2**20  # small enough that chunks reuse the same memory
 
 
@@ -70,6 +72,8 @@ class Columns:
 
     `separated`: the format itself separates episodes (Minari), so a next observation that equals the following
     row's observation does not show a shift across episodes.
+    `ends_at_timeouts`: only `timeouts` end an episode; it continues after a row in `terminals`, whose value is not
+    bootstrapped (trajectories that were labelled with a task later).
     """
 
     name: str
@@ -79,18 +83,22 @@ class Columns:
     num_actions: int = 0
     start: int = 0
     separated: bool = False
+    ends_at_timeouts: bool = False
     on_close: Callable[[], None] = field(default=lambda: None, repr=False)
 
     @classmethod
     def of_arrays(cls, name: str, given: Mapping[str, Any]) -> Self:
-        """Columns in memory; `given` may also contain their action space, under the names in `SPACE`."""
+        """Columns in memory; `given` may also contain their action space (`SPACE`) and `ends_at_timeouts`."""
         known = (*REQUIRED, *OPTIONAL, ACTION_PROBS)
         for key in given:
-            if key not in (*known, *SPACE):
+            if key not in (*known, *SPACE, ENDS_AT_TIMEOUTS):
                 raise DatasetError(f"{name}: unknown column {key!r}{nearest(str(key), known)}")
         low, high = (bounds_of(given.get(key)) for key in SPACE[:2])
         data = {key: ArrayColumn(np.asarray(given[key])) for key in known if given.get(key) is not None}
-        return cls(name, data, low, high, given.get("num_actions") or 0, given.get("start") or 0)
+        inside = bool(given.get(ENDS_AT_TIMEOUTS))
+        return cls(
+            name, data, low, high, given.get("num_actions") or 0, given.get("start") or 0, ends_at_timeouts=inside
+        )
 
     def __post_init__(self) -> None:
         for name in REQUIRED:
@@ -104,6 +112,8 @@ class Columns:
                 f"{self.name}: columns 'timeouts' and 'next_observations' are both missing; one is needed "
                 "to keep episodes apart (timeouts may be all zero if no episode was cut)"
             )
+        if self.ends_at_timeouts and "timeouts" not in self.data:
+            raise DatasetError(f"{self.name}: ends_at_timeouts needs the column 'timeouts', the ends of episodes")
         self._check_types()
         self._check_shapes()
         if self._row_bytes() > available_memory() // 2:

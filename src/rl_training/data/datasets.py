@@ -1,8 +1,9 @@
 """`TransitionDataset`: a fixed set of packed transitions with its episodes, ready to be sampled.
 
 Observations are raw, continuous actions are in [-1, 1], `dones` is 1 only at terminations. Time limits and cuts end
-an episode, but the value of its last state is bootstrapped. Data that exceed memory are in a memory-mapped file:
-next to the data for a run (see `placement.py`), else a temporary file (`packing.py`).
+an episode, but the value of its last state is bootstrapped. With `Columns.ends_at_timeouts` an episode continues
+after a termination: its return ends there, its rows stay together. Data that exceed memory are in a memory-mapped
+file: next to the data for a run (see `placement.py`), else a temporary file (`packing.py`).
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class TransitionDataset:
         action_high: ArrayLike | None = None,
         num_actions: int | None = None,
         start: int = 0,
+        ends_at_timeouts: bool = False,
         spaces: SpaceSpec | None = None,
         name: str = "arrays",
         memory_limit: int | None = None,
@@ -88,11 +90,12 @@ class TransitionDataset:
         """A data set from arrays `[n, …]`, with actions in the environment's units.
 
         `terminals` marks terminations, `timeouts` time limits and cuts; if both are set, `terminals` takes
-        precedence. If `next_observations` is missing, the following row's observation of the episode is used. The
-        last row of each episode that did not terminate is then left out, with its reward. The action space is
-        given by `action_low` and `action_high` (one number or one per component), by `num_actions` and `start`, or
-        by `spaces`; bounds are never inferred from the data. Integer actions `[n]` without any of these are
-        discrete actions from 0 to the largest.
+        precedence. With `ends_at_timeouts` only `timeouts` end an episode, and it continues after a row in
+        `terminals`: trajectories that were labelled with a task later. If `next_observations` is missing, the
+        following row's observation of the episode is used. The last row of each episode that did not terminate is
+        then left out, with its reward. The action space is given by `action_low` and `action_high` (one number or
+        one per component), by `num_actions` and `start`, or by `spaces`; bounds are never inferred from the data.
+        Integer actions `[n]` without any of these are discrete actions from 0 to the largest.
         """
         given = {
             "observations": observations,
@@ -105,6 +108,7 @@ class TransitionDataset:
             "action_high": action_high,
             "num_actions": num_actions,
             "start": start,
+            "ends_at_timeouts": ends_at_timeouts,
         }
         return cls.from_columns(Columns.of_arrays(name, given), spaces=spaces, memory_limit=memory_limit)
 
@@ -217,7 +221,9 @@ class TransitionDataset:
         spaces, view = self.spaces, self._view(self.rows)
         timeouts = np.zeros(len(self), np.bool_)
         timeouts[self.episode_ends] = True
-        timeouts &= self.dones == 0
+        inside = len(self.episode_ends) > 0 and bool(np.any(self.dones[~timeouts]))
+        if not inside:
+            timeouts &= self.dones == 0
         arrays = {
             "observations": view.obs.numpy(),
             "actions": spaces.to_env(view.actions.numpy()),
@@ -233,6 +239,7 @@ class TransitionDataset:
             action_high=spaces.high or None,
             num_actions=spaces.num_actions,
             start=spaces.start,
+            ends_at_timeouts=inside,
         )
 
     def observation_moments(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -240,7 +247,7 @@ class TransitionDataset:
         return moments_of(self)
 
     def episode_returns(self, discount: float = 1.0) -> NDArray[np.float64]:
-        """The (discounted) sum of rewards of each episode."""
+        """The (discounted) sum of rewards of each episode, up to its first termination."""
         return returns_of(self, discount, _CHUNK_ROWS)
 
     def statistics(self) -> DatasetStatistics:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.packing import allocate_rows
+from rl_training.data.statistics import rows_to_termination
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.seeding import held_out_episodes
 
@@ -41,6 +42,10 @@ class Episodes(NamedTuple):
             )
         starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
         return cls(starts, ends - starts + 1)
+
+    def to_termination(self, dones: NDArray[np.float32]) -> Episodes:
+        """These episodes, each up to its first termination."""
+        return Episodes(self.starts, rows_to_termination(self.starts, self.lengths, dones))
 
 
 class Split(NamedTuple):

@@ -83,7 +83,8 @@ class Walk:
             if carried is not None:
                 block, first = carried.join(block), first - 1
             final = first + len(block.rewards) == len(self.columns)
-            end = block.terminals.copy() if block.timeouts is None else block.terminals | block.timeouts
+            ends = [block.timeouts] if self.columns.ends_at_timeouts else [block.terminals, block.timeouts]
+            end = np.logical_or.reduce([flags for flags in ends if flags is not None])
             end[-1] |= final
             if block.next_obs is None:
                 next_obs = block.obs.copy()

@@ -101,9 +101,31 @@ def moments_of(data: TransitionDataset) -> tuple[NDArray[np.float32], NDArray[np
     return mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
 
 
+def rows_to_termination(
+    starts: NDArray[np.int64], lengths: NDArray[np.int64], dones: NDArray[np.float32]
+) -> NDArray[np.int64]:
+    """The number of rows of each episode up to and including its first termination, or all of them."""
+    terminal = np.append(np.flatnonzero(dones == 1), len(dones))
+    found: NDArray[np.int64] = np.minimum(terminal[np.searchsorted(terminal, starts)] - starts + 1, lengths)
+    return found
+
+
+def sums_of(
+    values: NDArray[np.float64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The sum of `lengths` consecutive values from each of the ascending `starts`."""
+    edges = np.stack([starts, starts + lengths], axis=1).reshape(-1)
+    sums: NDArray[np.float64] = np.add.reduceat(np.append(values, 0.0), edges)[::2]
+    return sums
+
+
 def returns_of(data: TransitionDataset, discount: float, step: int) -> NDArray[np.float64]:
-    """The (discounted) sum of rewards of each episode, computed from about `step` rows at a time."""
+    """The (discounted) sum of rewards of each episode up to its first termination.
+
+    About `step` rows are used at a time.
+    """
     starts, lengths = data.episodes("episode returns")
+    counted = rows_to_termination(starts, lengths, data.dones)
     stored, returns, first = data.rewards, np.empty(len(starts)), 0
     while first < len(starts):  # as many whole episodes as a chunk holds, but at least one
         last = int(np.searchsorted(data.episode_ends, starts[first] + step))
@@ -112,7 +134,7 @@ def returns_of(data: TransitionDataset, discount: float, step: int) -> NDArray[n
         rewards = stored[begin:stop].astype(np.float64)
         if discount != 1.0:
             rewards *= discount ** (np.arange(begin, stop) - np.repeat(starts[group], lengths[group]))
-        returns[group] = np.add.reduceat(rewards, starts[group] - begin)
+        returns[group] = sums_of(rewards, starts[group] - begin, counted[group])
         first = group.stop
     return returns
 

@@ -272,6 +272,7 @@ class Chaining:
     def __init__(self, columns: Columns) -> None:
         self.name = columns.name
         self.has_timeouts = "timeouts" in columns.data
+        self.ends_at_timeouts = columns.ends_at_timeouts
         self.separated = columns.separated
         self.pairs = self.breaks = self.shifted = self.limits = self.crossings = 0
         self.first_break = self.first_crossing = -1
@@ -282,8 +283,9 @@ class Chaining:
         following, here, after = block.next_obs[:-1], block.obs[:-1], block.obs[1:]
         chained = _close(following, after)
         limit = np.zeros(len(here), np.bool_) if block.timeouts is None else block.timeouts[:-1]
-        limit = limit & ~block.terminals[:-1]
-        inside = ~(limit | block.terminals[:-1])
+        terminal = block.terminals[:-1] & (not self.ends_at_timeouts)
+        limit = limit & ~terminal
+        inside = ~(limit | terminal)
         broken = inside & ~chained
         crossing = limit & chained
         crossing[crossing] = ~_close(here[crossing], after[crossing])

@@ -57,14 +57,16 @@ class Units(NamedTuple):
 def estimated_returns(
     rewards: NDArray[np.float64], dones: NDArray[np.float32], episodes: Episodes, gamma: float
 ) -> NDArray[np.float64]:
-    """The discounted sum of rewards from each row to the end of its episode, `[n]`; `gamma` is below 1.
+    """The discounted sum of rewards from each row to the next termination or the end of its episode, `[n]`.
 
-    A truncated episode is assumed to continue with the mean reward. Sums over 2n rows are built from sums over n.
+    `gamma` is below 1. A truncated episode is assumed to continue with the mean reward. Sums over 2n rows are built
+    from sums over n.
     """
-    sums, ends = rewards.copy(), episodes.ends
+    sums, ends = rewards.copy(), np.union1d(episodes.ends, np.flatnonzero(dones))
     cut = ends[dones[ends] == 0]
     sums[cut] += gamma * rewards.mean() / (1.0 - gamma)
-    left = np.repeat(ends, episodes.lengths) - np.arange(len(rewards))  # rows after this one in its episode
+    # Rows after this one up to that termination or end.
+    left = np.repeat(ends, np.diff(ends, prepend=-1)) - np.arange(len(rewards))
     span, weight = 1, gamma
     while span <= left.max(initial=0) and weight > 1e-12:
         later = np.flatnonzero(left >= span)

@@ -222,7 +222,7 @@ def _evaluate(
         assert fitted is not None
         values, effective = fitted.values, None
     else:
-        logs = Logs(data, episodes, probs, plan.config.gamma)
+        logs = Logs(data, episodes.to_termination(data.dones), probs, plan.config.gamma)
         values, effective = _by_importance(logs, policies, parts, fitted, plan.sampled)
     distances, own = _distances(data, policies, plan.seed)
     estimates = _ranked(found, values, fitted, effective, distances)

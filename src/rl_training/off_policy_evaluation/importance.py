@@ -2,7 +2,8 @@
 
 Weighted importance sampling (Precup et al. 2000) divides by the sum of the weights. The doubly robust estimate
 (Jiang & Li 2016) corrects FQE's values with the logged rewards. A truncated episode contributes its partial return
-to the former, and is bootstrapped with FQE's value of its last next state in the latter.
+to the former, and is bootstrapped with FQE's value of its last next state in the latter. Rows after the first
+termination of an episode do not count.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from rl_training.algorithms.fqe import FQE
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, Resample
+from rl_training.data.statistics import sums_of
 from rl_training.models.policies import Policy
 from rl_training.off_policy_evaluation.policies import probabilities
 
@@ -50,8 +52,7 @@ class Logs:
 def log_weights(ratios: Floats, episodes: Episodes) -> Floats:
     """Logarithm of each episode's weight (the product of its ratios), `[E]`; -inf if a ratio is 0."""
     with np.errstate(divide="ignore"):
-        found: Floats = np.add.reduceat(np.log(ratios), episodes.starts)
-    return found
+        return sums_of(np.log(ratios), episodes.starts, episodes.lengths)
 
 
 def weighted_mean(weights: Floats, returns: Floats, parts: Sequence[Resample]) -> Floats:

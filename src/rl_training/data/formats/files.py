@@ -13,6 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from rl_training.data.columns import ENDS_AT_TIMEOUTS
 from rl_training.errors import DatasetError, MissingDependencyError, RLTrainingError
 from rl_training.memory import human_bytes
 
@@ -54,7 +55,9 @@ def space_of(name: str, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     for key, value in values.items():
         if value.dtype.kind not in "fiub" or value.size > SMALL or value.size == 0:
             raise DatasetError(f"{name}: {key} must be a few numbers, got {value.size} of type {value.dtype}")
-        if key.startswith("action_"):
+        if key == ENDS_AT_TIMEOUTS:
+            found[key] = bool(value.reshape(-1)[0])
+        elif key.startswith("action_"):
             found[key] = tuple(float(x) for x in value.reshape(-1))
         elif value.size != 1 or value.dtype.kind not in "iu" or (key == "num_actions" and value.item() < 1):
             raise DatasetError(f"{name}: {key} must be one whole number, got {value.reshape(-1)[:3].tolist()}")

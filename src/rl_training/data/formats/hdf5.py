@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.columns import ACTION_PROBS, OPTIONAL, REQUIRED, Column, Columns
+from rl_training.data.columns import ACTION_PROBS, ENDS_AT_TIMEOUTS, OPTIONAL, REQUIRED, SPACE, Column, Columns
 from rl_training.data.formats.files import existing_file, hollow, new_file, require, space_of
 from rl_training.errors import DatasetError
 from rl_training.memory import human_bytes
@@ -122,9 +122,7 @@ def read_hdf5(path: str | os.PathLike[str]) -> Columns:
                 if name in present
             }
             extra = {
-                name: np.asarray(file.attrs[name])
-                for name in ("action_low", "action_high", "num_actions", "start")
-                if name in file.attrs
+                name: np.asarray(file.attrs[name]) for name in (*SPACE, ENDS_AT_TIMEOUTS) if name in file.attrs
             }
         return Columns(str(path), data, **space_of(str(path), extra), on_close=file.close)
     except BaseException:
@@ -164,4 +162,6 @@ def write_hdf5(path: str | os.PathLike[str], columns: Columns) -> Path:
         if columns.num_actions:
             file.attrs["num_actions"] = columns.num_actions
             file.attrs["start"] = columns.start
+        if columns.ends_at_timeouts:
+            file.attrs[ENDS_AT_TIMEOUTS] = True
     return target

@@ -253,6 +253,8 @@ def write_minari(dataset_id: str, columns: Columns) -> Path:
     differ from the following row by rounding become equal to it.
     """
     folder = minari_folder(dataset_id)
+    if columns.ends_at_timeouts:
+        raise DatasetError(f"{columns.name}: Minari ends an episode at its termination; write npz or HDF5")
     h5py = require("h5py", f"{dataset_id}: writing Minari")
     spaces = resolve_spaces(columns, None)
     walk = Walk(columns, spaces)

@@ -1,7 +1,7 @@
 """Transitions in `.npz` archives, read as streams, without pickle and without loading whole columns.
 
 Members are `observations actions rewards terminals` and optionally `timeouts next_observations action_probs`,
-`action_low action_high`, `num_actions start`; others are ignored.
+`action_low action_high`, `num_actions start`, `ends_at_timeouts`; others are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from rl_training.data.columns import ACTION_PROBS, OPTIONAL, REQUIRED, Column, Columns
+from rl_training.data.columns import ACTION_PROBS, ENDS_AT_TIMEOUTS, OPTIONAL, REQUIRED, SPACE, Column, Columns
 from rl_training.data.formats.files import SMALL, existing_file, hollow, new_file, space_of
 from rl_training.errors import DatasetError
 from rl_training.memory import available_memory
@@ -146,7 +146,7 @@ def read_npz(path: str | os.PathLike[str]) -> Columns:
         }
         extra = {
             name: _numbers(NpzColumn(archive, members[f"{name}.npy"], file))
-            for name in ("action_low", "action_high", "num_actions", "start")
+            for name in (*SPACE, ENDS_AT_TIMEOUTS)
             if f"{name}.npy" in members
         }
         return Columns(str(file), data, **space_of(str(file), extra), on_close=archive.close)
@@ -171,6 +171,7 @@ def write_npz(path: str | os.PathLike[str], columns: Columns) -> Path:
         "action_high": columns.action_high,
         "num_actions": columns.num_actions or None,
         "start": columns.start if columns.num_actions else None,
+        ENDS_AT_TIMEOUTS: columns.ends_at_timeouts or None,
     }
     with new_file(target) as staged, zipfile.ZipFile(staged, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, column in columns.data.items():
