@@ -333,6 +333,10 @@ def test_defaults_are_those_of_the_paper() -> None:
 def test_other_networks_are_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^network must be 'mlp' for crossq, .*, got 'simba'$"):
         build(CrossQ, network={"network": "simba"})
+    with pytest.raises(ConfigError, match=r"^residual_blocks must be 2 for crossq, .*, got 3$"):
+        build(CrossQ, network={"residual_blocks": 3})
+    with pytest.raises(ConfigError, match=r"^layer_norm_epsilon must be 1e-06 for crossq, .*, got 1e-05$"):
+        build(CrossQ, network={"layer_norm_epsilon": 1e-5})
 
 
 def test_the_exported_operations_are_those_of_a_call() -> None:

@@ -335,6 +335,8 @@ def test_defaults_are_those_of_the_authors() -> None:
 def test_other_networks_are_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^network must be 'mlp' for flash_sac, .*, got 'simba'$"):
         build(FlashSAC, network={"network": "simba"})
+    with pytest.raises(ConfigError, match=r"^layer_norm_epsilon must be 1e-06 for flash_sac, .*, got 1e-05$"):
+        build(FlashSAC, network={"layer_norm_epsilon": 1e-5})
     with pytest.raises(ConfigError, match=r"^hidden_sizes .* one width, got \[8, 16\]; use one size"):
         build(FlashSAC, network={"hidden_sizes": (8, 16)})
     with pytest.raises(ConfigError, match=r"^num_bins must equal the model's 101, got 11$"):

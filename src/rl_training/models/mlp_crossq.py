@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rl_training.errors import ConfigError
 from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.models.networks import require_defaults
 
 
 class MLPCrossQModel(MLPSACModel):
@@ -14,9 +14,6 @@ class MLPCrossQModel(MLPSACModel):
 
     has_targets = False
 
-    def __init__(
-        self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], *, network: str = "mlp", **options: Any
-    ) -> None:
-        if network != "mlp":
-            raise ConfigError(f"network must be 'mlp' for crossq, which has its own layers, got {network!r}")
-        super().__init__(obs_dim, action_dim, hidden_sizes, network="batch_renorm", **options)
+    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], **options: Any) -> None:
+        require_defaults("crossq", options, "network", "residual_blocks", "layer_norm_epsilon")
+        super().__init__(obs_dim, action_dim, hidden_sizes, **options | {"network": "batch_renorm"})

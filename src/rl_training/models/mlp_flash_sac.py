@@ -8,13 +8,12 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import ActorCriticModel
 from rl_training.models.critics import Critics
 from rl_training.models.flash import EnsembleFlash, Flash, init_unit
 from rl_training.models.mlp import Members
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.models.networks import NetworkOptions
+from rl_training.models.networks import NetworkOptions, require_defaults
 from rl_training.models.policies import TanhGaussianActor
 from rl_training.models.steps import Step, as_array
 
@@ -86,12 +85,10 @@ class MLPFlashSACModel(MLPSACModel):
         num_bins: int = 101,
         value_limit: float = 5.0,
         normalize_observations: bool = False,
-        network: str = "mlp",
         **options: Any,
     ) -> None:
-        if network != "mlp":
-            raise ConfigError(f"network must be 'mlp' for flash_sac, which has its own layers, got {network!r}")
-        options = {"network": "flash"} | options
+        require_defaults("flash_sac", options, "network", "layer_norm_epsilon")
+        options = options | {"network": "flash"}
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         ActorCriticModel.__init__(
             self,

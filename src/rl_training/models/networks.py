@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
+from rl_training.errors import ConfigError
 from rl_training.models.batch_renorm import EnsembleRenormMLP, RenormMLP
 from rl_training.models.flash import EnsembleFlash, Flash
-from rl_training.models.mlp import MLP, EnsembleMLP, EnsembleNetwork, MLPOptions, SingleNetwork, find_factory
+from rl_training.models.mlp import (
+    MLP,
+    EnsembleMLP,
+    EnsembleNetwork,
+    MLPOptions,
+    NetworkShape,
+    SingleNetwork,
+    find_factory,
+)
 from rl_training.models.own_network import OwnEnsemble, OwnNetwork
 from rl_training.models.simba import EnsembleSimBa, SimBa
 
@@ -42,6 +51,14 @@ class NetworkOptions(MLPOptions, total=False):
     network: str  # one of `KINDS`, or `module:factory`
     network_kwargs: dict[str, Any]
     residual_blocks: int
+
+
+def require_defaults(algo: str, options: Mapping[str, Any], *names: str) -> None:
+    """Raise if one of the settings `names`, which the networks of `algo` do not have, is not the default."""
+    for name in names:
+        default = NetworkShape.model_fields[name].default
+        if (given := options.get(name, default)) != default:
+            raise ConfigError(f"{name} must be {default!r} for {algo}, which has its own layers, got {given!r}")
 
 
 def actor_options(options: NetworkOptions) -> NetworkOptions:
