@@ -394,6 +394,14 @@ def test_observations_of_another_width_are_refused(learner: Any) -> None:
     assert learner.updates == 0
 
 
+def test_a_batch_with_too_few_rows_is_refused(learner: Any) -> None:
+    least = learner.least_batch
+    few = TransitionBatch(*(None if column is None else column[: least - 1] for column in batch_for(learner)))
+    with pytest.raises(ValueError, match=rf"^batch: needs at least {least} rows, got {least - 1}$"):
+        learner.update(few, global_step=0)
+    assert learner.updates == 0
+
+
 def test_actions_of_another_width_are_refused(learner: Any) -> None:
     actions = torch.zeros(16, ACTIONS + 1)
     wide = batch_for(learner)._replace(actions=actions, next_actions=actions)

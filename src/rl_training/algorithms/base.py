@@ -268,7 +268,7 @@ class Learner:
         for column in self.extras:
             if getattr(columns, column.name) is None:
                 raise ConfigError(f"batch: {self.name} needs the column {column.name!r}, {column.meaning}")
-        require_fit(columns, self.model, self.device)
+        require_fit(columns, self.model, self.device, self.least_batch)
         self.step(columns)
         return UpdateResult(dict(self._terms))
 

@@ -13,8 +13,8 @@ from rl_training.errors import ConfigError
 _ACTION_SLACK = 1e-5
 
 
-def require_fit(batch: TransitionBatch, model: Any, device: torch.device) -> None:
-    """Raise if a column is on another device, has another width, or if an action is out of range.
+def require_fit(batch: TransitionBatch, model: Any, device: torch.device, least: int) -> None:
+    """Raise for fewer than `least` rows, a column on another device or of another width, or an action out of range.
 
     The range is checked on the CPU only: on a GPU each check would wait for the queue.
     """
@@ -24,6 +24,8 @@ def require_fit(batch: TransitionBatch, model: Any, device: torch.device) -> Non
                 f"batch: {name} is on {column.device}, the learner on {device}; move it with .to(device)"
             )
     rows, actions, choices = len(batch.obs), batch.actions, model.num_actions
+    if rows < least:
+        raise ConfigError(f"batch: needs at least {least} rows, got {rows}")
     if batch.obs.shape[1] != model.obs_dim:
         raise ConfigError(f"batch: obs must have {model.obs_dim} components, got {batch.obs.shape[1]}")
     if choices and actions.dtype != torch.int64:
@@ -31,9 +33,9 @@ def require_fit(batch: TransitionBatch, model: Any, device: torch.device) -> Non
     if not choices and tuple(actions.shape) != (rows, model.action_dim):
         shape = (rows, model.action_dim)
         raise ConfigError(f"batch: actions must have shape {shape}, got {tuple(actions.shape)}")
-    if rows and device.type == "cpu":
+    if device.type == "cpu":
         low, high = (0.0, choices - 1.0) if choices else (-1.0 - _ACTION_SLACK, 1.0 + _ACTION_SLACK)
-        least, most = float(actions.min()), float(actions.max())
-        if not low <= least <= most <= high:  # also if one of them is NaN
+        lowest, highest = float(actions.min()), float(actions.max())
+        if not low <= lowest <= highest <= high:  # also if one of them is NaN
             wanted = f"0..{choices - 1}; number them from 0" if choices else "[-1, 1]; scale them by the bounds"
-            raise ConfigError(f"batch: action {most if most > high else least:g} is outside {wanted}")
+            raise ConfigError(f"batch: action {highest if highest > high else lowest:g} is outside {wanted}")
