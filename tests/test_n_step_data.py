@@ -84,6 +84,13 @@ def test_every_row_equals_a_plain_loop(
     assert in_place or np.array_equal(other.rows, data.rows)
 
 
+def test_rows_are_summed_once_only() -> None:
+    summed = trajectories().with_n_step(3, GAMMA)
+    assert summed.with_n_step(1, GAMMA) is summed
+    with pytest.raises(DatasetError, match=r"^arrays: its rows are 3-step returns already, got n_step 2; use data"):
+        summed.with_n_step(2, GAMMA)
+
+
 def test_the_next_action_is_that_of_the_state_which_is_bootstrapped() -> None:
     """The last row of a cut episode has no next action and is left out; rows before it bootstrap at its state."""
     data = trajectories().with_next_actions()

@@ -53,7 +53,8 @@ class TransitionDataset:
 
     `episode_ends` is empty if the rows are shuffled. If `parts` is set, the data set is a mixture, and rows are
     drawn with the weights of the parts. `reward_map` is the (scale, shift) applied to the rewards, to be applied to
-    new experience too. `extras` are the extra columns of the rows. Transforms return new data sets.
+    new experience too. `extras` are the extra columns of the rows, `n_step` the number of steps that a row covers.
+    Transforms return new data sets.
     """
 
     rows: NDArray[np.float32]
@@ -64,6 +65,7 @@ class TransitionDataset:
     parts: tuple[Part, ...] = ()
     reward_map: tuple[float, float] = (1.0, 0.0)
     extras: tuple[Column, ...] = ()
+    n_step: int = 1
     memory_limit: int | None = field(default=None, repr=False)
     checksum: str | None = field(default=None, repr=False)  # `fingerprint()`, if known
     raw: RawRows | None = field(default=None, repr=False)  # of the source rows, see `as_raw`
@@ -342,12 +344,17 @@ class TransitionDataset:
         """
         if n == 1:
             return self
+        if self.n_step > 1:
+            raise DatasetError(
+                f"{self.name}: its rows are {self.n_step}-step returns already, got n_step {n}; use data of single "
+                "steps"
+            )
         self.episodes("n_step")
         rows, known = self._room(len(self), in_place), self.fingerprint()
         if not in_place:
             np.copyto(rows, self.rows)
         sum_n_steps(rows, self.layout, self.episode_ends, n, gamma, _CHUNK_ROWS)
-        return replace(self, rows=rows, checksum=known)
+        return replace(self, rows=rows, checksum=known, n_step=n)
 
     def _room(self, count: int, in_place: bool) -> NDArray[np.float32]:
         """Memory for `count` transformed rows; `in_place` invalidates this data set."""
