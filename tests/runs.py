@@ -21,12 +21,14 @@ from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_s
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session, TrainResult
 from rl_training.runs.spec import RunOptions
+from rl_training.runtime.offline_to_online import FineTuning
 from rl_training.runtime.workflows import resume_training
 from tests import worlds  # noqa: F401 - registers the environments
 
 ONLINE = [spec.name for spec in list_algorithm_specs() if spec.regime == "online"]
 OFFLINE = [spec.name for spec in list_algorithm_specs() if spec.regime == "offline"]
 ALL = [*ONLINE, *OFFLINE, "rlpd"]
+FINE_TUNED = [spec.name for spec in list_algorithm_specs() if FineTuning in spec.regimes]
 
 
 def mostly_slow(values: Iterable[Any], *kept: Any) -> list[Any]:
@@ -62,9 +64,9 @@ TINY: dict[str, Any] = {
 }
 
 
-def owned(algo: str, settings: dict[str, Any]) -> dict[str, Any]:
+def owned(algo: str, settings: dict[str, Any], regime: str | None = None) -> dict[str, Any]:
     """Those of `settings` that `algo` knows."""
-    owners = get_algorithm_spec(algo).sections.owners()
+    owners = get_algorithm_spec(algo).chosen(regime)[1].owners()
     return {key: value for key, value in settings.items() if key in owners}
 
 
@@ -84,7 +86,8 @@ def tiny(algo: str, folder: Path, *, kwargs: dict[str, Any] | None = None, **fie
         "log_interval": 20,
         "checkpoint_interval": 30,
     }
-    return TrainConfig(algo=algo, algo_kwargs=owned(algo, TINY) | (kwargs or {}), **defaults | fields)
+    known = owned(algo, TINY, fields.get("regime"))
+    return TrainConfig(algo=algo, algo_kwargs=known | (kwargs or {}), **defaults | fields)
 
 
 QUIET = RunOptions(quiet=True)

@@ -28,6 +28,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.runs.session import TrainResult
 from tests.reliability.processes import Child
 from tests.runs import (
+    FINE_TUNED,
     OFFLINE,
     ONLINE,
     KillAt,
@@ -59,7 +60,7 @@ EVENTFUL: dict[str, Any] = {
 
 
 def eventful(algo: str, folder: Path, **fields: Any) -> TrainConfig:
-    kwargs = owned(algo, EVENTFUL) | fields.pop("kwargs", {})
+    kwargs = owned(algo, EVENTFUL, fields.get("regime")) | fields.pop("kwargs", {})
     return tiny(algo, folder, kwargs=kwargs, **{"total_timesteps": 80, "checkpoint_interval": 40} | fields)
 
 
@@ -102,6 +103,18 @@ def test_rlpd_in_both_phases(tick: int, phase: str, num_envs: int, tmp_path: Pat
         assert trainer_state(checkpoint)["clock"]["phase"] == phase
 
     assert_exact(eventful("rlpd", tmp_path, num_envs=num_envs, checkpoint_interval=20), tick, in_its_phase)
+
+
+@pytest.mark.parametrize(("tick", "phase"), [(20, "pretrain"), (30 + 20, "online"), (30 + 60, "online")])
+@pytest.mark.parametrize("algo", mostly_slow(FINE_TUNED, "iql"))
+def test_fine_tuning_in_pretraining_warm_up_and_online(algo: str, tick: int, phase: str, tmp_path: Path) -> None:
+    def in_its_phase(checkpoint: Path) -> None:
+        state = trainer_state(checkpoint)
+        assert state["clock"]["phase"] == phase
+        assert (state["counters"]["updates"] > 30) == (tick == 90)
+
+    fields = {"regime": "offline_to_online", "num_envs": 2, "checkpoint_interval": 20}
+    assert_exact(eventful(algo, tmp_path, kwargs={"online_warmup_steps": 30}, **fields), tick, in_its_phase)
 
 
 def test_early_stopping_goes_on_counting(tmp_path: Path) -> None:

@@ -196,8 +196,14 @@ def test_a_mixture_of_data_sets_trains(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"offline_batch_ratio": 1.5}, "offline_batch_ratio must be <= 1.0, got 1.5"),
-        ({"offline_batch_ratio": -0.1}, "offline_batch_ratio must be >= 0.0, got -0.1"),
+        (
+            {"offline_batch_ratio": 1.5},
+            "offline_batch_ratio must be a number from 0 to 1 or 'proportional', got 1.5",
+        ),
+        (
+            {"offline_batch_ratio": -0.1},
+            "offline_batch_ratio must be a number from 0 to 1 or 'proportional', got -0.1",
+        ),
         ({"offline_batch_ratio": 0.01}, "leaves one side empty"),
         ({"offline_batch_ratio": 0.99}, "leaves one side empty"),
     ],

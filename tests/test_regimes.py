@@ -29,17 +29,19 @@ def test_the_first_regime_is_the_default(tmp_path: Path) -> None:
 def test_another_regime_brings_its_settings_and_trains(tmp_path: Path) -> None:
     kwargs = {"dataset_kind": "random", "dataset_size": 50, "offline_pretrain_updates": 3}
     config = tiny("sac", tmp_path, kwargs=kwargs)
-    with pytest.raises(ConfigError, match="unknown key 'dataset_kind'"):
+    with pytest.raises(ConfigError, match="unknown key 'dataset_kind'; it needs regime: offline_to_online"):
         BOTH.run_spec(config)
-    run = BOTH.run_spec(config, regime="offline-to-online", options=QUIET)
+    run = BOTH.run_spec(config.replace(regime="offline-to-online"), options=QUIET)
     (result,) = train([run])
     assert result.metrics["pretrain_updates_done"] == 3
     assert result.metrics["offline_batch_size"] > 0
 
 
 def test_an_unknown_regime_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="sac has no regime 'offline'; use online or offline-to-online"):
-        BOTH.run_spec(tiny("sac", tmp_path), regime="offline")
+    with pytest.raises(ConfigError, match="sac has no regime 'offline'; use online or offline_to_online"):
+        BOTH.run_spec(tiny("sac", tmp_path).replace(regime="offline"))
+    with pytest.raises(ConfigError, match="regime must be 'online', 'offline' or 'offline_to_online', got 'both'"):
+        tiny("sac", tmp_path).replace(regime="both")
 
 
 def test_every_algorithm_has_a_regime_with_its_sections() -> None:

@@ -55,6 +55,8 @@ WRITTEN = {
     "dataset_kind": "str | Reader | None",
     "loggers": "Sequence[str | type[Logger]]",
     "network": "str | Callable[..., nn.Module]",
+    "offline_batch_ratio": 'float | Literal["proportional"]',
+    "regime": 'Literal["online", "offline", "offline_to_online"] | None',
 }
 READ: dict[Any, str] = {at_home: "str | PurePath", byte_size: "int | float | str"}
 PLAIN = {int: "int | float", float: "float", bool: "bool", str: "str", NoneType: "None", Any: "Any"}
@@ -97,7 +99,8 @@ def grouped() -> dict[tuple[str, ...], list[type[Settings]]]:
     """The settings classes, bases first, by the names of the managed classes that have them."""
     users: dict[type[Settings], list[str]] = {}
     for name, managed in MANAGED.items():
-        for part in (TrainConfig, *get_algorithm_spec(managed.algo).sections.parts):
+        parts = [part for kind in get_algorithm_spec(managed.algo).kinds for part in kind.parts]
+        for part in dict.fromkeys([TrainConfig, *parts]):
             for kind in reversed(part.__mro__):
                 if issubclass(kind, Settings) and kind is not Settings:
                     users.setdefault(kind, []).append(name)

@@ -20,7 +20,7 @@ from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
 from rl_training.models.mlp import NetworkConfig
 from rl_training.runtime.controls import ControlConfig, EarlyStopping
 from rl_training.runtime.offline import BudgetConfig
-from rl_training.runtime.offline_to_online import PriorDataConfig
+from rl_training.runtime.offline_to_online import FineTuning, PriorDataConfig
 from rl_training.runtime.online import OnlineConfig
 from rl_training.runtime.validation import ValidationConfig
 from rl_training.settings import Settings
@@ -61,6 +61,7 @@ ALLOWED = {
     "device": "string",
     "device_memory": "size or null",
     "host_memory": "size or null",
+    "offline_batch_ratio": "number ≥ 0, ≤ 1, or `proportional`",
     "learning_rate_schedule": "name or mapping",
     "wrappers": "list of names or mappings",
 }
@@ -137,7 +138,7 @@ def own_defaults(spec: AlgorithmSpec) -> str:
 
 def algorithm(spec: AlgorithmSpec) -> list[str]:
     """The section of one algorithm."""
-    head = [f"### `{spec.name}`", "", f"{spec.title}, {spec.regime}.", ""]
+    head = [f"### `{spec.name}`", "", f"{spec.title}, {' or '.join(one.name for one in spec.regimes)}.", ""]
     lines = [*head, *rows(spec.learner.Config), ""]
     if different := own_defaults(spec):
         lines += [f"Other defaults than those above: {different}.", ""]
@@ -170,23 +171,26 @@ def render() -> str:
         *rows(EarlyStopping),
         "\n### `learning_rate_schedule`\n",
         *rows(Schedule),
-        "\n## `algo_kwargs` of online algorithms, and RLPD\n",
+        "\n## `algo_kwargs` of online and offline-to-online training\n",
         *rows(OnlineConfig),
-        "\nWithout RLPD, whose observations are normalised as the data's are (below):\n",
+        "\nOnline only; offline-to-online, observations are normalised as the data's are (below):\n",
         *rows(ObservationConfig),
         "\n## `algo_kwargs` of every algorithm but BC: returns\n",
         *rows(NStepConfig),
-        "\n## `algo_kwargs` of offline algorithms, and RLPD: the data\n",
+        "\n## `algo_kwargs` of offline and offline-to-online training: the data\n",
         "The best episodes are chosen first, then rewards are scaled, then shifted.\n",
         *rows(DatasetConfig),
         "\nEach entry of `datasets` has the `dataset_…` keys and:\n",
         *rows(WeightedChoice, ["weight"]),
-        "\n## `algo_kwargs` of offline algorithms: budgets, and data held out\n",
+        "\n## `algo_kwargs` of offline and offline-to-online training: budgets\n",
         *rows(BudgetConfig),
-        "\nWithout RLPD:\n",
+        "\nOffline only, data held out:\n",
         *rows(ValidationConfig),
-        "\n## `algo_kwargs` of RLPD: prior data\n",
+        "\n## `algo_kwargs` of offline-to-online training: prior data\n",
         *rows(PriorDataConfig),
+        "\nWith `regime: offline_to_online`, an offline algorithm has other defaults: "
+        + ", ".join(f"`{key}` {shown(value)}" for key, value in FineTuning.defaults.items())
+        + ".",
         "\n## `algo_kwargs` of each algorithm\n",
         *[line for spec in list_algorithm_specs() for line in algorithm(spec)],
     ]

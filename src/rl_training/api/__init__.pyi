@@ -20,6 +20,9 @@ class _TrainKeys(TypedDict, total=False):
     """seed of the run; null draws one and records it; ≥ 0, < 4294967296; default 0"""
     total_timesteps: int | float
     """environment steps; offline, gradient updates; ≥ 1; default 10000"""
+    regime: Literal["online", "offline", "offline_to_online"] | None
+    """`offline_to_online`: an offline algorithm continues in the environment, with its own update; null: the
+    algorithm's usual one"""
     output_dir: str | PurePath
     """folder in which the run folder is created; default 'runs'"""
     device: str
@@ -142,12 +145,12 @@ class _DatasetKeys(TypedDict, total=False):
     datasets: Sequence[Mapping[str, Any]]
     """several data sets to mix; each has the keys above and a `weight`; default ()"""
     normalize_observations: bool
-    """normalise by the mean and std of the data, which are stored with the policy (RLPD: fixed during training);
-    default False (TD3BC: True)"""
+    """normalise by the mean and std of the data, which are stored with the policy; they stay fixed online; default
+    False (TD3BC: True)"""
     reward_scale: float
-    """factor of the rewards; RLPD applies it to new experience too; > 0; default 1.0"""
+    """factor of the rewards, also of new experience; > 0; default 1.0"""
     reward_shift: float
-    """added to rewards after scaling; RLPD adds it to new experience too; default 0.0"""
+    """added to rewards after scaling, also to those of new experience; default 0.0"""
     reward_range_scaling: bool
     """scale rewards so that episode returns span 1000, as IQL does; default False"""
     top_fraction: float
@@ -172,6 +175,36 @@ class _ValidationKeys(TypedDict, total=False):
     validation_fraction: float
     """share of the episodes that is held out; the distance between the policy's actions and theirs is logged at
     each evaluation and at the end; ≥ 0, < 1; default 0.0"""
+
+class _PriorDataKeys(TypedDict, total=False):
+    offline_pretrain_updates: int | float
+    """updates on the prior data before the first environment step; those of an offline run of the same algorithm in
+    `init_from` count; ≥ 0; default 0"""
+    offline_batch_ratio: float | Literal["proportional"]
+    """share of prior data in each online batch, `round(ratio · batch_size)` rows; `proportional`: batches are drawn
+    uniformly from prior data and new experience together; default 0.5"""
+    online_warmup_steps: int | float | None
+    """environment steps with the pretrained policy before the first online update; replaces `learning_starts` and
+    `random_steps`; null: those apply; ≥ 0"""
+
+class _OnlineKeys(TypedDict, total=False):
+    buffer_capacity: int | float
+    """maximum number of transitions in the replay buffer; ≥ 1; default 1000000"""
+    learning_starts: int | float
+    """environment steps before the first update; ≥ 0; default 1000 (SAC, CrossQ: 5000; FlashSAC: 10000)"""
+    random_steps: int | float | None
+    """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy; ≥ 0;
+    default None (AWAC, CQL, IQL, TD3BC: 0)"""
+    random_block_steps: int | float
+    """until the actor starts (`actor_starts`), each environment alternates blocks of this length with random
+    actions and with the policy; 0: the policy alone; ≥ 0; default 50"""
+    train_frequency: int | float
+    """environment steps between rounds of updates; ≥ 1; default 1 (DQN: 128)"""
+    gradient_updates_per_step: int | float
+    """updates per round; ≥ 1; default 1 (DQN: 64; REDQ: 20)"""
+    overlap: bool
+    """compute the updates of a step while the environments execute it; minibatches then contain rows up to the
+    previous step; default False"""
 
 class _EntropyKeys(TypedDict, total=False):
     alpha: float | Literal["auto"]
@@ -209,29 +242,21 @@ class _ObservationKeys(TypedDict, total=False):
     magnitude if that is larger (FlashSAC); the replay buffer stores raw rewards, and returns are reported raw;
     default False (FlashSAC: True)"""
 
-class _OnlineKeys(TypedDict, total=False):
-    buffer_capacity: int | float
-    """maximum number of transitions in the replay buffer; ≥ 1; default 1000000"""
-    learning_starts: int | float
-    """environment steps before the first update; ≥ 0; default 1000 (SAC, CrossQ: 5000; FlashSAC: 10000)"""
-    random_steps: int | float | None
-    """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy; ≥ 0"""
-    random_block_steps: int | float
-    """until the actor starts (`actor_starts`), each environment alternates blocks of this length with random
-    actions and with the policy; 0: the policy alone; ≥ 0; default 50"""
-    train_frequency: int | float
-    """environment steps between rounds of updates; ≥ 1; default 1 (DQN: 128)"""
-    gradient_updates_per_step: int | float
-    """updates per round; ≥ 1; default 1 (DQN: 64; REDQ: 20)"""
-    overlap: bool
-    """compute the updates of a step while the environments execute it; minibatches then contain rows up to the
-    previous step; default False"""
-
 class _DelayedActorKeys(TypedDict, total=False):
     policy_delay: int | float | None
     """critic updates per actor update; null means `gradient_updates_per_step`; ≥ 1"""
 
-class _AWACSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _NStepKeys, _ValidationKeys, total=False):
+class _AWACSettings(
+    _TrainKeys,
+    _TargetKeys,
+    _NetworkKeys,
+    _DatasetKeys,
+    _NStepKeys,
+    _ValidationKeys,
+    _PriorDataKeys,
+    _OnlineKeys,
+    total=False,
+):
     awac_lambda: float
     """divisor of the advantage in the cloning weights; > 0; default 1.0"""
     max_advantage_weight: float
@@ -260,7 +285,16 @@ class BC(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_BCSettings]) -> None: ...
 
 class _CQLSettings(
-    _TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _NStepKeys, _ValidationKeys, _EntropyKeys, total=False
+    _TrainKeys,
+    _TargetKeys,
+    _NetworkKeys,
+    _DatasetKeys,
+    _NStepKeys,
+    _ValidationKeys,
+    _PriorDataKeys,
+    _OnlineKeys,
+    _EntropyKeys,
+    total=False,
 ):
     actor_learning_rate: float
     """learning rate of the actor; null means `learning_rate`; > 0; default 0.0001"""
@@ -303,10 +337,10 @@ class _DDPGSettings(
     _TargetKeys,
     _NetworkKeys,
     _NStepKeys,
+    _OnlineKeys,
     _DelayedUpdateKeys,
     _ActorStartKeys,
     _ObservationKeys,
-    _OnlineKeys,
 ): ...
 
 class DDPG(ManagedAlgorithm[Seeds]):
@@ -314,7 +348,7 @@ class DDPG(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_DDPGSettings]) -> None: ...
 
-class _DQNSettings(_TrainKeys, _NetworkKeys, _NStepKeys, _ObservationKeys, _OnlineKeys, total=False):
+class _DQNSettings(_TrainKeys, _NetworkKeys, _NStepKeys, _OnlineKeys, _ObservationKeys, total=False):
     tau: float
     """Polyak coefficient: target ← (1 − tau)·target + tau·source; > 0, ≤ 1; default 1.0"""
     double_q: bool
@@ -346,7 +380,17 @@ class EDAC(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_EDACSettings]) -> None: ...
 
-class _IQLSettings(_TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _NStepKeys, _ValidationKeys, total=False):
+class _IQLSettings(
+    _TrainKeys,
+    _TargetKeys,
+    _NetworkKeys,
+    _DatasetKeys,
+    _NStepKeys,
+    _ValidationKeys,
+    _PriorDataKeys,
+    _OnlineKeys,
+    total=False,
+):
     expectile: float
     """expectile of Q that the value network is fitted to; > 0, < 1; default 0.7"""
     beta: float
@@ -367,10 +411,10 @@ class _REDQSettings(
     _TargetKeys,
     _NetworkKeys,
     _NStepKeys,
+    _OnlineKeys,
     _EntropyKeys,
     _ActorStartKeys,
     _ObservationKeys,
-    _OnlineKeys,
     _DelayedActorKeys,
     total=False,
 ):
@@ -389,9 +433,10 @@ class _RLPDSettings(
     _TargetKeys,
     _DatasetKeys,
     _NStepKeys,
+    _PriorDataKeys,
+    _OnlineKeys,
     _EntropyKeys,
     _ActorStartKeys,
-    _OnlineKeys,
     _DelayedActorKeys,
     total=False,
 ):
@@ -401,10 +446,6 @@ class _RLPDSettings(
     """number of random target critics whose minimum is backed up; ≥ 1; default 2"""
     layer_norm: bool
     """LayerNorm after each hidden layer of the critics; default False"""
-    offline_pretrain_updates: int | float
-    """updates on the prior data before the first environment step; ≥ 0; default 0"""
-    offline_batch_ratio: float
-    """share of prior data in each online batch, `round(ratio · batch_size)` rows; ≥ 0, ≤ 1; default 0.5"""
 
 class RLPD(ManagedAlgorithm[Seeds]):
     """RL with Prior Data: SAC on minibatches that mix prior data with new experience.
@@ -415,7 +456,7 @@ class RLPD(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_RLPDSettings]) -> None: ...
 
 class _SACSettings(
-    _TrainKeys, _TargetKeys, _NetworkKeys, _NStepKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys
+    _TrainKeys, _TargetKeys, _NetworkKeys, _NStepKeys, _OnlineKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys
 ): ...
 
 class SAC(ManagedAlgorithm[Seeds]):
@@ -428,10 +469,10 @@ class _TD3Settings(
     _TargetKeys,
     _NetworkKeys,
     _NStepKeys,
+    _OnlineKeys,
     _DelayedUpdateKeys,
     _ActorStartKeys,
     _ObservationKeys,
-    _OnlineKeys,
 ): ...
 
 class TD3(ManagedAlgorithm[Seeds]):
@@ -446,6 +487,8 @@ class _TD3BCSettings(
     _DatasetKeys,
     _NStepKeys,
     _ValidationKeys,
+    _PriorDataKeys,
+    _OnlineKeys,
     _DelayedUpdateKeys,
     total=False,
 ):
@@ -462,10 +505,10 @@ class _TQCSettings(
     _TargetKeys,
     _NetworkKeys,
     _NStepKeys,
+    _OnlineKeys,
     _EntropyKeys,
     _ActorStartKeys,
     _ObservationKeys,
-    _OnlineKeys,
     total=False,
 ):
     num_critics: int | float
@@ -481,7 +524,7 @@ class TQC(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_TQCSettings]) -> None: ...
 
 class _CrossQSettings(
-    _TrainKeys, _NStepKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys, total=False
+    _TrainKeys, _NStepKeys, _OnlineKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, total=False
 ):
     policy_delay: int | float
     """critic updates per update of actor and temperature; ≥ 1; default 3"""
@@ -492,7 +535,7 @@ class CrossQ(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_CrossQSettings]) -> None: ...
 
 class _FlashSACSettings(
-    _TrainKeys, _TargetKeys, _NStepKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, _OnlineKeys, total=False
+    _TrainKeys, _TargetKeys, _NStepKeys, _OnlineKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, total=False
 ):
     policy_delay: int | float
     """critic updates per update of actor and temperature; ≥ 1; default 2"""

@@ -44,8 +44,8 @@ class LazyAttribute:
 
 def settings_of(spec: AlgorithmSpec, given: dict[str, Any]) -> Iterator[tuple[str, FieldInfo, Any]]:
     """Key, field and default of every setting, the algorithm's own first; `given` overrides defaults."""
-    for key, section in spec.sections.owners().items():
-        yield key, section.model_fields[key], spec.sections.default(key)
+    for key, sections in spec.owners().items():
+        yield key, sections.owners()[key].model_fields[key], sections.default(key)
     for key, field in TrainConfig.model_fields.items():
         if key not in _NOT_KEYWORDS:
             yield key, field, given.get(key, field.get_default(call_default_factory=True))

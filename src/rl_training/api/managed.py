@@ -85,7 +85,8 @@ class ManagedAlgorithm(Generic[Seeds]):
         """`SAC('Pendulum-v1', seed=1): trained 5,000 steps, runs/…`, with the settings that are not defaults."""
         config, spec = self.config, get_algorithm_spec(self.algo)
         usual = TrainConfig(algo=self.algo, env_id=config.env_id, total_timesteps=config.total_timesteps).to_dict()
-        usual |= spec.sections.resolve({}).to_dict()
+        regime, sections = spec.chosen(config.regime)
+        usual |= sections.resolve({}).to_dict()
         values = config.to_dict()
         values |= values.pop("algo_kwargs")
         settings = "".join(f", {key}={value!r}" for key, value in values.items() if value != usual[key])
@@ -94,7 +95,7 @@ class ManagedAlgorithm(Generic[Seeds]):
             return f"{head}: not trained"
         place = self.checkpoint_path.parent
         run = place.parent if place.name in ("checkpoints", "best") else place  # a published policy has no run
-        return f"{head}: trained {self._steps:,} {'updates' if spec.regime == 'offline' else 'steps'}, {run}"
+        return f"{head}: trained {self._steps:,} {'updates' if regime.name == 'offline' else 'steps'}, {run}"
 
     def __init__(self, env: Environment | TrainConfig | None = None, **settings: Any) -> None:
         self._given = UserEnvironments()
@@ -128,7 +129,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         settings = {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
         if settings.get("seed") is not None and settings.get("seeds") is not None:
             raise ConfigError("seeds: give seed or seeds", key="seeds")
-        owned = get_algorithm_spec(cls.algo).sections.owners()
+        owned = get_algorithm_spec(cls.algo).owners()
         fields = {key: value for key, value in settings.items() if TrainConfig.has(key)}
         extra = {key: value for key, value in settings.items() if key not in fields}
         if unknown := [key for key in extra if key not in owned]:

@@ -54,7 +54,7 @@ def show_result(result: TrainResult) -> None:
         ("environment", record["env_id"] or "none: evaluation was skipped"),
         ("seed", str(record["seed"])),
     ]
-    if spec.regime != "offline":
+    if "epoch" not in metrics:  # which only offline runs have
         rows.append((words_of("global_step"), f"{metrics['global_step']:,.0f}"))
     rows.append((words_of("update_count"), f"{metrics['update_count']:,.0f}"))
     if "pretrain_updates_done" in metrics:

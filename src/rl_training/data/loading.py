@@ -130,11 +130,11 @@ class DatasetConfig(DatasetChoice):
     datasets: Annotated[tuple[WeightedChoice, ...], BeforeValidator(list_as_tuple)] = ()
     """several data sets to mix; each has the keys above and a `weight`"""
     normalize_observations: Rows[bool] = False
-    """normalise by the mean and std of the data, which are stored with the policy (RLPD: fixed during training)"""
+    """normalise by the mean and std of the data, which are stored with the policy; they stay fixed online"""
     reward_scale: Rows[PositiveFloat] = 1.0
-    """factor of the rewards; RLPD applies it to new experience too"""
+    """factor of the rewards, also of new experience"""
     reward_shift: Rows[float] = 0.0
-    """added to rewards after scaling; RLPD adds it to new experience too"""
+    """added to rewards after scaling, also to those of new experience"""
     reward_range_scaling: Rows[bool] = False
     """scale rewards so that episode returns span 1000, as IQL does"""
     top_fraction: Rows[Annotated[float, Field(gt=0, le=1)]] = 1.0

@@ -110,6 +110,11 @@ class ReplayBuffer:
         self._settle()
         return self._rows
 
+    @property
+    def filled(self) -> Tensor:
+        """`len` as a tensor on the device, without waiting rows."""
+        return self._size
+
     def _settle(self) -> None:
         """Write waiting rows to the ring."""
         for arrivals in self.arrivals:

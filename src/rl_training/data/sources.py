@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_training.data.replay_buffer import PinnedStaging
+from rl_training.data.replay_buffer import PinnedStaging, ReplayBuffer
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import ConfigError
 
@@ -81,9 +81,12 @@ class TensorSource:
 
 
 class MixedSource:
-    """Each minibatch holds exactly `round(ratio * batch_size)` rows of `prior`, the rest of `replay`."""
+    """Each minibatch holds exactly `round(ratio * batch_size)` rows of `prior`, the rest of `replay`.
 
-    def __init__(self, prior: BatchSource, replay: BatchSource, *, ratio: float) -> None:
+    If `ratio` is None, rows are drawn uniformly from both together, and `replay` is a `ReplayBuffer`.
+    """
+
+    def __init__(self, prior: BatchSource, replay: BatchSource, *, ratio: float | None) -> None:
         if prior.layout != replay.layout:
             raise ConfigError(f"prior data and environment differ in shape: {prior.layout} != {replay.layout}")
         self.prior = prior
@@ -100,8 +103,16 @@ class MixedSource:
     def arrivals(self) -> tuple[PinnedStaging, ...]:
         return (*self.prior.arrivals, *self.replay.arrivals)
 
+    def expected(self, batch_size: int) -> tuple[float, float]:
+        """Mean numbers of rows drawn from the prior data and from the replay buffer."""
+        if self.ratio is not None:
+            return self.split(batch_size)
+        share = len(self.prior) / len(self)
+        return share * batch_size, (1.0 - share) * batch_size
+
     def split(self, batch_size: int) -> tuple[int, int]:
-        """Rows drawn from the prior data and from the replay buffer."""
+        """Rows drawn from the prior data and from the replay buffer, if `ratio` is a number."""
+        assert self.ratio is not None
         prior_rows = round(self.ratio * batch_size)
         if 0 < self.ratio < 1 and prior_rows in (0, batch_size):
             raise ConfigError(
@@ -111,7 +122,17 @@ class MixedSource:
             )
         return prior_rows, batch_size - prior_rows
 
+    def _uniform(self, batch_size: int) -> Tensor:
+        """Rows drawn uniformly from both sides together; a row of each is drawn, and one of the two is used."""
+        assert isinstance(self.replay, ReplayBuffer)
+        prior, new = (side.sample_rows(batch_size) for side in (self.prior, self.replay))
+        size, generator = len(self.prior), self.replay.generator
+        draws = torch.rand(batch_size, generator=generator, device=generator.device, dtype=torch.float64)
+        return torch.where((draws * (size + self.replay.filled) < size)[:, None], prior.to(new.device), new)
+
     def sample_rows(self, batch_size: int) -> Tensor:
+        if self.ratio is None:
+            return self._uniform(batch_size)
         prior_rows, replay_rows = self.split(batch_size)
         if replay_rows == 0:
             return self.prior.sample_rows(prior_rows)

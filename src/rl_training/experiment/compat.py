@@ -22,14 +22,16 @@ from rl_training.experiment.files import SCHEMA
 
 # Settings of `early_stopping` that only version 0.2 had, with their defaults.
 REMOVED_FROM_EARLY_STOPPING = {"metric": "return", "fqe_updates": 2_000}
-# Keys of `algo_kwargs` that version 0.2 did not have, with their defaults, which mean what 0.2 did.
+# Settings that version 0.2 did not have, with their defaults, which mean what 0.2 did.
 ADDED_SINCE_0_2: dict[str, Any] = {
     "actor_starts": None,
     "n_step": 1,
     "network": "mlp",
     "network_kwargs": {},
     "normalize_rewards": False,
+    "online_warmup_steps": None,
     "random_block_steps": 50,
+    "regime": None,
     "residual_blocks": 2,
 }
 # Algorithms whose policy was `tanh` before `policy_distribution` was a setting. BC on discrete actions, whose

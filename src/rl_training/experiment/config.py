@@ -99,6 +99,10 @@ def _known_device(value: str) -> str:
     return value
 
 
+def _underscored(value: Any) -> Any:
+    return value.replace("-", "_") if isinstance(value, str) else value
+
+
 @functools.cache
 def _warn_of_removed() -> None:
     """Warn once per process; a resumed run reads its settings several times."""
@@ -146,6 +150,11 @@ class TrainConfig(Settings):
     """several runs at once, one per seed: a list, `0..9` or `0,3,7`; replaces `seed`"""
     total_timesteps: Result[PositiveInt]
     """environment steps; offline, gradient updates"""
+    regime: Result[
+        Annotated[Literal["online", "offline", "offline_to_online"], BeforeValidator(_underscored)] | None
+    ] = None
+    """`offline_to_online`: an offline algorithm continues in the environment, with its own update; null: the
+    algorithm's usual one"""
     output_dir: PerRun[Annotated[PathText, Field(min_length=1)]] = "runs"
     """folder in which the run folder is created"""
     device: Place[Annotated[str, AfterValidator(_known_device)]] = "auto"

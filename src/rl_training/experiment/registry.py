@@ -161,9 +161,9 @@ def setting_names(values: Mapping[str, Any]) -> list[str]:
     """The keys of `algo_kwargs` for the fields of a configuration, of which only the algorithm matters."""
     allow_import = values.get("allow_import") is True
     spec = get_algorithm_spec(values["algo"], values.get("plugin"), allow_import=allow_import)
-    return list(spec.sections.owners())
+    return list(spec.owners())
 
 
 def resolve(config: TrainConfig) -> Resolved:
     """Validate `algo_kwargs` with the sections of the algorithm, before any file is written."""
-    return spec_of(config).sections.resolve(config.algo_kwargs)
+    return spec_of(config).chosen(config.regime)[1].resolve(config.algo_kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,16 @@ import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.errors import ConfigError
-from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
+from rl_training.experiment.checkpointing import Checkpoint, checkpoint_errors, find_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runs.state import config_of, is_policy_tensor, read_run_checkpoint, spaces_from
+from rl_training.runs.state import (
+    clock_of,
+    config_of,
+    is_policy_tensor,
+    read_run_checkpoint,
+    restore_learner,
+    spaces_from,
+)
 from rl_training.spaces import SpaceSpec
 
 # `actor_starts` of a run whose critics start at random and whose actor does not.
@@ -74,6 +82,33 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
         return {}
     learner.config = learner.config.model_copy(update={"actor_starts": ACTOR_STARTS})
     return {"actor_starts": ACTOR_STARTS}
+
+
+def continue_offline_run(learner: Learner, checkpoint: Checkpoint, config: TrainConfig) -> None:
+    """Restore optimisers, counters and random state too, if `checkpoint` is an offline run of the same algorithm.
+
+    A run with another seed has its own random numbers.
+    """
+    before = config_of(checkpoint)
+    with checkpoint_errors(checkpoint):
+        offline = clock_of(checkpoint.records["trainer"]).phase == "offline"
+    if before.algo != config.algo or not offline or "optimizers" not in checkpoint.tensors:
+        return
+    own = learner.state_dict()
+    if any(_shapes(own[part]) != _shapes(checkpoint.tensors[part]) for part in ("networks", "optimizers")):
+        _log.warning(
+            "init_from: %s has other optimisers or networks; its optimisers are not copied", checkpoint.path
+        )
+        return
+    random = learner.generator.get_state()
+    with checkpoint_errors(checkpoint):
+        restore_learner(learner, checkpoint)
+    if before.seed != config.seed:
+        learner.generator.set_state(random)
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _warn_about_distribution(learner: Learner, checkpoint: Checkpoint) -> None:

@@ -49,6 +49,8 @@ class Regime(ABC):
 
     name: ClassVar[str]
     sections: ClassVar[tuple[type[Settings], ...]]
+    defaults: ClassVar[Mapping[str, Any]] = {}  # override those of the algorithm
+    continuous_only: ClassVar[bool] = False  # whether an algorithm for both kinds of actions supports one of them
     first_phase: str
     spec: RunSpec  # with the learner and settings for the actions of `spaces`
     learner: Learner
@@ -61,6 +63,11 @@ class Regime(ABC):
 
     @abstractmethod
     def __init__(self, spec: RunSpec) -> None: ...
+
+    @classmethod
+    def key(cls) -> str:
+        """The value of the setting `regime`."""
+        return cls.name.replace("-", "_")
 
     @abstractmethod
     def make_updaters(self) -> None:

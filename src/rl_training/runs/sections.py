@@ -24,13 +24,15 @@ Section = TypeVar("Section", bound=Settings)
 class Sections:
     """The sections of one algorithm; `defaults` override those of the sections.
 
-    `discrete`: the sections for discrete actions if `learner` only supports continuous ones.
+    `discrete`: the sections for discrete actions if `learner` only supports continuous ones. `elsewhere`: a regime
+    of the algorithm that has the key.
     """
 
     learner: type[Learner]
     parts: tuple[type[Settings], ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     discrete: Sections | None = None
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def takes_discrete(self) -> bool | None:
@@ -72,9 +74,9 @@ class Sections:
         owners = self.owners()
         for key in algo_kwargs:
             if key not in owners:
-                raise ConfigError(
-                    f"algo_kwargs: unknown key {key!r}{nearest(key, owners)}", key=f"algo_kwargs.{key}"
-                )
+                other = self.elsewhere.get(key)
+                hint = nearest(key, owners) if other is None else f"; it needs regime: {other}"
+                raise ConfigError(f"algo_kwargs: unknown key {key!r}{hint}", key=f"algo_kwargs.{key}")
         values = {**self.defaults, **algo_kwargs}
         return Resolved(
             tuple(

@@ -84,7 +84,7 @@ class Session:
         self.run = run
         self.learner, self.spaces = regime.learner, regime.spaces
         self.settings = dict(spec.settings)
-        self.clock = Clock(regime.first_phase)
+        self.clock = Clock(regime.first_phase, pretrain_updates=regime.learner.updates)
         controls = build_control_callbacks(spec.resolved[ControlConfig])
         self.callbacks = [*controls, *regime.callbacks(), *spec.callbacks]
         self.experience = regime.experience
@@ -130,8 +130,18 @@ class Session:
         self._in_step = True
 
     def enter_phase(self, phase: str) -> None:
-        """Set the phase of the clock and restart all cadences, unless the run ends here."""
-        if self.clock.phase != phase and self.running:
+        """Evaluate, set the phase of the clock and restart all cadences, unless the run ends here."""
+        if self.clock.phase == phase:
+            return
+        self._in_step = False
+        try:
+            self.evaluate()
+        except PlayInterrupted:
+            self._play_interrupted = True  # a resumed run evaluates first
+        finally:
+            self.metrics_log.settle()
+        self._in_step = True
+        if self.running:
             self.clock.phase = phase
             self.log_cadence.last = self.save_cadence.last = self.clock.now
             for callback in self.callbacks:

@@ -70,7 +70,7 @@ def _records(session: Session) -> dict[str, Any]:
 def restore(session: Session, checkpoint: Checkpoint) -> list[str]:
     """Restore what `save` saved; returns a phrase for each thing that could not be restored exactly."""
     with checkpoint_errors(checkpoint, "networks"):
-        problems = _restore_learner(session.learner, checkpoint)
+        problems = restore_learner(session.learner, checkpoint)
     with checkpoint_errors(checkpoint):
         _restore_trainer(session, checkpoint.records["trainer"])
         problems += _dropped_evaluation(checkpoint)
@@ -91,7 +91,8 @@ def _learner_tensors(learner: Learner) -> dict[str, dict[str, Tensor]]:
     }
 
 
-def _restore_learner(learner: Learner, checkpoint: Checkpoint) -> list[str]:
+def restore_learner(learner: Learner, checkpoint: Checkpoint) -> list[str]:
+    """Restore networks, optimisers, counters, terms and random state; see `restore`."""
     trainer, tensors = checkpoint.records["trainer"], checkpoint.tensors
     learner.load_state_dict(
         {
@@ -134,8 +135,7 @@ def _trainer_record(session: Session) -> dict[str, Any]:
 
 
 def _restore_trainer(session: Session, trainer: Mapping[str, Any]) -> None:
-    clock, best = trainer["clock"], trainer["best_return"]
-    session.clock = Clock(str(clock["phase"]), int(clock["global_step"]), int(clock["pretrain_updates"]))
+    session.clock, best = clock_of(trainer), trainer["best_return"]
     session.should_stop, session.stop_reason = trainer["should_stop"], trainer["stop_reason"]
     session.stop_final = trainer.get("stop_final")  # not recorded by 0.1, whose stopped runs stay stopped
     session.best_return = None if best is None else float(best)
@@ -150,6 +150,12 @@ def _restore_trainer(session: Session, trainer: Mapping[str, Any]) -> None:
         if name in trainer["callbacks"]:
             callback.load_state_dict(trainer["callbacks"][name])
     session.mark = (time.monotonic(), session.clock.ticks)
+
+
+def clock_of(trainer: Mapping[str, Any]) -> Clock:
+    """The clock in the record `trainer` of a checkpoint."""
+    clock = trainer["clock"]
+    return Clock(str(clock["phase"]), int(clock["global_step"]), int(clock["pretrain_updates"]))
 
 
 def _callback_index(value: Any, before: Sequence[str], now: Sequence[str]) -> int | None:

@@ -166,7 +166,7 @@ def _open_session(regime: Regime, guard: SignalGuard, console: Callable[..., Pro
                 opening.append(f"changed settings: {changed}")
             progress = console(
                 regime.total_ticks,
-                start=0 if checkpoint is None else checkpoint.step,
+                start=regime.learner.updates if checkpoint is None else checkpoint.step,
                 quiet=spec.options.quiet,
                 unit="updates" if regime.first_phase == "offline" else "steps",
                 opening=opening,
@@ -199,7 +199,7 @@ def _summary(regime: Regime) -> str:
     budget = f"{config.total_timesteps:,} steps"
     if regime.experience is None:
         budget = f"{regime.total_ticks:,} updates"
-    elif pretraining := regime.total_ticks - config.total_timesteps:
+    elif pretraining := regime.total_ticks - config.total_timesteps - regime.learner.updates:
         budget = f"{pretraining:,} updates, then {budget}"
     return f"{config.algo} on {' and '.join(sources)}, {budget}, {regime.learner.device}, seed {config.seed}"
 

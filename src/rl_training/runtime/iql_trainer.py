@@ -3,7 +3,10 @@
 from rl_training.algorithms.discrete_iql import DiscreteIQL
 from rl_training.algorithms.iql import IQL
 from rl_training.runtime.offline import Offline
+from rl_training.runtime.offline_to_online import FineTuning
 from rl_training.runtime.trainers import algorithm
 
-SPEC = algorithm(IQL, Offline, "Implicit Q-Learning", 2021, discrete=DiscreteIQL, learning_rate_schedule="cosine")
+SPEC = algorithm(
+    IQL, (Offline, FineTuning), "Implicit Q-Learning", 2021, discrete=DiscreteIQL, learning_rate_schedule="cosine"
+)
 train_iql = SPEC.train

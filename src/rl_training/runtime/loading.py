@@ -129,7 +129,7 @@ def load_policy(checkpoint: Checkpoint, *, allow_import: bool = False) -> Loaded
 def _build_model(checkpoint: Checkpoint, allow_import: bool = False) -> tuple[Model, SpaceSpec, TrainConfig]:
     """The model of a checkpoint with untrained networks, its spaces and its configuration."""
     config, spaces = config_of(checkpoint), spaces_from(checkpoint)
-    kinds = spec_of(config.replace(allow_import=allow_import)).sections
+    kinds = spec_of(config.replace(allow_import=allow_import)).chosen(config.regime)[1]
     with checkpoint_errors(checkpoint):
         sections, resolved = kinds.resolve_for(spaces, str(checkpoint.path), config.algo_kwargs)
     resolved[NetworkShape].import_own(allow_import)

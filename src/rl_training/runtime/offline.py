@@ -43,7 +43,7 @@ _BLOCK = 250
 class BudgetConfig(Settings):
     """Bounds in addition to `total_timesteps`: updates, and epochs (one epoch is one pass over the data).
 
-    RLPD: `max_updates` bounds both phases together, `max_epochs` the pretraining.
+    Offline-to-online, `max_updates` bounds both phases together, `max_epochs` the pretraining.
     """
 
     max_updates: PositiveInt | None = None

@@ -2,31 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import PlainValidator
 
 from rl_training.data.loading import DatasetConfig
 from rl_training.data.n_step import NStepConfig
 from rl_training.data.sources import MixedSource
 from rl_training.errors import ConfigError
 from rl_training.experience.protocol import Experience
+from rl_training.experiment.checkpointing import checkpoint_errors
 from rl_training.runs.clock import Clock
 from rl_training.runs.controls import ControlConfig
+from rl_training.runs.init_from import continue_offline_run
 from rl_training.runs.regime import Event, Regime
 from rl_training.runs.session import Session
 from rl_training.runs.spec import RunSpec
+from rl_training.runs.state import clock_of
 from rl_training.runtime.offline import BudgetConfig, OfflineSetup, fit_offline
 from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, make_collector, require_updates
-from rl_training.settings import Fraction, NonNegativeInt, Settings
+from rl_training.settings import NonNegativeInt, Settings
 from rl_training.updates.schedules import OptimizationConfig
+
+PROPORTIONAL = "proportional"
+
+
+def _share(value: Any) -> float | str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == PROPORTIONAL or (is_number and 0 <= value <= 1):
+        return PROPORTIONAL if value == PROPORTIONAL else float(value)
+    raise ValueError(f"must be a number from 0 to 1 or {PROPORTIONAL!r}, got {value!r}")
+
+
+Share = Annotated[float | str, PlainValidator(_share)]
 
 
 class PriorDataConfig(Settings):
     """How the prior data are used."""
 
     offline_pretrain_updates: NonNegativeInt = 0
-    """updates on the prior data before the first environment step"""
-    offline_batch_ratio: Fraction = 0.5
-    """share of prior data in each online batch, `round(ratio · batch_size)` rows"""
+    """updates on the prior data before the first environment step; those of an offline run of the same algorithm in
+    `init_from` count"""
+    offline_batch_ratio: Share = 0.5
+    """share of prior data in each online batch, `round(ratio · batch_size)` rows; `proportional`: batches are drawn
+    uniformly from prior data and new experience together"""
+    online_warmup_steps: NonNegativeInt | None = None
+    """environment steps with the pretrained policy before the first online update; replaces `learning_starts` and
+    `random_steps`; null: those apply"""
+
+    def online(self, given: OnlineConfig) -> OnlineConfig:
+        """`given` with these steps without updates and random actions."""
+        if self.online_warmup_steps is None:
+            return given
+        return given.model_copy(update={"learning_starts": self.online_warmup_steps, "random_steps": 0})
 
 
 class OfflineToOnline(Regime):
@@ -49,7 +78,8 @@ class OfflineToOnline(Regime):
             raise ConfigError(
                 f"env_id: {spec.config.algo} learns online and needs an environment; set env_id", key="env_id"
             )
-        self.online, prior = spec.resolved[OnlineConfig], spec.resolved[PriorDataConfig]
+        prior = spec.resolved[PriorDataConfig]
+        self.online = prior.online(spec.resolved[OnlineConfig])
         batch_size, self.budget = spec.resolved[OptimizationConfig].batch_size, spec.resolved[BudgetConfig]
         self.setup = OfflineSetup(spec, updates_per_step=self.online.gradient_updates_per_step)
         self.spec = spec = self.setup.spec
@@ -61,20 +91,33 @@ class OfflineToOnline(Regime):
                 "algo_kwargs.buffer_capacity does not fit on the GPU together with the prior data; lower it",
                 key="algo_kwargs.buffer_capacity",
             )
-        self.mixed = MixedSource(self.setup.source, buffer, ratio=prior.offline_batch_ratio)
-        self.split = self.mixed.split(batch_size)
+        ratio = prior.offline_batch_ratio
+        self.mixed = MixedSource(self.setup.source, buffer, ratio=None if isinstance(ratio, str) else ratio)
+        self.mixed.expected(batch_size)
         size = len(self.setup.dataset)
-        self.pretraining = self.budget.updates(prior.offline_pretrain_updates, size, batch_size)
-        self.remarks = *self.setup.remarks, *self.online.remarks(spec, self.learner, self.pretraining)
+        wanted = self.budget.updates(prior.offline_pretrain_updates, size, batch_size)
+        self.pretraining = max(wanted, self._updates_done())
+        starts = "learning_starts" if prior.online_warmup_steps is None else "online_warmup_steps"
+        self.remarks = *self.setup.remarks, *self.online.remarks(spec, self.learner, self.pretraining, starts)
         self.first_phase = "pretrain" if self.pretraining else "online"
         self.total_ticks = self.pretraining + spec.config.total_timesteps
         self.total_updates = self.pretraining + self.online.earned(spec.config.total_timesteps)
-        require_updates(spec, self.total_updates)
+        require_updates(spec, self.online, self.total_updates)
         if self.budget.max_updates is not None:
             self.total_updates = min(self.total_updates, self.budget.max_updates)
         self.experience = make_collector(
-            spec, self.spaces, self.learner, buffer, reward_map=self.setup.dataset.reward_map
+            spec, self.online, self.spaces, self.learner, buffer, reward_map=self.setup.dataset.reward_map
         )
+
+    def _updates_done(self) -> int:
+        """Updates on the prior data so far: in the run of `init_from`, or in this run if it is resumed."""
+        spec = self.spec
+        if spec.checkpoint is not None:
+            with checkpoint_errors(spec.checkpoint):
+                return clock_of(spec.checkpoint.records["trainer"]).pretrain_updates
+        if spec.origin is not None:
+            continue_offline_run(self.learner, spec.origin, spec.config)
+        return self.learner.updates
 
     def make_updaters(self) -> None:
         self.prior_updates = self.updater(self.setup.source)
@@ -94,10 +137,17 @@ class OfflineToOnline(Regime):
             yield from fit_online(session, self.mixed_updates, self.experience, self.online, max_updates=most)
 
     def extra_metrics(self, clock: Clock) -> dict[str, float]:
-        prior_rows, online_rows = self.split
+        prior_rows, online_rows = self.mixed.expected(self.spec.resolved[OptimizationConfig].batch_size)
         return {
             "pretrain_updates_done": float(clock.pretrain_updates),
             "offline_batch_size": float(prior_rows),
             "online_batch_size": float(online_rows),
             "dataset_size": float(len(self.setup.dataset)),
         }
+
+
+class FineTuning(OfflineToOnline):
+    """Offline-to-online training of an offline algorithm; its policy acts from the first step."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {"random_steps": 0, "learning_rate_schedule": "constant"}
+    continuous_only = True

@@ -76,19 +76,21 @@ class OnlineConfig(Settings):
             return self.random_steps
         return self.learning_starts if config.init_from is None else 0
 
-    def remarks(self, spec: RunSpec, learner: Learner, before: int = 0) -> tuple[str, ...]:
+    def remarks(
+        self, spec: RunSpec, learner: Learner, before: int = 0, starts: str = "learning_starts"
+    ) -> tuple[str, ...]:
         """Lines about the first steps, without updates or with random actions, and about too many reports.
 
-        `before`: number of updates before the first step.
+        `before`: number of updates before the first step. `starts`: the setting that `learning_starts` is from.
         """
         done = 1 if spec.checkpoint is None else max(1, spec.checkpoint.step - before)
         random_until = self.acts_randomly_until(spec.config)
         spans = [
-            ("no updates", self.learning_starts, "learning_starts"),
+            ("no updates", self.learning_starts, starts),
             ("random actions", random_until, "random_steps"),
         ]
         if random_until == self.learning_starts:
-            spans = [("random actions and no updates", random_until, "learning_starts")]
+            spans = [("random actions and no updates", random_until, starts)]
         parts = [f"{what} in the first {steps:,} steps ({name})" for what, steps, name in spans if steps > done]
         lines = [", ".join(parts)] if parts else []
         if learner.actor_starts and spec.checkpoint is None:
@@ -111,10 +113,10 @@ def _short_intervals(config: TrainConfig) -> list[str]:
     return [f"{name} {values[name]:,}" for name in least if values[name] < least[name] and config.num_envs >= MANY]
 
 
-def require_updates(spec: RunSpec, updates: int) -> None:
+def require_updates(spec: RunSpec, online: OnlineConfig, updates: int) -> None:
     """Raise if a new run would end before its first update."""
     if updates == 0 and spec.checkpoint is None:
-        total, online = spec.config.total_timesteps, spec.resolved[OnlineConfig]
+        total = spec.config.total_timesteps
         every = f" and then every {online.train_frequency} steps" if online.train_frequency > 1 else ""
         raise ConfigError(
             f"total_timesteps: {total:,} steps end before the first update: updates begin after learning_starts, "
@@ -187,6 +189,7 @@ def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, spec: RunSpe
 
 def make_collector(
     spec: RunSpec,
+    online: OnlineConfig,
     spaces: SpaceSpec,
     learner: Learner,
     buffer: ReplayBuffer,
@@ -198,8 +201,8 @@ def make_collector(
     """A collector that steps the configured environments and writes to `buffer`."""
     config, maker = spec.config, tensor_maker(spec.config, spec.given)
     options: dict[str, Any] = {
-        "random_steps": spec.resolved[OnlineConfig].acts_randomly_until(config),
-        "random_block_steps": spec.resolved[OnlineConfig].random_block_steps,
+        "random_steps": online.acts_randomly_until(config),
+        "random_block_steps": online.random_block_steps,
         "total_steps": config.total_timesteps,
         "reward_map": reward_map,
         "moments": moments,
@@ -256,7 +259,7 @@ class Online(Regime):
         self.spaces = spaces_of(spec.config, discrete=spec.sections.takes_discrete, given=spec.given)
         self.total_ticks = spec.config.total_timesteps
         self.total_updates = self.online.earned(spec.config.total_timesteps)
-        require_updates(spec, self.total_updates)
+        require_updates(spec, self.online, self.total_updates)
         normalize, origin = spec.resolved[ObservationConfig].normalize_observations, spec.origin
         self.learner = build_learner(
             spec.sections,
@@ -273,7 +276,9 @@ class Online(Regime):
         self.remarks = self.online.remarks(spec, self.learner)
         moments = running_moments(spec, self.spaces, self.learner.device)
         scaling = running_returns(spec, self.learner)
-        self.experience = make_collector(spec, self.spaces, self.learner, buffer, moments=moments, scaling=scaling)
+        self.experience = make_collector(
+            spec, self.online, self.spaces, self.learner, buffer, moments=moments, scaling=scaling
+        )
 
     def make_updaters(self) -> None:
         together = self.online.together(self.spec.config.num_envs)

@@ -89,7 +89,7 @@ def _require_alike(configs: Sequence[TrainConfig]) -> None:
 def _require_enough_environments(configs: Sequence[TrainConfig], given: UserEnvironments | None) -> None:
     """Raise if the caller's only environment instance would be shared by several members."""
     maker, first = None if given is None else given.env, configs[0]
-    steps = spec_of(first).regime != "offline"
+    steps = spec_of(first).chosen(first.regime)[0].name != "offline"
     if maker is None or not steps or first.population == "off" or len(configs) < 2:
         return
     maker.probe(first.env_kwargs)

@@ -210,7 +210,7 @@ def _config_to_continue(
     _require_same_capacity(checkpoint, config)
     if checkpoint.rows is not None:
         _require_same_n_step(before, config)
-    discrete = spec_of(config).sections.takes_discrete
+    discrete = spec_of(config).chosen(config.regime)[1].takes_discrete
     if config.env_id is not None and (
         difference := spaces_of(config, discrete=discrete, given=given).difference(spaces_from(checkpoint))
     ):
@@ -219,13 +219,16 @@ def _config_to_continue(
 
 
 def changed_config(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
-    """A run's configuration with changed settings, all of them validated; the algorithm cannot change."""
+    """A run's configuration with changed settings, all of them validated; algorithm and regime cannot change."""
     changed = config.replace(**(changes or {})).with_overrides(overrides, setting_names)
     if changed.algo != config.algo:
         raise ConfigError(
             f"algo: {changed.algo!r} cannot resume what {config.algo!r} trained; start a run with --init-from",
             key="algo",
         )
+    spec = spec_of(changed)
+    if spec.chosen(changed.regime) != spec.chosen(config.regime):
+        raise ConfigError("regime: cannot change in a resumed run; start a run with --init-from", key="regime")
     resolve(changed)
     return changed
 

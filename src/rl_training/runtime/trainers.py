@@ -67,16 +67,27 @@ class AlgorithmSpec:
         """The supported kinds of actions, in words."""
         return {None: "continuous or discrete", True: "discrete", False: "continuous"}[self.sections.takes_discrete]
 
-    def run_spec(self, config: TrainConfig, *, regime: str | None = None, **others: Any) -> RunSpec:
-        """A run of this algorithm in the named regime, or the default; `others` are fields of `RunSpec`."""
-        names = [one.name for one in self.regimes]
+    def owners(self) -> dict[str, Sections]:
+        """Every key of `algo_kwargs`, with the sections of the first regime that has it."""
+        found: dict[str, Sections] = {}
+        for kind in self.kinds:
+            for key in kind.owners():
+                found.setdefault(key, kind)
+        return found
+
+    def chosen(self, regime: str | None) -> tuple[type[Regime], Sections]:
+        """The regime of that name with its sections; the default for None."""
+        names = [one.key() for one in self.regimes]
         if regime is not None and regime not in names:
             raise ConfigError(
                 f"regime: {self.name} has no regime {regime!r}; use {' or '.join(names)}", key="regime"
             )
-        chosen = 0 if regime is None else names.index(regime)
-        config = config.replace(plugin=self.plugin)
-        return RunSpec.of(self.regimes[chosen], self.kinds[chosen], config, **others)
+        place = 0 if regime is None else names.index(regime)
+        return self.regimes[place], self.kinds[place]
+
+    def run_spec(self, config: TrainConfig, **others: Any) -> RunSpec:
+        """A run of this algorithm; `others` are fields of `RunSpec`."""
+        return RunSpec.of(*self.chosen(config.regime), config.replace(plugin=self.plugin), **others)
 
 
 def algorithm(
@@ -96,12 +107,14 @@ def algorithm(
 
     def sections_of(kind: type[Learner], regime: type[Regime], other: Sections | None = None) -> Sections:
         owned = [part for part in regime.sections if kind.bootstraps or part is not NStepConfig]
-        return Sections(kind, (kind.Config, kind.Network, *owned), defaults, other)
+        return Sections(kind, (kind.Config, kind.Network, *owned), {**defaults, **regime.defaults}, other)
 
-    kinds = tuple(
-        sections_of(learner, regime, None if discrete is None else sections_of(discrete, regime))
-        for regime in regimes
-    )
+    def of_regime(regime: type[Regime]) -> Sections:
+        other = None if discrete is None or regime.continuous_only else sections_of(discrete, regime)
+        return sections_of(learner, regime, other)
+
+    places = {key: one.key() for one in regimes for key in of_regime(one).owners()}
+    kinds = tuple(replace(of_regime(one), elsewhere=places) for one in regimes)
 
     def train(
         config: TrainConfig,

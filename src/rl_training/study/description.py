@@ -313,8 +313,9 @@ def checked(values: Mapping[str, Any], label: str, seed: int) -> TrainConfig:
         spec = spec_of(config)
         one = config if config.init_from is None else config.replace(seed=seed, seeds=None)
         run = spec.run_spec(one)
-        if spec.regime == "online":
-            require_updates(run, run.resolved[OnlineConfig].earned(config.total_timesteps))
+        if run.regime.name == "online":
+            online = run.resolved[OnlineConfig]
+            require_updates(run, online, online.earned(config.total_timesteps))
     except ConfigError as error:
         raise ConfigError(f"{label}: {error}" if label else str(error), key=error.key) from None
     kwargs = run.resolved.to_dict()

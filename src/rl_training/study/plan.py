@@ -50,7 +50,8 @@ def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     A setting that 0.2 did not have is left out if it has its default, so that earlier identities stay.
     """
-    flat = {name: value for name, value in settings.items() if name not in _HOW and name != "algo_kwargs"}
+    fields = {name: value for name, value in settings.items() if name not in _HOW and name != "algo_kwargs"}
+    flat = {name: value for name, value in fields.items() if not _is_new(name, value)}
     given = {name: value for name, value in settings["algo_kwargs"].items() if not _is_new(name, value)}
     flat |= {f"algo_kwargs.{name}": value for name, value in given.items()}
     if isinstance(stopping := flat.get("algo_kwargs.early_stopping"), dict):

@@ -1,0 +1,168 @@
+"""Fine-tuning (`regime: offline_to_online`): an offline algorithm continues in the environment."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl_training import IQL
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import read_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.offline_to_online import FineTuning
+from tests.runs import (
+    FINE_TUNED,
+    Callback,
+    Session,
+    differences,
+    digest,
+    logged,
+    mostly_slow,
+    replay_rows,
+    resume,
+    tiny,
+    train,
+    unlike,
+)
+
+BOTH = "offline_to_online"
+
+
+def tuned(algo: str, folder: Path, *, kwargs: dict[str, Any] | None = None, **fields: Any) -> TrainConfig:
+    """30 updates on data, then 60 steps; the learning rate is constant, as it is by default in this regime."""
+    return tiny(algo, folder, kwargs=kwargs, **{"regime": BOTH, "checkpoint_interval": 20} | fields)
+
+
+def offline(algo: str, folder: Path, *, kwargs: dict[str, Any] | None = None, **fields: Any) -> TrainConfig:
+    settings = {"learning_rate_schedule": "constant"} | (kwargs or {})
+    return tiny(algo, folder, kwargs=settings, total_timesteps=30, **fields)
+
+
+@pytest.mark.parametrize("algo", mostly_slow(FINE_TUNED, "awac"))
+def test_an_offline_run_and_its_fine_tuning_equal_one_run_with_both(algo: str, tmp_path: Path) -> None:
+    """All of the learner continues: networks, optimisers, counters, random state."""
+    whole = train(tuned(algo, tmp_path / "whole"))
+    first = train(offline(algo, tmp_path / "first"))
+    then = train(tuned(algo, tmp_path / "then", kwargs={"offline_pretrain_updates": 0}, init_from=first.run_dir))
+    found = [name for name in differences(whole, then) if not name.startswith("config/")]
+    # The log of the second run begins where the data end, and its best score is of its own evaluations.
+    assert set(found) <= {"metrics.csv", "checkpoints", "trainer/log_rows", "trainer/log_columns"}
+    assert logged(then.run_dir) == [row for row in logged(whole.run_dir) if int(row["step"]) > 30 - 1][-4:]
+    assert then.metrics["pretrain_updates_done"] == 30
+
+
+def test_updates_of_the_offline_run_count_as_pretraining(tmp_path: Path) -> None:
+    whole = train(tuned("iql", tmp_path / "whole", kwargs={"offline_pretrain_updates": 45}))
+    first = train(offline("iql", tmp_path / "first"))
+    fields = {"init_from": first.run_dir, "kwargs": {"offline_pretrain_updates": 45}}
+    then = train(tuned("iql", tmp_path / "then", **fields))
+    assert then.metrics == whole.metrics
+    assert then.metrics["pretrain_updates_done"] == 45
+
+
+def test_another_seed_has_its_own_random_numbers(tmp_path: Path) -> None:
+    first = train(offline("awac", tmp_path / "first"))
+    runs = [
+        train(tuned("awac", tmp_path / str(seed), seed=seed, init_from=first.run_dir, total_timesteps=25))
+        for seed in (3, 4)
+    ]
+    states = [read_checkpoint(run.checkpoint_path).tensors["random"]["updates"] for run in runs]
+    assert not torch.equal(*states)
+
+
+def test_a_run_whose_optimisers_differ_gives_its_networks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = train(offline("iql", tmp_path / "first"))
+    other = tuned("iql", tmp_path / "other", init_from=first.run_dir, kwargs={"hidden_sizes": [16, 16]})
+    best = next((first.run_dir / "best").iterdir())  # without optimisers
+    with caplog.at_level(logging.WARNING):
+        result = train(other.replace(init_from=str(best)))
+    assert result.metrics["update_count"] == 30 + 41
+
+
+def test_a_new_run_makes_its_evaluation_before_the_first_step(tmp_path: Path) -> None:
+    result = train(tuned("awac", tmp_path, kwargs={"offline_pretrain_updates": 25}))
+    before = [row for row in logged(result.run_dir) if row["step"] == "25"]
+    assert len(before) == 1
+    assert "eval/mean_reward" in before[0]
+    assert "time/total_timesteps" not in before[0] or before[0]["time/total_timesteps"] == "0.0"
+
+
+class Watch(Callback):
+    """Keeps the policy's parameters after each step."""
+
+    def __init__(self) -> None:
+        self.policies: dict[int, list[str]] = {}
+
+    def on_step(self, session: Session) -> None:
+        if session.clock.phase == "online":
+            actor = session.learner.model.actor
+            self.policies[session.clock.global_step] = [digest(p) for p in actor.parameters()]
+
+
+def test_the_policy_acts_and_stays_the_same_in_the_warm_up(tmp_path: Path) -> None:
+    watch = Watch()
+    kwargs = {"online_warmup_steps": 30, "random_steps": 50}
+    result = train(tuned("td3_bc" if "td3_bc" in FINE_TUNED else "iql", tmp_path, kwargs=kwargs), [watch])
+    assert result.metrics["update_count"] == 30 + 31
+    policies = watch.policies
+    assert all(policies[step] == policies[1] for step in range(1, 30))
+    assert policies[60] != policies[1]
+
+
+def test_without_a_warm_up_the_first_steps_are_the_policy_s_and_have_no_updates(tmp_path: Path) -> None:
+    assert FineTuning.defaults["random_steps"] == 0
+    result = train(tuned("iql", tmp_path))
+    assert result.metrics["update_count"] == 30 + 41  # learning_starts is 20
+
+
+def test_members_of_a_population_equal_their_single_runs(tmp_path: Path) -> None:
+    config = tuned("iql", tmp_path / "one")
+    single = train(config)
+    together = IQL(config.replace(seed=None, seeds=[3, 4], output_dir=str(tmp_path / "both")))
+    member, other = together.learn(progress_bar=False)  # type: ignore[misc]
+    found = [name for name in unlike(single, member) if not name.startswith("config/")]
+    assert found == []
+    assert other.metrics["eval_return_mean"] != member.metrics["eval_return_mean"]
+
+
+def test_rewards_of_new_rows_are_scaled_as_the_data_are(tmp_path: Path) -> None:
+    def rewards(name: str, **kwargs: Any) -> np.ndarray[Any, Any]:
+        result = train(
+            tuned("awac", tmp_path / name, kwargs={**kwargs, "offline_pretrain_updates": 0, "gamma": 0.0})
+        )
+        rows = replay_rows(read_checkpoint(result.checkpoint_path))
+        return rows[:20, -2].numpy()
+
+    raw = rewards("raw")
+    np.testing.assert_allclose(rewards("scaled", reward_scale=0.1, reward_shift=2.0), 0.1 * raw + 2.0, rtol=1e-6)
+
+
+def test_settings_of_the_environment_need_the_regime(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown key 'buffer_capacity'; it needs regime: offline_to_online"):
+        IQL("Pendulum-v1", buffer_capacity=100)
+    with pytest.raises(ConfigError, match="bc has no regime 'offline_to_online'; use offline"):
+        train(tiny("bc", tmp_path).replace(regime=BOTH))
+    with pytest.raises(ConfigError, match="iql learns online and needs an environment"):
+        train(tuned("iql", tmp_path, env_id=None))
+    with pytest.raises(ConfigError, match="CartPole-v1"):
+        train(tuned("iql", tmp_path, env_id="CartPole-v1"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_resumed_run_keeps_its_regime(tmp_path: Path) -> None:
+    run = train(offline("iql", tmp_path)).run_dir
+    with pytest.raises(ConfigError, match="regime: cannot change in a resumed run; start a run with --init-from"):
+        resume(run, overrides=["regime=offline_to_online"])
+
+
+def test_the_regime_and_its_settings_are_written_in_any_order(tmp_path: Path) -> None:
+    overrides = ["buffer_capacity=77", "regime=offline_to_online"]
+    config = tiny("iql", tmp_path).with_overrides(overrides, lambda values: get_algorithm_spec("iql").owners())
+    assert config.regime == BOTH
+    assert config.algo_kwargs["buffer_capacity"] == 77
