@@ -18,9 +18,10 @@ from rl_training import __version__
 from rl_training.console.datasets import datasets
 from rl_training.console.environments import check_env
 from rl_training.console.errors import OneLineGroup
+from rl_training.console.fine_tuning import finetune
 from rl_training.console.listing import runs
 from rl_training.console.ope import ope, select
-from rl_training.console.options import AllowImport
+from rl_training.console.options import AllowImport, Overrides, RunDevice, number
 from rl_training.console.reports import plot, report
 from rl_training.console.studies import status, studies, sweep, work
 from rl_training.console.tuning import tune
@@ -40,16 +41,9 @@ main = typer.Typer(
 main.add_typer(datasets, name="dataset")
 main.add_typer(studies, name="study")
 main.command("check-env")(check_env)
-for command in (sweep, work, status, tune, select, ope, runs, report, plot):
+for command in (finetune, sweep, work, status, tune, select, ope, runs, report, plot):
     main.command()(command)
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a setting, learning_rate=1e-3 for example; may be repeated."
-    ),
-]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Stochastic = Annotated[bool, typer.Option("--stochastic", help="Sample the policy's actions.")]
 
@@ -106,7 +100,7 @@ def train(
     seeds: Annotated[
         str | None, typer.Option(metavar="0..9|0,3,7", help="Train several runs at once, one per seed.")
     ] = None,
-    device: Device = None,
+    device: RunDevice = None,
     output_dir: Annotated[str | None, typer.Option(help="Folder that receives the run folder.")] = None,
     overrides: Overrides = None,
     init_from: Annotated[str | None, typer.Option(metavar="CHECKPOINT", help="Start from these networks.")] = None,
@@ -122,7 +116,7 @@ def train(
     given = {
         "algo": algo,
         "env_id": env,
-        "total_timesteps": None if steps is None else _number(steps),
+        "total_timesteps": None if steps is None else number(steps),
         "seed": seed,
         "seeds": seeds,
         "device": device,
@@ -143,13 +137,6 @@ def train(
         options = RunOptions(quiet=flags.quiet, text=loaded.text)
         results = ExperimentManager().train_all(chosen, options=options)
     show_results(results)
-
-
-def _number(text: str) -> Any:
-    """Parse a number such as `1e5` as YAML."""
-    from rl_training.experiment.strict_yaml import parse_yaml
-
-    return parse_yaml(text, "--steps").value if text.strip() else text
 
 
 def _loaded(
@@ -178,7 +165,7 @@ def _explained(loaded: LoadedConfig) -> Iterator[None]:
 def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN_DIR|CHECKPOINT")],
     overrides: Overrides = None,
-    device: Device = None,
+    device: RunDevice = None,
     alone: Annotated[bool, typer.Option("--alone", help="Resume this member without its population.")] = False,
     allow_import: AllowImport = False,
 ) -> None:

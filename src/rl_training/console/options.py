@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,9 +17,23 @@ Data = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; overrides the study's setting.")]
 Gpus = Annotated[str | None, typer.Option(metavar="0,1", help="GPUs to distribute among the workers, one each.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting, learning_rate=1e-3 for example; may be repeated."
+    ),
+]
 Ray = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS", help="Run the workers on a Ray cluster: auto, local or host:port (extra `ray`)."
     ),
 ]
+RunDevice = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+def number(steps: str) -> Any:
+    """Parse the value of --steps, such as `1e5`, as YAML."""
+    from rl_training.experiment.strict_yaml import parse_yaml
+
+    return parse_yaml(steps, "--steps").value if steps.strip() else steps

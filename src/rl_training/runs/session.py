@@ -129,19 +129,18 @@ class Session:
             self.advance()
         self._in_step = True
 
-    def enter_phase(self, phase: str) -> None:
-        """Evaluate, set the phase of the clock and restart all cadences, unless the run ends here."""
-        if self.clock.phase == phase:
-            return
-        self._in_step = False
-        try:
-            self.evaluate()
-        except PlayInterrupted:
-            self._play_interrupted = True  # a resumed run evaluates first
-        finally:
-            self.metrics_log.settle()
-        self._in_step = True
-        if self.running:
+    def enter_phase(self, phase: str, *, evaluates: bool = False) -> None:
+        """Set the phase of the clock and restart all cadences, unless the run ends here; `evaluates` before."""
+        if evaluates and self.clock.phase != phase:
+            self._in_step = False
+            try:
+                self.evaluate()
+            except PlayInterrupted:
+                self._play_interrupted = True  # a resumed run evaluates first
+            finally:
+                self.metrics_log.settle()
+            self._in_step = True
+        if self.clock.phase != phase and self.running:
             self.clock.phase = phase
             self.log_cadence.last = self.save_cadence.last = self.clock.now
             for callback in self.callbacks:

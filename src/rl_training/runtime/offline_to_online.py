@@ -72,6 +72,7 @@ class OfflineToOnline(Regime):
         ControlConfig,
     )
     experience: Experience
+    evaluates_first = False  # whether the policy is evaluated between the phases
 
     def __init__(self, spec: RunSpec) -> None:
         if spec.config.env_id is None:
@@ -131,7 +132,7 @@ class OfflineToOnline(Regime):
             with session.doing("pretraining", "updates"):
                 yield from fit_offline(session, self.prior_updates, updates=self.pretraining)
         if session.running:
-            session.enter_phase("online")
+            session.enter_phase("online", evaluates=self.evaluates_first)
             self.learner.period_offset = session.clock.pretrain_updates  # each environment step starts a new period
             most = self.budget.max_updates
             yield from fit_online(session, self.mixed_updates, self.experience, self.online, max_updates=most)
@@ -151,3 +152,4 @@ class FineTuning(OfflineToOnline):
 
     defaults: ClassVar[Mapping[str, Any]] = {"random_steps": 0, "learning_rate_schedule": "constant"}
     continuous_only = True
+    evaluates_first = True

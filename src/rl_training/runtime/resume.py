@@ -183,7 +183,7 @@ def _config_to_restart(
         _require_no_results(home, record)
     before = _config_of_run(home, record)
     data = record.get("dataset", {})
-    config = _with_data(before, changed_config(before, changes, overrides), data, dataset)
+    config = with_data(before, changed_config(before, changes, overrides), data, dataset)
     _require_same_seed(before, config)
     require_data(data, dataset, home)
     changed = str(Changes(differences(before.to_dict(), config.to_dict())))
@@ -204,7 +204,7 @@ def _config_to_continue(
         raise ConfigError(f"{checkpoint.path} holds a policy only; resume the run folder, or use --init-from")
     before = config_of(checkpoint)
     data = checkpoint.records["dataset"]
-    config = _with_data(before, changed_config(before, changes, overrides), data, dataset)
+    config = with_data(before, changed_config(before, changes, overrides), data, dataset)
     _require_same_seed(before, config)
     _require_same_shape(before, config)
     _require_same_capacity(checkpoint, config)
@@ -242,7 +242,7 @@ def _require_same_seed(before: TrainConfig, now: TrainConfig) -> None:
             )
 
 
-def _with_data(
+def with_data(
     before: TrainConfig, now: TrainConfig, record: Mapping[str, Any], given: TransitionDataset | None
 ) -> TrainConfig:
     """`now` with located data files; relative paths start from the folder where the run was started."""

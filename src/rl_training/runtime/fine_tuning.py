@@ -1,0 +1,58 @@
+"""The configuration of a run that fine-tunes an offline run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl_training.algorithms.base import LearnerConfig
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.loading import DatasetConfig
+from rl_training.data.n_step import NStepConfig
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import setting_names, spec_of
+from rl_training.models.mlp import NetworkShape
+from rl_training.runs.init_from import find_origin
+from rl_training.runs.state import config_of, read_run_checkpoint
+from rl_training.runtime.offline import require_data
+from rl_training.runtime.resume import with_data
+from rl_training.settings import seed_list
+
+_KEPT = LearnerConfig, NetworkShape, DatasetConfig, NStepConfig
+
+
+def fine_tuning_config(
+    run: str,
+    changes: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    dataset: TransitionDataset | None = None,
+) -> TrainConfig:
+    """The settings of an offline run with `regime: offline_to_online`, `changes` and `key=value` overrides.
+
+    Hyperparameters, networks and data are those of the run. Settings that count its updates (schedule, budgets,
+    intervals) are not kept. `run` is a folder or checkpoint, in which `{seed}` stands for the seed. `dataset`: its
+    data set if that is in memory.
+    """
+    seeds = changes.get("seeds")
+    checkpoint = read_run_checkpoint(
+        find_origin(run, changes.get("seed") if seeds is None else seed_list(seeds)[0])
+    )
+    before = config_of(checkpoint).replace(allow_import=changes.get("allow_import", False))
+    regime, sections = spec_of(before).chosen(before.regime)
+    if regime.key() != "offline":
+        raise ConfigError(f"{run}: not an offline run; use resume, or --init-from in a new run")
+    owners, given = sections.owners(), before.algo_kwargs
+    kept = {key: value for key, value in given.items() if key == "batch_size" or issubclass(owners[key], _KEPT)}
+    fields = {
+        "regime": "offline_to_online",
+        "init_from": run,
+        "algo_kwargs": kept,
+        "given_envs": tuple(key for key in before.given_envs if key not in changes),
+        **({} if seeds is None else {"seed": None}),
+        **changes,
+    }
+    config = before.replace(**fields).with_overrides(overrides, setting_names)
+    data = checkpoint.records["dataset"]
+    require_data(data, dataset, checkpoint.path)
+    return with_data(before, config, data, dataset)
