@@ -196,7 +196,7 @@ def test_a_replay_buffer_stores_the_column_but_experience_does_not_have_it(tmp_p
     with pytest.raises(ConfigError) as caught:
         algorithm(Regressing, Online, "fitted to returns", 2021).train(tiny("td3", tmp_path))
     assert str(caught.value) == (
-        "algo: regressing needs the column 'next_actions', which replay buffers do not have; train it offline"
+        "algo: regressing needs the column 'returns_to_go', which replay buffers do not have; train it offline"
     )
 
 

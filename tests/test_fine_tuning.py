@@ -9,12 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from rl_training import IQL
+from rl_training.cli import main
+from rl_training.data.extra_columns import NEXT_ACTIONS
+from rl_training.data.n_step import NStepReturns
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.sources import MixedSource, TensorSource
+from rl_training.data.transitions import RowLayout
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.fine_tuning import fine_tuning_config
 from rl_training.runtime.offline_to_online import FineTuning
 from tests.runs import (
     FINE_TUNED,
@@ -26,6 +34,7 @@ from tests.runs import (
     mostly_slow,
     replay_rows,
     resume,
+    run_record,
     tiny,
     train,
     unlike,
@@ -108,7 +117,7 @@ class Watch(Callback):
 def test_the_policy_acts_and_stays_the_same_in_the_warm_up(tmp_path: Path) -> None:
     watch = Watch()
     kwargs = {"online_warmup_steps": 30, "random_steps": 50}
-    result = train(tuned("td3_bc" if "td3_bc" in FINE_TUNED else "iql", tmp_path, kwargs=kwargs), [watch])
+    result = train(tuned("td3_bc", tmp_path, kwargs=kwargs), [watch])
     assert result.metrics["update_count"] == 30 + 31
     policies = watch.policies
     assert all(policies[step] == policies[1] for step in range(1, 30))
@@ -153,6 +162,72 @@ def test_settings_of_the_environment_need_the_regime(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="CartPole-v1"):
         train(tuned("iql", tmp_path, env_id="CartPole-v1"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_new_row_has_the_action_that_followed_it() -> None:
+    """Two environments, whose rows alternate: the second one's episode is cut after its first step."""
+    layout = RowLayout(obs_dim=1, action_dim=1, discrete=False, extras=(NEXT_ACTIONS,))
+    returns = NStepReturns(1, 0.9, 2, torch.device("cpu"), replayed=True)
+    ring = ReplayBuffer(6, layout, torch.Generator(), n_step=returns)
+    actions, obs = np.arange(6, dtype=np.float32)[:, None], np.zeros((6, 1), np.float32)
+    dones = ring.dones(np.array([0, 0, 1, 0, 0, 0], bool), np.array([0, 1, 0, 0, 0, 0], bool))
+    for step in (slice(0, 2), slice(2, 4), slice(4, 6)):
+        ring.add(layout.pack(obs[step], actions[step], obs[step, 0], obs[step], dones[step]))
+    batch = layout.unpack(ring.sample_rows(200))
+    assert batch.next_actions is not None
+    pairs = dict(zip(batch.actions[:, 0].tolist(), batch.next_actions[:, 0].tolist()))
+    # Row 0 is followed by row 2, row 1 was cut, row 2 terminated, row 3 is followed by row 5, rows 4 and 5 are new.
+    assert pairs == {0: 2, 1: 1, 2: 2, 3: 5, 4: 4, 5: 5}
+    assert set(batch.dones.tolist()) == {0.0, 1.0}
+
+
+def test_proportional_batches_are_drawn_from_all_rows_alike() -> None:
+    layout = RowLayout(obs_dim=1, action_dim=1, discrete=False)
+    generator = torch.Generator().manual_seed(0)
+    replay = ReplayBuffer(50, layout, generator)
+    mixed = MixedSource(TensorSource(torch.ones(30, layout.width), layout, generator), replay, ratio=None)
+    replay.add(np.zeros((10, layout.width), np.float32))
+    assert mixed.expected(16) == (12.0, 4.0)
+    assert mixed.sample_rows(4_000)[:, 0].mean() == pytest.approx(0.75, abs=0.03)
+    replay.add(np.zeros((60, layout.width), np.float32))  # the ring is full
+    assert mixed.sample_rows(4_000)[:, 0].mean() == pytest.approx(30 / 80, abs=0.03)
+
+
+def test_a_run_with_proportional_batches_reports_its_mean_share(tmp_path: Path) -> None:
+    result = train(tuned("awac", tmp_path, kwargs={"offline_batch_ratio": "proportional"}))
+    assert result.metrics["offline_batch_size"] == pytest.approx(16 * 100 / 160)
+    assert result.metrics["online_batch_size"] == pytest.approx(16 * 60 / 160)
+
+
+def test_the_command_keeps_settings_data_and_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kwargs = {"expectile": 0.8, "max_updates": 30, "eval_interval": 10}
+    first = train(offline("iql", tmp_path, kwargs=kwargs | {"learning_rate_schedule": "cosine"}))
+    options = ["--steps", "25", "--set", "learning_starts=5", "--output-dir", "tuned"]
+    done = CliRunner().invoke(main, ["finetune", str(first.run_dir), *options])
+    assert done.exit_code == 0, done.output
+    (run,) = (tmp_path / "tuned").iterdir()
+    settings = read_checkpoint(next((run / "checkpoints").iterdir())).records["config"]
+    kept = settings["algo_kwargs"]
+    assert (settings["regime"], settings["total_timesteps"], settings["seed"]) == (BOTH, 25, 3)
+    assert (kept["expectile"], kept["dataset_size"], kept["batch_size"]) == (0.8, 100, 16)
+    assert (kept["learning_rate_schedule"]["type"], kept["max_updates"], kept["eval_interval"]) == (
+        "constant",
+        None,
+        None,
+    )
+    assert logged(run)[0]["step"] == "30"  # evaluated before the first step
+    assert run_record(run)["metrics"]["pretrain_updates_done"] == 30
+    assert run_record(run)["metrics"]["update_count"] == 30 + 21
+
+
+def test_the_command_takes_offline_runs_alone(tmp_path: Path) -> None:
+    online = train(tiny("sac", tmp_path)).run_dir
+    with pytest.raises(ConfigError, match="not an offline run; use resume, or --init-from in a new run"):
+        fine_tuning_config(str(online), {"total_timesteps": 10})
+    cloned = train(offline("bc", tmp_path, kwargs={})).run_dir
+    with pytest.raises(ConfigError, match="bc has no regime 'offline_to_online'; use offline"):
+        train(fine_tuning_config(str(cloned), {"total_timesteps": 10}))
 
 
 def test_a_resumed_run_keeps_its_regime(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ averages) and the actor maximises the smaller critic (TD3: the first). As in TD3
 every `policy_delay` updates. The critics have LayerNorm, the actor has none; observations are not normalised.
 Departures: LayerNorm is before the ReLU (the authors: after it); PyTorch's initialisation; the actor uses the
 critics before their step of the same update (see `base`); the actor is updated in the last of every `policy_delay`
-updates (the authors: the first), and its target after that step (before it).
+updates (the authors: the first), and its target after that step (before it). In fine-tuning, a'_data of a new row
+is the action that followed; the newest row and the last of a truncated episode have none and take their own.
 Axes: critics `[2, B]`, penalties `[B]`.
 """
 
@@ -21,12 +22,14 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, TargetConfig, Terms
+from rl_training.algorithms.execution import Draws, by_rows
 from rl_training.algorithms.losses import critic_terms, td_target
-from rl_training.algorithms.td3 import smoothed_action
+from rl_training.algorithms.td3 import noisy_mode, smoothed_action
 from rl_training.data.extra_columns import NEXT_ACTIONS
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import ThreeLayerConfig
 from rl_training.models.mlp_td3 import MLPTD3Model
+from rl_training.models.policies import Policy
 from rl_training.settings import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
@@ -45,6 +48,8 @@ class ReBRACConfig(TargetConfig):
     """standard deviation of the noise on target actions, which are in [-1, 1]"""
     target_noise_clip: NonNegativeFloat = 0.5
     """bound of the noise on target actions"""
+    exploration_noise: NonNegativeFloat = 0.1
+    """standard deviation of the exploration noise on actions in fine-tuning, in [-1, 1]"""
 
 
 class ReBRACNetwork(ThreeLayerConfig):
@@ -98,6 +103,10 @@ class ReBRAC(Learner):
         super().__init__(model=model, **hyperparameters)
         self.optimizers = {"critics": self.adam(model.critics), "actor": self.adam(model.actor)}
         self.expect_terms(actor_loss=0.0, bc_loss=0.0, q_scale=0.0)
+
+    @by_rows
+    def explore(self, policy: Policy, obs: Tensor, rng: Draws, progress: float | Tensor) -> Tensor:
+        return noisy_mode(policy, obs, rng, self.config.exploration_noise)
 
     def variant(self, update: int) -> bool:
         """Whether the actor and the targets are updated."""

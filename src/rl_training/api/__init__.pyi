@@ -194,7 +194,7 @@ class _OnlineKeys(TypedDict, total=False):
     """environment steps before the first update; ≥ 0; default 1000 (SAC, CrossQ: 5000; FlashSAC: 10000)"""
     random_steps: int | float | None
     """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy; ≥ 0;
-    default None (AWAC, CQL, IQL, TD3BC: 0)"""
+    default None (AWAC, CQL, IQL, TD3BC, ReBRAC: 0)"""
     random_block_steps: int | float
     """until the actor starts (`actor_starts`), each environment alternates blocks of this length with random
     actions and with the policy; 0: the policy alone; ≥ 0; default 50"""
@@ -553,7 +553,15 @@ class FlashSAC(ManagedAlgorithm[Seeds]):
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_FlashSACSettings]) -> None: ...
 
 class _ReBRACSettings(
-    _TrainKeys, _TargetKeys, _NetworkKeys, _DatasetKeys, _NStepKeys, _ValidationKeys, total=False
+    _TrainKeys,
+    _TargetKeys,
+    _NetworkKeys,
+    _DatasetKeys,
+    _NStepKeys,
+    _ValidationKeys,
+    _PriorDataKeys,
+    _OnlineKeys,
+    total=False,
 ):
     actor_bc_coef: float
     """weight of the squared action error in the actor's loss, relative to Q divided by its mean magnitude; ≥ 0;
@@ -567,6 +575,8 @@ class _ReBRACSettings(
     """standard deviation of the noise on target actions, which are in [-1, 1]; ≥ 0; default 0.2"""
     target_noise_clip: float
     """bound of the noise on target actions; ≥ 0; default 0.5"""
+    exploration_noise: float
+    """standard deviation of the exploration noise on actions in fine-tuning, in [-1, 1]; ≥ 0; default 0.1"""
 
 class ReBRAC(ManagedAlgorithm[Seeds]):
     """TD3 with a cloning penalty in actor and critics."""

@@ -161,9 +161,12 @@ def replay_of(checkpoint: Checkpoint, *, allow_import: bool = False) -> Transiti
     checkpoint.read_rows(torch.from_numpy(slots))
     numbers = np.arange(info.added - info.filled, info.added)  # rows in the order they were added
     numbers = numbers[np.argsort(numbers % config.num_envs, kind="stable")]
-    rows = allocate_rows(str(checkpoint.path), info.filled, info.width)
-    np.take(slots, numbers % info.capacity, axis=0, out=rows)
-    batch = RowLayout.of(spaces).unpack(torch.from_numpy(rows))
+    layout = RowLayout.of(spaces)
+    rows = allocate_rows(str(checkpoint.path), info.filled, layout.width)
+    ordered, known = numbers % info.capacity, 2 * layout.obs_dim + layout.action_dim
+    rows[:, :known], rows[:, -2:] = slots[ordered, :known], slots[ordered, -2:]  # without extra columns
+    rows[:, known:-2] = 0.0
+    batch = layout.unpack(torch.from_numpy(rows))
     ends = np.ones(len(rows), np.bool_)
     ends[:-1] = (batch.dones[:-1] != 0).numpy() | (batch.next_obs[:-1] != batch.obs[1:]).any(1).numpy()
     batch.dones.clamp_(min=0.0)  # in `rows`: a truncated episode did not terminate

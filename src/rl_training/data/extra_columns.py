@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from rl_training.errors import ConfigError, DatasetError
 
 if TYPE_CHECKING:
     from rl_training.data.datasets import TransitionDataset
+    from rl_training.data.n_step import Drawn
     from rl_training.data.transitions import TransitionBatch
 
 
@@ -34,6 +36,8 @@ class Column(NamedTuple):
 
     `compute(data, *bound)` returns its values. `settings` names the hyperparameters that they depend on; `bound`
     has the values of these. A packed file is found by `name` and `bound`: rename a column if its function changes.
+    `replayed(drawn, *bound)` returns the values `[B, …]` of rows drawn from a replay buffer, and does not read from
+    the device; if it is None, the column is for data alone.
     """
 
     name: str
@@ -42,6 +46,7 @@ class Column(NamedTuple):
     compute: Callable[..., ColumnValues]
     settings: tuple[str, ...] = ()
     bound: tuple[Any, ...] = ()
+    replayed: Callable[..., Tensor] | None = None
 
     def bind(self, config: Any) -> Column:
         """This column for the hyperparameters of `config`."""
@@ -92,4 +97,13 @@ def _next_actions(data: TransitionDataset) -> ColumnValues:
     return ColumnValues(at, data.episode_ends[cut], "the last of a cut episode, without a next action")
 
 
-NEXT_ACTIONS = Column("next_actions", "actions", "the data's next action [B, A]", _next_actions)
+def _replayed_next_actions(drawn: Drawn) -> Tensor:
+    """The action of the following row; a row without one, the newest or the last of an episode, gets its own."""
+    slots, exists = drawn.following(drawn.last, 2)
+    actions = drawn.ring[:, drawn.layout.places["actions"]]
+    return actions.index_select(0, torch.where(exists[:, 1] == 1, slots[:, 1], slots[:, 0]))
+
+
+NEXT_ACTIONS = Column(
+    "next_actions", "actions", "the data's next action [B, A]", _next_actions, replayed=_replayed_next_actions
+)

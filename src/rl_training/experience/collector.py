@@ -18,7 +18,6 @@ from rl_training import seeding
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.execution import Draws, HeldNoise
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.transitions import RowLayout
 from rl_training.environments.pool import too_long
 from rl_training.environments.running import BATCH, Episode, Pool, Steps
 from rl_training.errors import DivergedError, EnvironmentFailure
@@ -102,7 +101,7 @@ class Collector:
         self.spaces = spaces
         self.learner = learner
         self.buffer = buffer
-        self.layout = RowLayout.of(spaces)
+        self.layout = buffer.layout
         self.random_steps, self.random_block_steps = random_steps, random_block_steps
         self.total_steps = total_steps
         self.reward_map = reward_map

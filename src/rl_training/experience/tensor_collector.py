@@ -18,7 +18,6 @@ from rl_training.algorithms.base import Learner
 from rl_training.algorithms.capturing import gc_paused, streams
 from rl_training.algorithms.execution import DeviceRandom
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.transitions import RowLayout
 from rl_training.environments.running import Blame
 from rl_training.environments.tensor_env import ActionScaling, TensorEnv
 from rl_training.environments.tensor_stepping import CheckedEnv
@@ -82,7 +81,7 @@ class TensorCollector:
         self.held = held_noise(learner, self.random, self.width, device)
         self.episodes = EpisodeStatistics(self.width, max(WINDOW, self.width), device)
         self.obs = torch.zeros((self.width, spaces.obs_dim), device=device)
-        self._layout, self._scaling = RowLayout.of(spaces), ActionScaling(spaces, device)
+        self._layout, self._scaling = buffer.layout, ActionScaling(spaces, device)
         self._progress = torch.zeros((), device=device)
         # The first environment that returned a value that is not finite, and whether an action was not; -1: none.
         self._bad = torch.full((2,), -1, dtype=torch.int64, device=device)

@@ -34,6 +34,8 @@ ADDED_SINCE_0_2: dict[str, Any] = {
     "regime": None,
     "residual_blocks": 2,
 }
+# The same for one algorithm.
+ADDED_TO: dict[str, dict[str, Any]] = {"rebrac": {"exploration_noise": 0.1}}
 # Algorithms whose policy was `tanh` before `policy_distribution` was a setting. BC on discrete actions, whose
 # record has no `stochastic`, has no such setting; IQL's default has not changed.
 _SQUASHED = {"awac", "bc", "crr"}

@@ -155,19 +155,19 @@ def fit_online(
 
 def make_buffer(capacity: int, spaces: SpaceSpec, learner: Learner, spec: RunSpec) -> ReplayBuffer:
     """A replay buffer on the learner's device, or in pinned host memory; raises if it does not fit in either."""
-    if learner.extras:
+    if lacking := [column for column in learner.extras if column.replayed is None]:
         raise ConfigError(
-            f"algo: {learner.name} needs the column {learner.extras[0].name!r}, which replay buffers do not have; "
+            f"algo: {learner.name} needs the column {lacking[0].name!r}, which replay buffers do not have; "
             "train it offline",
             key="algo",
         )
-    layout = RowLayout.of(spaces)
+    layout = RowLayout.of(spaces, tuple(column.bind(learner.config) for column in learner.extras))
     needed, n_step = capacity * layout.width * 4, spec.n_step
 
     def make(generator: torch.Generator, **options: Any) -> ReplayBuffer:
-        returns = None
-        if n_step > 1:
-            returns = NStepReturns(n_step, learner.config.gamma, spec.config.num_envs, generator.device)
+        returns, place = None, (spec.config.num_envs, generator.device)
+        if n_step > 1 or layout.extras:
+            returns = NStepReturns(n_step, learner.config.gamma, *place, replayed=True)
         return ReplayBuffer(capacity, layout, generator, n_step=returns, **options)
 
     if learner.device.type == "cuda" and needed <= room_on_gpu(learner.device):

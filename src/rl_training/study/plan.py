@@ -27,7 +27,12 @@ from typing import Any
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment import files
-from rl_training.experiment.compat import ADDED_SINCE_0_2, REMOVED_FROM_EARLY_STOPPING, without_fqe_stopping
+from rl_training.experiment.compat import (
+    ADDED_SINCE_0_2,
+    ADDED_TO,
+    REMOVED_FROM_EARLY_STOPPING,
+    without_fqe_stopping,
+)
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import task_name
 
@@ -51,16 +56,15 @@ def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
     A setting that 0.2 did not have is left out if it has its default, so that earlier identities stay.
     """
     fields = {name: value for name, value in settings.items() if name not in _HOW and name != "algo_kwargs"}
-    flat = {name: value for name, value in fields.items() if not _is_new(name, value)}
-    given = {name: value for name, value in settings["algo_kwargs"].items() if not _is_new(name, value)}
-    flat |= {f"algo_kwargs.{name}": value for name, value in given.items()}
+    added = ADDED_SINCE_0_2 | ADDED_TO.get(str(settings.get("algo")), {})
+    known, given = (
+        {name: value for name, value in part.items() if name not in added or value != added[name]}
+        for part in (fields, settings["algo_kwargs"])
+    )
+    flat = known | {f"algo_kwargs.{name}": value for name, value in given.items()}
     if isinstance(stopping := flat.get("algo_kwargs.early_stopping"), dict):
         flat["algo_kwargs.early_stopping"] = {**REMOVED_FROM_EARLY_STOPPING, **stopping}  # as 0.2 hashed it
     return {name: _without_folders(name, value) for name, value in flat.items()}
-
-
-def _is_new(name: str, value: Any) -> bool:
-    return name in ADDED_SINCE_0_2 and value == ADDED_SINCE_0_2[name]
 
 
 def _without_folders(name: str, value: Any) -> Any:
