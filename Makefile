@@ -22,7 +22,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 $(VENV)/.installed-all: $(VENV)/.installed-dev
-	$(INSTALL) --editable '.[dev,ray,docs]' 'ray[tune]'
+	$(INSTALL) --editable '.[dev,ray,docs,ogbench]' 'ray[tune]'
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

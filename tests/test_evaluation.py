@@ -58,6 +58,24 @@ def test_exactly_n_episodes_whatever_their_lengths(episodes: int, tmp_path: Path
     assert metrics["eval_length_mean"] == pytest.approx(np.mean(lengths))
 
 
+@pytest.mark.parametrize("environments", ["local", "processes"])
+@pytest.mark.parametrize("key", ["success", "is_success", "solved"])
+def test_success_is_that_of_the_last_step(key: str, environments: str, tmp_path: Path) -> None:
+    config = tiny("sac", tmp_path, env_id=SCRIPTED, env_kwargs={"reports": key}, environments=environments)
+    evaluator = Evaluator(config, spaces_of(config))
+    played = evaluator.play(policy_of(config), 12)
+    metrics = evaluator.summary(played)
+    evaluator.close()
+    if key == "solved":
+        assert played.successes is None
+        assert "eval_success_rate" not in metrics
+        return
+    successes = [float(length % 2) for length in expected(12)[1]]
+    assert 0 < np.mean(successes) < 1
+    assert played.episodes()["successes"] == successes
+    assert metrics["eval_success_rate"] == pytest.approx(np.mean(successes))
+
+
 def test_no_environment_is_stepped_more_than_its_episodes_need(tmp_path: Path, monkeypatch: Any) -> None:
     steps = []
     step = gym.Wrapper.step

@@ -49,13 +49,16 @@ class Scripted(gym.Env[NDArray[np.float32], Any]):
 
     `script` maps str(seed) to `{label, length, end}` with `end` "terminated", "truncated" or "both", and
     optionally `broken`: `{"at": t, "how": "obs" | "reward" | "raise"}` (t = 0 is the reset). The observation is
-    [label, t, sum of the actions so far], the reward of step t is label + t / 8.
+    [label, t, sum of the actions so far], the reward of step t is label + t / 8. The key `reports` of `info` is 1
+    in odd steps.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
-    def __init__(self, script: dict[str, dict[str, Any]] | None = None, discrete: bool = False) -> None:
-        self.script = script or {}
+    def __init__(
+        self, script: dict[str, dict[str, Any]] | None = None, discrete: bool = False, reports: str | None = None
+    ) -> None:
+        self.script, self.reports = script or {}, reports
         self.action_space = (
             gym.spaces.Discrete(3, start=5) if discrete else gym.spaces.Box(-1.0, 3.0, (1,), np.float32)
         )
@@ -89,7 +92,7 @@ class Scripted(gym.Env[NDArray[np.float32], Any]):
             np.nan if self._broken("reward") else reward,
             over and end in ("terminated", "both"),
             over and end in ("truncated", "both"),
-            {},
+            {} if self.reports is None else {self.reports: float(self.t % 2)},
         )
 
 

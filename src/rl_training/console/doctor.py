@@ -20,8 +20,10 @@ import torch
 from rl_training.data.transitions import RowLayout
 from rl_training.environments.filming import NO_BACKEND, drawing_backend, has_display
 from rl_training.environments.mujoco_batch import batch_class, supports
+from rl_training.errors import MissingDependencyError
 from rl_training.experiment.files import package_version, write_durably
 from rl_training.memory import available_cores, available_memory, human_bytes
+from rl_training.ogbench import PREFIX, registered_id
 from rl_training.platforms import lock
 from rl_training.spaces import SpaceSpec
 
@@ -32,6 +34,7 @@ _CORE = ("torch", "numpy", "gymnasium", "pydantic", "typer", "rich", "safetensor
 _EXTRAS = {
     "mujoco": ("mujoco", "imageio"),
     "box2d": ("box2d|box2d-py", "pygame-ce|pygame"),
+    "ogbench": ("ogbench", "dm-control", "mujoco", "imageio"),
     "offline": ("h5py", "minari", "pillow"),
     "video": ("imageio-ffmpeg", "pygame-ce|pygame"),
     "wandb": ("wandb",),
@@ -66,6 +69,7 @@ def examine(output_dir: Path = Path("runs")) -> list[Finding]:
         environments(),
         *mujoco(),
         *box2d(),
+        *ogbench(),
         rendering(),
         compiler(),
         *memory(),
@@ -172,6 +176,17 @@ def box2d() -> Iterator[Finding]:
         yield Finding("broken", "box2d", f"LunarLander-v3 fails: {problem}; pip install 'rl-training[box2d]'")
     else:
         yield Finding("ok", "box2d", "LunarLander-v3 steps")
+
+
+def ogbench() -> Iterator[Finding]:
+    """Step a task of OGBench, if it is installed."""
+    if _version("ogbench") is not None:
+        try:
+            problem = _step(registered_id(f"{PREFIX}cube-single-singletask-task1-v0"))
+        except MissingDependencyError as error:
+            problem = str(error)
+        text = f"a task fails: {problem}" if problem else "a task steps"
+        yield Finding("broken" if problem else "ok", "ogbench", text)
 
 
 def rendering() -> Finding:

@@ -85,6 +85,8 @@ def evaluation_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
         ("range of returns", f"{metrics['eval_return_min']:.2f} to {metrics['eval_return_max']:.2f}"),
         (words_of("eval_length_mean"), f"{metrics['eval_length_mean']:.1f}"),
     ]
+    if "eval_success_rate" in metrics:
+        rows.append((words_of("eval_success_rate"), f"{metrics['eval_success_rate']:.1%}"))
     if "eval_normalized_score" in metrics:
         rows.append(
             (words_of("eval_normalized_score"), f"{metrics['eval_normalized_score']:.1f} ({NOT_COMPARABLE})")

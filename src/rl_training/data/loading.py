@@ -20,6 +20,7 @@ from rl_training.data.packing import allocate_rows
 from rl_training.data.placement import MemoryBudget, PackedFile
 from rl_training.data.validation import with_action_space
 from rl_training.errors import ConfigError
+from rl_training.ogbench import PREFIX
 from rl_training.settings import (
     Floats,
     NonNegativeInt,
@@ -37,7 +38,7 @@ _KINDS = ("random", "npz", "hdf5", "minari")
 
 
 def _known_kind(value: str) -> str:
-    if value not in _KINDS and not all(value.partition(":")):
+    if value not in _KINDS and not value.startswith(PREFIX) and not all(value.partition(":")):
         raise ValueError(f"must be {', '.join(map(repr, _KINDS[:-1]))} or {_KINDS[-1]!r}, got {value!r}")
     return value
 
@@ -46,8 +47,9 @@ class DatasetChoice(Settings):
     """The source of one data set."""
 
     dataset_kind: Annotated[str, AfterValidator(_known_kind)] | None = None
-    """source of the data: `random` collects it from the environment; `npz`, `hdf5` or `minari`; your own format as
-    `module:function`, with --allow-import; null: passed to `learn(dataset=…)`"""
+    """source of the data: `random` collects it from the environment; `npz`, `hdf5` or `minari`; OGBench's play data
+    labelled with a task, `ogbench/cube-single-play-singletask-task2-v0`; your own format as `module:function`, with
+    --allow-import; null: passed to `learn(dataset=…)`"""
     dataset_path: PathText | None = None
     """path of the `npz` or `hdf5` file, or of the file of your own format"""
     dataset_id: str | None = None
@@ -61,7 +63,7 @@ class DatasetChoice(Settings):
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
-        kind, in_file = self.dataset_kind, self.own_reader is not None or self.dataset_kind in ("npz", "hdf5")
+        kind, in_file = self.dataset_kind, self.reader is not None or self.dataset_kind in ("npz", "hdf5")
         if in_file and self.dataset_path is None:
             raise ValueError(f"dataset_kind {kind!r} needs dataset_path, the path of the file")
         if kind == "minari" and self.dataset_id is None:
@@ -79,9 +81,14 @@ class DatasetChoice(Settings):
         return self
 
     @property
+    def reader(self) -> str | None:
+        """The kind if the rows depend on more than the file: OGBench's task, or the user's function."""
+        return None if self.dataset_kind in (None, *_KINDS) else self.dataset_kind
+
+    @property
     def own_reader(self) -> str | None:
         """The name of the user's function that reads the file."""
-        return None if self.dataset_kind in (None, *_KINDS) else self.dataset_kind
+        return None if self.reader is None or self.reader.startswith(PREFIX) else self.reader
 
     def files(self) -> list[Path]:
         """The source files; empty if the data are collected."""
@@ -195,7 +202,7 @@ class DatasetConfig(DatasetChoice):
     def identity(self) -> dict[str, Any]:
         """All settings, apart from the source files, that the rows depend on."""
         whole = self.model_dump(exclude={"normalize_observations", *DatasetChoice.model_fields, "datasets"})
-        readers = [choice.own_reader for choice in self.choices()]
+        readers = [choice.reader for choice in self.choices()]
         whole |= {"readers": readers} if any(readers) else {}
         return whole | {"weights": [choice.weight for choice in self.datasets]}
 

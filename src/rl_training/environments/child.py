@@ -72,7 +72,8 @@ class EnvServer:
             result = self.env.receive()
         except (Exception, SystemExit) as error:
             return "error", _error_texts(error)
-        return "ok", (result.obs, result.reward, result.terminated, result.truncated)
+        success = () if result.success is None else (result.success,)
+        return "ok", (result.obs, result.reward, result.terminated, result.truncated, *success)
 
     def close(self) -> None:
         if self.env is not None:

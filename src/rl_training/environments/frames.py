@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 _MARK = b"\x00"
 _OBSERVATION, _TRANSITION, _FAILURE = range(3)
-_ANSWER = struct.Struct("=BId??")  # kind, number of the request, reward, terminated, truncated
+# Kind, number of the request, reward, terminated, truncated, success (-1 if the environment does not report it).
+_ANSWER = struct.Struct("=BId??b")
 _NUMBERS = 1 << 32
 _FLOAT = np.dtype(np.float32)
 LONGEST_TRACE = 20_000
@@ -69,18 +70,18 @@ def action_of(message: bytes, form: Form) -> Any:
 def answer_message(number: int, status: str, value: Any) -> bytes:
     """Encode an answer of `child.EnvServer` to request `number`: an observation, a transition or an error."""
     if status == "error":
-        return _ANSWER.pack(_FAILURE, number % _NUMBERS, 0.0, False, False) + json.dumps(value).encode()
+        return _ANSWER.pack(_FAILURE, number % _NUMBERS, 0.0, False, False, -1) + json.dumps(value).encode()
     if isinstance(value, tuple):
-        obs, reward, terminated, truncated = value
-        return _ANSWER.pack(_TRANSITION, number % _NUMBERS, reward, terminated, truncated) + bytes(obs.tobytes())
-    return _ANSWER.pack(_OBSERVATION, number % _NUMBERS, 0.0, False, False) + bytes(value.tobytes())
+        obs, *numbers = value if len(value) == 5 else (*value, -1)
+        return _ANSWER.pack(_TRANSITION, number % _NUMBERS, *numbers) + bytes(obs.tobytes())
+    return _ANSWER.pack(_OBSERVATION, number % _NUMBERS, 0.0, False, False, -1) + bytes(value.tobytes())
 
 
 def answer_of(message: bytes | bytearray, number: int, width: int | None) -> tuple[str, Any]:
     """Decode `answer_message`; `width`: the length of an observation, if known."""
     if len(message) < _ANSWER.size or message[0] > _FAILURE:
         raise WrongMessage(f"its process sent {len(message):,} bytes that are not an answer")
-    kind, found, reward, terminated, truncated = _ANSWER.unpack_from(message)
+    kind, found, reward, terminated, truncated, success = _ANSWER.unpack_from(message)
     if found != number % _NUMBERS:
         raise WrongMessage(
             f"its process sent answer {found:,} instead of {number % _NUMBERS:,}: a process that the environment "
@@ -89,7 +90,9 @@ def answer_of(message: bytes | bytearray, number: int, width: int | None) -> tup
     if kind == _FAILURE:
         return "error", _failure(message[_ANSWER.size :])
     obs = _observation(message, width)
-    return "ok", obs if kind == _OBSERVATION else (obs, reward, terminated, truncated)
+    if kind == _OBSERVATION:
+        return "ok", obs
+    return "ok", (obs, reward, terminated, truncated, *(() if success < 0 else (bool(success),)))
 
 
 def _observation(message: bytes | bytearray, width: int | None) -> NDArray[np.float32]:

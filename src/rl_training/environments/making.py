@@ -21,6 +21,7 @@ from rl_training.environments.wrapping import time_limit_of, wrap
 from rl_training.errors import ConfigError, MissingDependencyError, nearest
 from rl_training.importing import current_folder, not_importable
 from rl_training.observation_spaces import Flattening, Image, Misfit, describe
+from rl_training.ogbench import registered_id
 from rl_training.spaces import SpaceSpec
 
 _TENSOR_ENV = (
@@ -68,6 +69,8 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
             return _make(env_id, kwargs)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise _missing(env_id, error) from error
+    except MissingDependencyError:
+        raise
     except gym.error.UnregisteredEnv:
         if env_id.startswith("ALE/"):
             raise ConfigError(
@@ -86,7 +89,7 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
 def _make(env_id: str, kwargs: Mapping[str, Any]) -> gym.Env[Any, Any]:
     """Create a registered id; `module:Name` may also name a class, if the module registers no such id."""
     try:
-        return gym.make(env_id, disable_env_checker=True, **kwargs)
+        return gym.make(registered_id(env_id), disable_env_checker=True, **kwargs)
     except gym.error.UnregisteredEnv:
         module, _, name = env_id.rpartition(":")
         found: Any = sys.modules.get(module)  # imported by `gym.make`
@@ -314,6 +317,6 @@ def time_limit(config: EnvSettings, given: UserEnvironments | None = None) -> in
         return None
     declared = config.env_kwargs.get("max_episode_steps")
     if declared is None:
-        spec = gym.registry.get(config.env_id.rpartition(":")[2])
+        spec = gym.registry.get(registered_id(config.env_id.rpartition(":")[2]))
         declared = None if spec is None else spec.max_episode_steps
     return declared if isinstance(declared, int) and declared > 0 else None

@@ -40,15 +40,20 @@ class PlayInterrupted(Exception):
 
 @dataclass(frozen=True)
 class Played:
-    """Returns and lengths of episodes 0 … n-1; `cut` of them were truncated at the bound."""
+    """Returns and lengths of episodes 0 … n-1; `cut` of them were truncated at the bound.
+
+    `successes`: whether the last step of each reported success; None if the environment does not report it.
+    """
 
     returns: NDArray[np.float64]  # [n]
     lengths: NDArray[np.int64]  # [n]
     cut: int
+    successes: NDArray[np.float64] | None = None  # [n]
 
     def episodes(self) -> dict[str, list[float]]:
-        """Return and length of each episode as plain data."""
-        return {"returns": self.returns.tolist(), "lengths": self.lengths.tolist()}
+        """Return and length of each episode, and its success if it is reported, as plain data."""
+        found = {"returns": self.returns.tolist(), "lengths": self.lengths.tolist()}
+        return found if self.successes is None else {**found, "successes": self.successes.tolist()}
 
 
 class Evaluator:
@@ -149,6 +154,8 @@ class Evaluator:
             "eval_length_mean": float(lengths.mean()),
             "eval_episodes": float(len(returns)),
         }
+        if played.successes is not None:
+            result["eval_success_rate"] = float(played.successes.mean())
         score = normalized_score(self.config.env_id or "", result["eval_return_mean"])
         if score is not None:
             result["eval_normalized_score"] = score
@@ -198,6 +205,7 @@ def _play(
     """
     width, cut = pool.width, 0
     returns, lengths = np.zeros(episodes), np.zeros(episodes, dtype=np.int64)
+    successes = np.full(episodes, np.nan)
     obs = np.zeros((_MAX_ENVS, spaces.obs_dim), dtype=np.float32)
     playing = np.arange(width)  # the episode of each environment
     new = active = [*range(min(width, episodes))]
@@ -223,10 +231,12 @@ def _play(
         cut += int((~ended[over]).sum())
         done = [active[i] for i in over]
         returns[playing[done]], lengths[playing[done]] = pool.totals[done], pool.lengths[done]
+        if steps.success is not None:
+            successes[playing[done]] = steps.success[over]
         playing[done] += width
         new = [i for i in done if playing[i] < episodes]
         active = [i for i in active if playing[i] < episodes]
-    return Played(returns, lengths, cut)
+    return Played(returns, lengths, cut, None if np.isnan(successes).any() else successes)
 
 
 def _place(episode: int) -> tuple[int, int]:

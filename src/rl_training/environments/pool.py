@@ -55,6 +55,7 @@ class Transition:
     reward: float
     terminated: bool
     truncated: bool
+    success: bool | None = None  # None if the environment does not report it
 
 
 class SteppedEnv(Protocol):
@@ -95,9 +96,13 @@ class LocalEnv:
         answer: Any = self.env.step(self._action)
         if not isinstance(answer, tuple) or len(answer) != 5:
             raise WrongAnswer(f"step returned {_form(answer)}, not five values {_STEP}")
-        obs, reward, terminated, truncated, _ = answer
+        obs, reward, terminated, truncated, info = answer
         return Transition(
-            self._observation(obs), _number(reward), _flag("terminated", terminated), _flag("truncated", truncated)
+            self._observation(obs),
+            _number(reward),
+            _flag("terminated", terminated),
+            _flag("truncated", truncated),
+            _success(info),
         )
 
     def _observation(self, obs: Any) -> NDArray[np.float32]:
@@ -135,6 +140,12 @@ def _flag(name: str, value: Any) -> bool:
     ):
         return bool(value)
     raise WrongAnswer(f"{name} is {value!r:.60}, not true or false")
+
+
+def _success(info: Any) -> bool | None:
+    """Whether the task is solved, by the names that environments use in `info`; None if it has neither."""
+    value = info.get("success", info.get("is_success")) if isinstance(info, dict) else None
+    return None if value is None or np.ndim(value) else bool(value)
 
 
 def too_long(steps: int) -> str:
@@ -253,6 +264,9 @@ class EnvPool(Pool):
             np.array([answer.reward for answer in ordered], dtype=np.float64),
             np.array([answer.terminated for answer in ordered]),
             np.array([answer.truncated for answer in ordered]),
+            None
+            if any(answer.success is None for answer in ordered)
+            else np.array([answer.success for answer in ordered], dtype=np.float64),
         )
 
     def _receive_again(self, index: int) -> Transition:

@@ -32,13 +32,15 @@ class Steps:
     rewards: NDArray[np.float64]  # [n]
     terminated: NDArray[np.bool_]  # [n]
     truncated: NDArray[np.bool_]  # [n]
+    success: NDArray[np.float64] | None = None  # [n], if the environments report it
 
     def __len__(self) -> int:
         return len(self.rewards)
 
     def part(self, rows: slice) -> Steps:
         """The answers of some of the environments."""
-        return Steps(self.obs[rows], self.rewards[rows], self.terminated[rows], self.truncated[rows])
+        success = None if self.success is None else self.success[rows]
+        return Steps(self.obs[rows], self.rewards[rows], self.terminated[rows], self.truncated[rows], success)
 
 
 @dataclass

@@ -26,6 +26,7 @@ METRICS = (
     Metric("eval_return_max", "eval/max_reward", "highest return"),
     Metric("eval_length_mean", "eval/mean_ep_length", "mean length"),
     Metric("eval_episodes", "eval/episodes", "episodes"),
+    Metric("eval_success_rate", "eval/success_rate", "success rate"),
     Metric("eval_normalized_score", "eval/normalized_score", "normalized score"),
     Metric("eval_return_best", "", "best mean return"),
     Metric("validation_distance", "validation/action_distance", "distance from held-out actions"),

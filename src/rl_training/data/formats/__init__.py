@@ -11,9 +11,11 @@ from rl_training.data.columns import Columns
 from rl_training.data.formats.hdf5 import read_hdf5, write_hdf5
 from rl_training.data.formats.minari import read_minari, write_minari
 from rl_training.data.formats.npz import read_npz, write_npz
+from rl_training.data.formats.ogbench import read_ogbench
 from rl_training.data.formats.own import Reader, read_own
 from rl_training.data.validation import declared_spaces, resolve_spaces
 from rl_training.errors import ConfigError, nearest
+from rl_training.ogbench import PREFIX
 from rl_training.spaces import SpaceSpec
 
 __all__ = [
@@ -44,7 +46,7 @@ def read_columns(
 ) -> Columns:
     """The raw columns of a file or Minari data set; the caller must close them.
 
-    `kind`: a `FileKind`, or a function that reads a file of another format, or its name.
+    `kind`: a `FileKind`, `ogbench/` and a task, or a function that reads a file of another format, or its name.
     """
     match kind or kind_of(place):
         case "npz":
@@ -53,6 +55,8 @@ def read_columns(
             return read_hdf5(place)
         case "minari":
             return read_minari(os.fspath(place), download)
+        case str(task) if task.startswith(PREFIX):
+            return read_ogbench(place, task)
         case own:
             return read_own(place, own)
 

@@ -1,0 +1,189 @@
+"""Generate play data of OGBench with its own oracles.
+
+    python -m benchmarks.ogbench_data cube-single-play-v0 scene-play-v0 --output data --processes 16
+
+A file has OGBench's layout: `observations actions terminals qpos qvel`, and `button_states` if there are buttons.
+`dataset_kind: ogbench/…` reads it. Each episode has its own seeds for the environment and for numpy's global
+generator, which the oracles use, so that the data depend on `--seed` and not on the number of processes. The
+program prints the SHA-256 of the arrays. It is the same for the same versions on the same kind of processor;
+elsewhere the last bit of a sine may differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import multiprocessing
+import os
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache, partial
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.ogbench import require_ogbench
+
+Arrays = dict[str, NDArray[Any]]
+NOISE = {"noise": 0.1, "noise_smoothing": 0.5}
+# Range of the probability that a cube is stacked on another one, for each number of cubes; 0.5 in other scenes.
+STACKING = {
+    "single": (0.0, 0.0),
+    "double": (0.0, 0.25),
+    "triple": (0.05, 0.35),
+    "quadruple": (0.1, 0.5),
+    "octuple": (0.0, 0.35),
+}
+# Coordinates of the cube in `qpos` of a scene, and where the camera does not see it, unless it is in the drawer.
+CUBE, RIGHT, LEFT, DRAWER = slice(14, 17), 0.29, -0.3, (0.06, 0.08)
+TYPES = {"terminals": np.bool_, "button_states": np.int64}  # the others are float32
+
+
+class Player:
+    """One environment of a set and the oracles that play in it."""
+
+    def __init__(self, name: str, steps: int) -> None:
+        require_ogbench()
+        words = name.split("-")
+        if words[-2:] != ["play", "v0"] or words[0] not in ("cube", "scene", "puzzle"):
+            raise SystemExit(
+                f"{name}: only play data of manipulation tasks are generated, as in cube-single-play-v0"
+            )
+        self.kind, self.stacking = words[0], STACKING.get(words[1], (0.5, 0.5))
+        self.env: Any = gym.make(
+            "-".join([*words[:-2], "v0"]),
+            terminate_at_goal=False,
+            mode="data_collection",
+            max_episode_steps=steps,
+            disable_env_checker=True,
+        )
+        parts = {"cube": ("cube",), "scene": ("cube", "button", "drawer", "window"), "puzzle": ("button",)}[
+            self.kind
+        ]
+        closed = {"gripper_always_closed": True} if self.kind == "puzzle" else {}
+        self.oracles = {part: self._oracle(part, closed) for part in parts}
+
+    def _oracle(self, part: str, options: dict[str, bool]) -> Any:
+        module = import_module(f"ogbench.manipspace.oracles.plan.{part}_plan")
+        return getattr(module, f"{part.capitalize()}PlanOracle")(env=self.env, **NOISE, **options)
+
+    def episode(self, seed: int, number: int) -> Arrays:
+        """Episode `number`: the first attempt in which the cube of a scene stays visible."""
+        attempt = 0
+        while not self._visible(found := self._play(np.random.SeedSequence([seed, number, attempt]))):
+            attempt += 1
+        return found
+
+    def _visible(self, episode: Arrays) -> bool:
+        if self.kind != "scene":
+            return True
+        _, y, z = episode["qpos"][:, CUBE].T
+        hidden = (y >= RIGHT) | ((y <= LEFT) & ((z < DRAWER[0]) | (z > DRAWER[1])))
+        return not hidden.any()
+
+    def _play(self, seed: np.random.SeedSequence) -> Arrays:
+        first, second = (int(number) for number in seed.generate_state(2))
+        np.random.seed(first)  # noqa: NPY002 - the oracles draw from it
+        obs, info = self.env.reset(seed=second)
+        stacking = np.random.uniform(*self.stacking)  # noqa: NPY002
+        oracle = self.oracles[info["privileged/target_task"]]
+        oracle.reset(obs, info)
+        columns: dict[str, list[Any]] = defaultdict(list)
+        over = False
+        while not over:
+            action = np.clip(oracle.select_action(obs, info), -1, 1)
+            following, _, terminated, truncated, info = self.env.step(action)
+            over = terminated or truncated
+            if oracle.done:
+                target, target_info = self.env.unwrapped.set_new_target(p_stack=stacking)
+                oracle = self.oracles[target_info["privileged/target_task"]]
+                oracle.reset(target, target_info)
+            row = {"observations": obs, "actions": action, "terminals": over}
+            row |= {key: info[f"prev_{key}"] for key in ("qpos", "qvel", "button_states") if f"prev_{key}" in info}
+            for key, value in row.items():
+                columns[key].append(value)
+            obs = following
+        return {key: np.array(column) for key, column in columns.items()}
+
+
+@cache
+def player(name: str, steps: int) -> Player:
+    """The environment of this process."""
+    warnings.simplefilter("ignore")
+    return Player(name, steps)
+
+
+def play(name: str, steps: int, seed: int, number: int) -> Arrays:
+    """One episode, in a worker."""
+    found = player(name, steps).episode(seed, number)
+    return {key: column.astype(TYPES.get(key, np.float32)) for key, column in found.items()}
+
+
+def generate(name: str, *, episodes: int, steps: int, seed: int, processes: int) -> Arrays:
+    """The arrays of a set; they do not depend on `processes`."""
+    one = partial(play, name, steps, seed)
+    if processes == 1:
+        found = list(_watched(map(one, range(episodes)), name, episodes))
+    else:
+        with multiprocessing.get_context("spawn").Pool(processes) as pool:
+            found = list(_watched(pool.imap(one, range(episodes)), name, episodes))
+    return {key: np.concatenate([episode[key] for episode in found]) for key in found[0]}
+
+
+def _watched(parts: Iterator[Arrays], name: str, episodes: int) -> Iterator[Arrays]:
+    began = time.monotonic()
+    for count, part in enumerate(parts, 1):
+        if count % max(1, episodes // 10) == 0:
+            print(f"{name}: {count} of {episodes} episodes, {time.monotonic() - began:.0f} s", flush=True)
+        yield part
+
+
+def sha256(arrays: Arrays) -> str:
+    """The hash of names, types, shapes and numbers."""
+    digest = hashlib.sha256()
+    for key in sorted(arrays):
+        column = np.ascontiguousarray(arrays[key])
+        digest.update(f"{key} {column.dtype.str} {column.shape}\n".encode())
+        digest.update(column.data)
+    return digest.hexdigest()
+
+
+def write(path: Path, arrays: Arrays) -> None:
+    """Write a file under its name when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}")
+    with temporary.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    temporary.replace(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", nargs="+", help="names, for example cube-single-play-v0")
+    parser.add_argument("--output", type=Path, default=Path(), help="folder of the files")
+    parser.add_argument("--episodes", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1001, help="rows of an episode; the last one has no successor")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    print(*(f"{package} {metadata.version(package)}" for package in ("ogbench", "mujoco", "dm-control", "numpy")))
+    for name in options.sets:
+        path = options.output / f"{name}.npz"
+        if path.exists():
+            with np.load(path) as stored:
+                arrays = dict(stored)
+        else:
+            settings = {key: getattr(options, key) for key in ("episodes", "steps", "seed", "processes")}
+            write(path, arrays := generate(name, **settings))
+        print(f"{path}: {len(arrays['observations']):,} rows, sha256 {sha256(arrays)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
