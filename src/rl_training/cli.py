@@ -77,21 +77,25 @@ def _algorithms() -> list[str]:
     return [*algorithm_names(), *installed_names()]
 
 
+ConfigSource = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="PATH|ALGO/NAME",
+        help="A YAML file or a packaged config.",
+        autocompletion=_config_names,
+    ),
+]
+Algorithm = Annotated[
+    str | None,
+    typer.Option(metavar="NAME|MODULE:CLASS", help="The algorithm.", autocompletion=_algorithms),
+]
+
+
 @main.command()
 def train(
-    config: Annotated[
-        str | None,
-        typer.Option(
-            "--config",
-            metavar="PATH|ALGO/NAME",
-            help="A YAML file or a packaged config.",
-            autocompletion=_config_names,
-        ),
-    ] = None,
-    algo: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|MODULE:CLASS", help="The algorithm.", autocompletion=_algorithms),
-    ] = None,
+    config: ConfigSource = None,
+    algo: Algorithm = None,
     env: Annotated[str | None, typer.Option(metavar="ID", help="The environment.")] = None,
     steps: Annotated[
         str | None, typer.Option(metavar="N", help="Environment steps, 1e5 for example; offline, updates.")
