@@ -17,6 +17,7 @@ CLONING_METRICS = (
     "target_q_mean",
     "advantage_mean",
     "advantage_weight_mean",
+    "small_weight_share",
     "behavior_logprob_mean",
 )
 

@@ -30,7 +30,7 @@ UPDATES = 4  # goes through every variant of the small learners twice
 SOFT = ("critic_loss", "actor_loss", "target_q_mean", "entropy_term")
 CLONING = (
     *("critic_loss", "actor_loss", "target_q_mean"),
-    *("advantage_mean", "advantage_weight_mean", "behavior_logprob_mean"),
+    *("advantage_mean", "advantage_weight_mean", "small_weight_share", "behavior_logprob_mean"),
 )
 METRICS = {
     "dqn": ("loss", "q_mean", "target_q_mean"),

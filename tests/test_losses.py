@@ -110,8 +110,14 @@ def test_cloning_terms() -> None:
         "actor_loss": 1.75,
         "advantage_mean": 1.0,
         "advantage_weight_mean": 1.25,
+        "small_weight_share": 0.0,
         "behavior_logprob_mean": -2.0,
     }
+
+
+def test_the_share_of_small_weights_counts_those_below_a_hundredth() -> None:
+    weights = tensor([0.0, 0.0099, 0.0101, 20.0])
+    close(losses.cloning_terms(weights, weights, weights)["small_weight_share"], 0.5)
 
 
 def test_the_conservative_gap_of_uniform_actions_is_the_log_mean_exp() -> None:

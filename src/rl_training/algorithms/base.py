@@ -109,6 +109,8 @@ class Learner:
     bootstraps: ClassVar[bool] = True
     # The smallest `batch_size`; batch normalisation needs two rows.
     least_batch: ClassVar[int] = 1
+    # The setting that divides the advantage in cloning weights, if they depend on critics of the policy.
+    advantage_divisor: ClassVar[str | None] = None
     # Extra columns of minibatches: computed when data are loaded; online runs are refused.
     extras: ClassVar[tuple[Column, ...]] = ()
 

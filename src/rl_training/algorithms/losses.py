@@ -57,6 +57,7 @@ def cloning_terms(logprobs: Tensor, advantages: Tensor, weights: Tensor) -> dict
         "actor_loss": weighted_cloning_loss(logprobs, weights),
         "advantage_mean": advantages.mean(),
         "advantage_weight_mean": weights.mean(),
+        "small_weight_share": (weights < 0.01).to(weights.dtype).mean(),
         "behavior_logprob_mean": logprobs.mean(),
     }
 

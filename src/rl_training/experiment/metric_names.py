@@ -53,6 +53,7 @@ TERMS = {
     "alpha": "weight of the entropy, fixed or learned",
     "advantage_mean": "mean advantage of the data's actions over the policy's",
     "advantage_weight_mean": "mean weight of the cloned actions; if it is at the maximum, advantages are too large",
+    "small_weight_share": "share of the cloned actions whose weight is below 0.01; near 1, cloning has stopped",
     "behavior_logprob_mean": "mean log-likelihood of the data's actions",
     "bc_loss": "squared distance between the policy's and the data's actions",
     "q_scale": "factor on Q in the actor's loss",

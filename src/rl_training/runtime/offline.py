@@ -30,6 +30,7 @@ from rl_training.runs.regime import Advanced, Event, Regime, Updates
 from rl_training.runs.session import Session
 from rl_training.runs.spec import RunSpec
 from rl_training.runs.state import clips_observations, has_normalizer
+from rl_training.runtime.cloning import CloningCallback, largest_return
 from rl_training.runtime.validation import Validation, ValidationCallback, ValidationConfig
 from rl_training.settings import PositiveInt, Settings
 from rl_training.spaces import SpaceSpec
@@ -241,8 +242,16 @@ class Offline(Regime):
     def callbacks(self) -> list[Callback]:
         interval = self.spec.resolved[ControlConfig].eval_interval
         if self.validation is None or interval is None:
+            return self._cloning_check()
+        return [ValidationCallback(self.validation, interval), *self._cloning_check()]
+
+    def _cloning_check(self) -> list[Callback]:
+        """The check of cloning weights, if the learner has them and the data have returns-to-go of single steps."""
+        data, gamma, divisor = self.setup.dataset, self.learner.config.gamma, self.learner.advantage_divisor
+        if divisor is None or gamma == 1 or data.n_step > 1 or not len(data.episode_ends):
             return []
-        return [ValidationCallback(self.validation, interval)]
+        largest = self.spec.once(f"largest return {gamma}", lambda: largest_return(data, gamma))
+        return [CloningCallback(largest, divisor, self.spec.config.log_interval)]
 
     def extra_metrics(self, clock: Clock) -> dict[str, float]:
         epoch = self.learner.updates / updates_per_epoch(self.size, self.batch_size)

@@ -1,0 +1,67 @@
+"""A check of advantage-weighted cloning (AWAC, CRR) during offline training.
+
+Once the critics overestimate the policy's own actions, the advantages of the data's actions are negative, their
+weights are near 0 and the policy is no longer held to the data. The terms `small_weight_share` and `target_q_mean`
+show it; the latter is compared with the largest return-to-go of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.episodes import Episodes
+from rl_training.experience.fqe_data import estimated_returns
+from rl_training.runs.callbacks import Callback
+from rl_training.runs.clock import Cadence
+from rl_training.runs.session import Session
+
+# Share of the weights below 0.01 from which on cloning counts as stopped.
+_STOPPED = 0.7
+
+
+def largest_return(data: TransitionDataset, gamma: float) -> float:
+    """The largest discounted return-to-go of all rows; a truncated episode continues with the mean reward."""
+    episodes = Episodes(*data.episodes("returns-to-go"))
+    return float(estimated_returns(data.rewards.astype(np.float64), data.dones, episodes, gamma).max())
+
+
+class CloningCallback(Callback):
+    """Logs the largest return-to-go of the data every `interval` ticks, and warns once if cloning has failed.
+
+    `divisor` is the setting that divides the advantage.
+    """
+
+    def __init__(self, largest: float, divisor: str, interval: int) -> None:
+        self.largest, self.divisor = largest, divisor
+        self.cadence, self.warned = Cadence(interval), False
+
+    def on_step(self, session: Session) -> None:
+        if not self.cadence.due(session.clock.now):
+            return
+        session.log("dataset/max_return_to_go", self.largest)
+        terms = session.learner.terms
+        problem = self._problem(float(terms["target_q_mean"]), float(terms["small_weight_share"]))
+        if problem and not self.warned:
+            self.warned = True
+            session.say(
+                f"warning: update {session.learner.updates:,}: {problem}; use policy_distribution: gaussian with "
+                f"layer_norm: true, or a larger {self.divisor}"
+            )
+
+    def _problem(self, target: float, share: float) -> str:
+        if target > self.largest:
+            return (
+                f"the critics overestimate: their mean target, {target:.4g}, exceeds the largest return-to-go of "
+                f"the data, {self.largest:.4g}"
+            )
+        return f"cloning has stopped: {share:.0%} of the weights are below 0.01" if share > _STOPPED else ""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": self.cadence.last, "warned": self.warned}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.cadence.last, self.warned = state["last"], state["warned"]
