@@ -216,6 +216,7 @@ def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
         ("sac-halfcheetah", 1, 5),
         ("sac-v4", 2, 20),
         ("sac-v4-rate", 2, 10),
+        ("weights", 24, 240),
     ],
 )
 def test_the_studies_of_the_repository_are_what_they_say(name: str, configurations: int, trials: int) -> None:

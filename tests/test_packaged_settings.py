@@ -15,7 +15,15 @@ from rl_training.experiment.registry import get_algorithm_spec, resolve
 # What each config of version 0.1 said beyond the defaults of that version.
 SAID: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "packaged_settings_0_1.json").read_text())
 # What was changed since, by what was measured (docs/results.md).
-CHANGED = {"iql/hopper-medium-expert": {"expectile": 0.5, "beta": 6.0, "reward_range_scaling": False}}
+CHANGED = {
+    "iql/hopper-medium-expert": {"expectile": 0.5, "beta": 6.0, "reward_range_scaling": False},
+    **{
+        f"{algo}/{env}-{data}": {"policy_distribution": "gaussian", "layer_norm": True}
+        for algo in ("awac", "crr")
+        for env in ("halfcheetah", "hopper", "walker2d")
+        for data in ("medium", "medium-expert")
+    },
+}
 
 
 def settings_expected(name: str) -> dict[str, Any]:
