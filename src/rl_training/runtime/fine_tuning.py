@@ -16,7 +16,7 @@ from rl_training.models.mlp import NetworkShape
 from rl_training.runs.init_from import find_origin
 from rl_training.runs.state import config_of, read_run_checkpoint
 from rl_training.runtime.offline import require_data
-from rl_training.runtime.resume import with_data
+from rl_training.runtime.resume_settings import with_data
 from rl_training.settings import seed_list
 
 _KEPT = LearnerConfig, NetworkShape, DatasetConfig, NStepConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +12,15 @@ from typing import Any
 from rl_training.data.datasets import TransitionDataset
 from rl_training.environments.making import spaces_of
 from rl_training.environments.user_environments import UserEnvironments
-from rl_training.errors import CheckpointError, ClaimLost, ConfigError, DatasetError, RunInUse
+from rl_training.errors import CheckpointError, ClaimLost, ConfigError, RunInUse
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import Checkpoint, latest_valid, list_checkpoints
 from rl_training.experiment.compat import with_defaults_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger
-from rl_training.experiment.registry import resolve, setting_names, spec_of
+from rl_training.experiment.registry import spec_of
 from rl_training.experiment.runs import RECORD, RESOLVED, amend_record, lock_run, read_run_record, results_of
 from rl_training.experiment.strict_yaml import parse_yaml
-from rl_training.models.mlp import NetworkShape
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.changes import Changes, differences
 from rl_training.runs.fleet import MembersFailed, as_exception, train
@@ -33,10 +32,7 @@ from rl_training.runs.state import config_of, spaces_from
 from rl_training.runtime.loading import open_checkpoint
 from rl_training.runtime.offline import require_data
 from rl_training.runtime.populations import copied
-from rl_training.settings import at_home
-
-# Settings for which one value determines whether a parameter is learned.
-_SWITCHES = {"alpha": "auto", "lagrange_threshold": None}
+from rl_training.runtime.resume_settings import changed_config, require_resumable, require_same_seed, with_data
 
 
 def resume_training(
@@ -184,7 +180,7 @@ def _config_to_restart(
     before = _config_of_run(home, record)
     data = record.get("dataset", {})
     config = with_data(before, changed_config(before, changes, overrides), data, dataset)
-    _require_same_seed(before, config)
+    require_same_seed(before, config)
     require_data(data, dataset, home)
     changed = str(Changes(differences(before.to_dict(), config.to_dict())))
     if not rewinds:
@@ -205,119 +201,14 @@ def _config_to_continue(
     before = config_of(checkpoint)
     data = checkpoint.records["dataset"]
     config = with_data(before, changed_config(before, changes, overrides), data, dataset)
-    _require_same_seed(before, config)
-    _require_same_shape(before, config)
-    _require_same_capacity(checkpoint, config)
-    if checkpoint.rows is not None:
-        _require_same_n_step(before, config)
+    require_same_seed(before, config)
+    require_resumable(checkpoint, before, config)
     discrete = spec_of(config).chosen(config.regime)[1].takes_discrete
     if config.env_id is not None and (
         difference := spaces_of(config, discrete=discrete, given=given).difference(spaces_from(checkpoint))
     ):
         raise CheckpointError(f"{checkpoint.path}: the environment's spaces have changed ({difference})")
     return config
-
-
-def changed_config(config: TrainConfig, changes: Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
-    """A run's configuration with changed settings, all of them validated; algorithm and regime cannot change."""
-    changed = config.replace(**(changes or {})).with_overrides(overrides, setting_names)
-    if changed.algo != config.algo:
-        raise ConfigError(
-            f"algo: {changed.algo!r} cannot resume what {config.algo!r} trained; start a run with --init-from",
-            key="algo",
-        )
-    spec = spec_of(changed)
-    if spec.chosen(changed.regime) != spec.chosen(config.regime):
-        raise ConfigError("regime: cannot change in a resumed run; start a run with --init-from", key="regime")
-    resolve(changed)
-    return changed
-
-
-def _require_same_seed(before: TrainConfig, now: TrainConfig) -> None:
-    for key, option in (("seed", "--seed"), ("seeds", "--seeds")):
-        if (value := getattr(now, key)) != getattr(before, key):
-            raise ConfigError(
-                f"{key}: {value} cannot replace the seed {before.seed} of a run; start a new run with {option}",
-                key=key,
-            )
-
-
-def with_data(
-    before: TrainConfig, now: TrainConfig, record: Mapping[str, Any], given: TransitionDataset | None
-) -> TrainConfig:
-    """`now` with located data files; relative paths start from the folder where the run was started."""
-    if given is not None:
-        return now
-    folder = Path(str(record.get("folder", Path.cwd())))
-    known = {one.get("dataset_path") for one in _dataset_settings(before)}
-    mixture = bool(now.algo_kwargs.get("datasets"))
-    remedy = f"if it was moved, add --set {'datasets' if mixture else 'dataset_path'}=…"
-    found = [{**one, **_located(one.get("dataset_path"), known, folder, remedy)} for one in _dataset_settings(now)]
-    return now.replace(algo_kwargs={**now.algo_kwargs, "datasets": found} if mixture else found[0])
-
-
-def _dataset_settings(config: TrainConfig) -> list[Mapping[str, Any]]:
-    """Settings that may name a data file: those of each part of a mixture, or the algorithm's own."""
-    parts = config.algo_kwargs.get("datasets") or (config.algo_kwargs,)
-    return [one for one in parts if isinstance(one, Mapping)]
-
-
-def _located(path: Any, known: Container[Any], folder: Path, remedy: str) -> dict[str, str]:
-    """`dataset_path` relative to the current folder; empty if it does not change."""
-    path = at_home(path)
-    if not isinstance(path, str):
-        return {}
-    here, there = Path.cwd() / path, folder / path
-    if path in known and there.is_file():
-        return {} if there == here else {"dataset_path": str(there)}
-    if not here.exists():
-        begun = "" if there == here else f" here or in {folder}, where the run began"
-        raise DatasetError(f"{path}: does not exist{begun}; {remedy}")
-    return {}
-
-
-def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
-    """Raise if settings have changed that a resumed run cannot change."""
-    if now.num_envs != before.num_envs:
-        raise ConfigError(
-            f"num_envs: {now.num_envs} differs from the run's {before.num_envs}, whose episodes are under way",
-            key="num_envs",
-        )
-    new, old = (resolve(config) for config in (now, before))
-    shapes = new[NetworkShape].model_dump(mode="json")
-    of_networks = [*shapes, *spec_of(now).learner.fixed_by_model, "normalize_observations", "normalize_rewards"]
-    for name, value in new.to_dict().items():
-        was = old.to_dict()[name]
-        if name in of_networks and value != was:
-            raise ConfigError(
-                f"algo_kwargs.{name}: {value} differs from the {was} of this run's networks; start a new run",
-                key=f"algo_kwargs.{name}",
-            )
-        if name in _SWITCHES and (value == _SWITCHES[name]) != (was == _SWITCHES[name]):
-            raise ConfigError(
-                f"algo_kwargs.{name}: cannot change from {was} to {value}: a resumed run cannot start or stop "
-                "learning it; start a new run, with --init-from for these networks",
-                key=f"algo_kwargs.{name}",
-            )
-
-
-def _require_same_capacity(checkpoint: Checkpoint, now: TrainConfig) -> None:
-    rows, capacity = checkpoint.rows, resolve(now).to_dict().get("buffer_capacity")
-    if rows is not None and capacity is not None and rows.capacity != capacity:
-        raise ConfigError(
-            f"algo_kwargs.buffer_capacity: {capacity} differs from the checkpoint's {rows.capacity}",
-            key="algo_kwargs.buffer_capacity",
-        )
-
-
-def _require_same_n_step(before: TrainConfig, now: TrainConfig) -> None:
-    """Raise if `n_step` has changed; only rows stored for n-step returns mark truncated episodes."""
-    new, old = (resolve(config).to_dict().get("n_step") for config in (now, before))
-    if new != old:
-        raise ConfigError(
-            f"algo_kwargs.n_step: {new} differs from the {old} of this run's replay buffer; start a new run",
-            key="algo_kwargs.n_step",
-        )
 
 
 def _has_no_checkpoint(home: Path) -> bool:
