@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rl_training.data.loading import DatasetConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment import config as config_module
+from rl_training.experiment import config_values
 from rl_training.experiment.config import LoadedConfig, TrainConfig, load_config, packaged_configs
 from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
 from rl_training.settings import Effect
@@ -336,7 +337,7 @@ def test_the_removed_setting_evaluate_beside_is_ignored(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         assert make(evaluate_beside="auto") == make(evaluate_beside=False) == make()
     on, other = write(tmp_path, f"{GOOD}evaluate_beside: true\n"), make(seed=9)
-    config_module._warn_of_removed.cache_clear()
+    config_values._warn_of_removed.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert load_config(on).config == load_config(write(tmp_path, GOOD)).config

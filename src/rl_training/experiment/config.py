@@ -6,22 +6,29 @@ defined in the module that uses it. The registry validates those; `LoadedConfig.
 
 from __future__ import annotations
 
-import functools
-import math
 import re
 import secrets
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from rl_training.errors import ConfigError, nearest
+from rl_training.experiment.config_values import (
+    OLDER,
+    REMOVED,
+    current_names,
+    known_device,
+    normalise_algo,
+    plain,
+    underscored,
+    wrapper_list,
+)
 from rl_training.experiment.loggers import known_loggers
-from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
+from rl_training.experiment.strict_yaml import dump_yaml, explain, parse_yaml
 from rl_training.settings import (
     ByteSize,
     NonNegativeInt,
@@ -40,101 +47,17 @@ from rl_training.settings import (
     seed_list,
 )
 
-_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 # Path of a packaged config in a checkout of this package.
 _CHECKOUT = re.compile(r"(?:.*/)?configs/([^/]+/[^/]+)\.yaml")
 _STARTERS = ("pendulum", "cartpole")
-_OLDER = "env_processes"
-# A setting of version 0.2, which occurs in its records.
-_REMOVED = "evaluate_beside"
-_SAME = {_OLDER: "environments", "environments": _OLDER}
+_SAME = {OLDER: "environments", "environments": OLDER}
 _FLAGS = {"env_id": "--env", "total_timesteps": "--steps"}
 
 Owners = Callable[[Mapping[str, Any]], Collection[str]]
 """returns the keys of `algo_kwargs` for the fields of a config; see `registry.setting_names`"""
-
-
-def normalise_algo(name: str) -> str:
-    """The registry's spelling of an algorithm: `TD3+BC` and `td3-bc` become `td3_bc`; `module:Class` stays."""
-    name = name.strip()
-    return name if ":" in name else name.lower().replace("+", "_").replace("-", "_")
-
-
-def _plain(value: Any) -> Any:
-    """A copy that YAML can represent; a path becomes a string, a tuple a list. ValueError for other types."""
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ValueError(f"keys must be strings, got {key!r}")
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, PurePath):
-        return str(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"numbers must be finite, got {value!r}")
-        return float(value)
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    raise ValueError(f"only numbers, strings, booleans, lists and mappings can be stored, got {value!r}")
-
-
-def _wrapper_list(value: Any) -> Any:
-    """Wrappers as plain data: each is a name, or a mapping of one name to its arguments."""
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"must be a list, got {value!r}")
-    for entry in value:
-        one_name = isinstance(entry, Mapping) and len(entry) == 1 and all(isinstance(key, str) for key in entry)
-        if not (isinstance(entry, str) and entry) and not (
-            one_name and all(arguments is None or isinstance(arguments, Mapping) for arguments in entry.values())
-        ):
-            raise ValueError(f"each must be a name or {{name: {{argument: value}}}}, got {entry!r}")
-    return tuple(_plain(value))
-
-
-def _known_device(value: str) -> str:
-    if not _DEVICE.fullmatch(value):
-        raise ValueError(f"must be auto, cpu, cuda or cuda:N, got {value!r}")
-    return value
-
-
-def _underscored(value: Any) -> Any:
-    return value.replace("-", "_") if isinstance(value, str) else value
-
-
-@functools.cache
-def _warn_of_removed() -> None:
-    """Warn once per process; a resumed run reads its settings several times."""
-    text = f"{_REMOVED} is ignored: it was removed, and training waits for each evaluation"
-    warnings.warn(text, FutureWarning, stacklevel=2)
-
-
-def _current_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace `env_processes`, the name in version 0.1, by `environments`.
-
-    `evaluate_beside` is dropped, with a warning if it was enabled.
-    """
-    values = dict(values)
-    if values.pop(_REMOVED, "auto") not in ("auto", False):
-        _warn_of_removed()
-    if _OLDER not in values:
-        return values
-    enabled = values.pop(_OLDER)
-    if not isinstance(enabled, bool):
-        raise ConfigError(f"{_OLDER} must be true or false, got {enabled!r}", key=_OLDER)
-    value = "processes" if enabled else "local"
-    if values.setdefault("environments", value) != value:
-        raise ConfigError(
-            f"{_OLDER}: {str(enabled).lower()} contradicts environments: {values['environments']}; leave one out",
-            key=_OLDER,
-        )
-    return values
-
-
 Text = Annotated[str, Field(min_length=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32), WholeNumber]
-PlainMapping = Annotated[dict[str, Any], BeforeValidator(_plain)]
+PlainMapping = Annotated[dict[str, Any], BeforeValidator(plain)]
 
 
 class TrainConfig(Settings):
@@ -151,13 +74,13 @@ class TrainConfig(Settings):
     total_timesteps: Result[PositiveInt]
     """environment steps; offline, gradient updates"""
     regime: Result[
-        Annotated[Literal["online", "offline", "offline_to_online"], BeforeValidator(_underscored)] | None
+        Annotated[Literal["online", "offline", "offline_to_online"], BeforeValidator(underscored)] | None
     ] = None
     """`offline_to_online`: an offline algorithm continues in the environment, with its own update; null: the
     algorithm's usual one"""
     output_dir: PerRun[Annotated[PathText, Field(min_length=1)]] = "runs"
     """folder in which the run folder is created"""
-    device: Place[Annotated[str, AfterValidator(_known_device)]] = "auto"
+    device: Place[Annotated[str, AfterValidator(known_device)]] = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU if there is one"""
     num_envs: Result[PositiveInt] = 1
     """environments stepped together; intervals count the steps of all of them"""
@@ -181,7 +104,7 @@ class TrainConfig(Settings):
     """the settings listed in the sections below"""
     env_kwargs: Result[PlainMapping] = Field(default_factory=dict)
     """passed to `gymnasium.make`"""
-    wrappers: Result[Annotated[tuple[Any, ...], BeforeValidator(_wrapper_list)]] = ()
+    wrappers: Result[Annotated[tuple[Any, ...], BeforeValidator(wrapper_list)]] = ()
     """wrappers of each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
     `RescaleAction: {min_action: -1, max_action: 1}`; your own as `module:Class`, with --allow-import"""
     given_envs: Result[Annotated[tuple[Literal["env_id", "eval_env"], ...], BeforeValidator(list_as_tuple)]] = ()
@@ -220,7 +143,7 @@ class TrainConfig(Settings):
 
         def __init__(self, /, **values: Any) -> None:
             try:
-                super().__init__(**_current_names(values))
+                super().__init__(**current_names(values))
             except ValidationError as error:
                 path = ".".join(str(part) for part in error.errors()[0]["loc"])
                 raise ConfigError(describe(error, type(self).model_fields), key=path) from None
@@ -237,15 +160,15 @@ class TrainConfig(Settings):
     @classmethod
     def has(cls, name: str) -> bool:
         """Whether `name` is a field, the old name of one, or a removed one that is still accepted."""
-        return name in cls.model_fields or name in (_OLDER, _REMOVED)
+        return name in cls.model_fields or name in (OLDER, REMOVED)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `TrainConfig(**data)` and YAML accept."""
-        return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
+        return {name: plain(getattr(self, name)) for name in type(self).model_fields}
 
     def replace(self, **changes: Any) -> Self:
         """A validated copy with some fields changed."""
-        return type(self)(**{**self.to_dict(), **_current_names(changes)})
+        return type(self)(**{**self.to_dict(), **current_names(changes)})
 
     def with_overrides(self, overrides: Sequence[str], owners: Owners | None = None) -> Self:
         """A validated copy with `key=value` overrides; `owners` returns the keys of `algo_kwargs`."""
@@ -299,23 +222,6 @@ class LoadedConfig:
     def explain(self, error: ConfigError) -> ConfigError:
         """The same error, preceded by the place of its setting."""
         return explain(error, self.place, self.lines, self.overridden)
-
-
-def _locate(dotted: str, place: str, lines: Mapping[str, int], overridden: Mapping[str, str]) -> str:
-    """`file:line` of a setting or of the nearest one above it, or the command-line option that set it."""
-    while dotted:
-        if dotted in overridden:
-            return overridden[dotted]
-        if dotted in lines:
-            return f"{place}:{lines[dotted]}"
-        dotted = dotted.rpartition(".")[0]
-    return place
-
-
-def explain(error: ConfigError, place: str, lines: Mapping[str, int], overridden: Mapping[str, str]) -> ConfigError:
-    """The same error, preceded by the place of its key: file and line, or the command-line option."""
-    where = _locate(error.key or "", place, lines, overridden)
-    return type(error)(f"{where}: {error}" if where else str(error), key=error.key)
 
 
 def packaged_configs() -> list[str]:

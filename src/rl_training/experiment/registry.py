@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import ConfigError, nearest
 from rl_training.experiment import plugins
-from rl_training.experiment.config import TrainConfig, normalise_algo
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config_values import normalise_algo
 from rl_training.lazy import lazy
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,3 +200,20 @@ def _is_plain(text: str) -> bool:
 def dump_yaml(value: Any) -> str:
     """Plain data as block YAML, in its own order; `parse_yaml` restores it unchanged."""
     return yaml.dump(value, Dumper=_StrictDumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _locate(dotted: str, place: str, lines: Mapping[str, int], overridden: Mapping[str, str]) -> str:
+    """`file:line` of a setting or of the nearest one above it, or the command-line option that set it."""
+    while dotted:
+        if dotted in overridden:
+            return overridden[dotted]
+        if dotted in lines:
+            return f"{place}:{lines[dotted]}"
+        dotted = dotted.rpartition(".")[0]
+    return place
+
+
+def explain(error: ConfigError, place: str, lines: Mapping[str, int], overridden: Mapping[str, str]) -> ConfigError:
+    """The same error, preceded by the place of its key: file and line, or the command-line option."""
+    where = _locate(error.key or "", place, lines, overridden)
+    return type(error)(f"{where}: {error}" if where else str(error), key=error.key)

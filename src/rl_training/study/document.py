@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import explain
-from rl_training.experiment.strict_yaml import dump_yaml, parse_yaml
+from rl_training.experiment.strict_yaml import dump_yaml, explain, parse_yaml
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
