@@ -328,20 +328,6 @@ class Session:
         known = self.run.record.get("inexact", [])
         self.note_in_run(exact_resume=False, inexact=[*known, *reasons])
 
-    def forget_scores(self, *, environment: bool, complete: bool) -> None:
-        """Reset early stopping, because the run continues with other data or in another `environment`.
-
-        In another environment also reset the best score and an earlier stop. New scores count from the next step,
-        or from the current one if the run is `complete`.
-        """
-        for callback in self.callbacks:
-            callback.on_scores_forgotten(self)
-        if environment:
-            self.best_return, self.evaluated_at, self.last_evaluation = None, None, {}
-            self.should_stop, self.stop_reason, self.stop_final = False, None, None
-            self.note_in_run(scores_from=self.clock.ticks + (not complete))
-            self.say("the best score and early stopping are reset: earlier scores belong to another environment")
-
     def _note_unreplayable(self) -> None:
         """Warn once, and record in run.json, that a run resumed from this checkpoint cannot replay an episode."""
         if self.experience is None or self._warned_unreplayable:

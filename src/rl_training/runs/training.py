@@ -94,7 +94,7 @@ def _restore(session: Session, regime: Regime, checkpoint: Checkpoint) -> bool:
     data = state.changed_data(checkpoint.records["dataset"], regime.dataset_record or {})
     problems += data + changes.problems
     if changes.environment or data:
-        session.forget_scores(environment=changes.environment, complete=session.clock.ticks >= regime.total_ticks)
+        _forget_scores(session, changes.environment, complete=session.clock.ticks >= regime.total_ticks)
     if checkpoint.path.parent == session.run.checkpoints:
         session.checkpoint_path = checkpoint.path  # later checkpoints link its unchanged replay shards
         session.saved_step = checkpoint.step
@@ -107,6 +107,21 @@ def _restore(session: Session, regime: Regime, checkpoint: Checkpoint) -> bool:
     _announce_longer_schedules(session, spec, former_total)
     session.note_inexact(problems)
     return changes.environment
+
+
+def _forget_scores(session: Session, environment: bool, *, complete: bool) -> None:
+    """Reset early stopping, because the run continues with other data or in another `environment`.
+
+    In another environment also reset the best score and an earlier stop. New scores count from the next step, or
+    from the current one if the run is `complete`.
+    """
+    for callback in session.callbacks:
+        callback.on_scores_forgotten(session)
+    if environment:
+        session.best_return, session.evaluated_at, session.last_evaluation = None, None, {}
+        session.should_stop, session.stop_reason, session.stop_final = False, None, None
+        session.note_in_run(scores_from=session.clock.ticks + (not complete))
+        session.say("the best score and early stopping are reset: earlier scores belong to another environment")
 
 
 def _changed_machine(session: Session, checkpoint: Checkpoint) -> list[str]:
