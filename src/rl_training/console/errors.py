@@ -3,7 +3,7 @@
 An interruption is not a failure: its line shows how to resume and does not begin with `error:`.
 
 0 done · 1 unexpected, or an environment that failed · 2 usage, configuration, memory · 3 checkpoint or data set ·
-4 diverged · 129 SIGHUP · 130 SIGINT · 143 SIGTERM
+4 diverged · 5 a selection abstained · 129 SIGHUP · 130 SIGINT · 143 SIGTERM
 """
 
 from __future__ import annotations

@@ -17,11 +17,13 @@ from rl_training.display.text import duration, rounded
 from rl_training.off_policy_evaluation import defaults
 
 if TYPE_CHECKING:
+    from rl_training.off_policy_evaluation.choosing import Estimate, Selection
     from rl_training.off_policy_evaluation.evaluation import OPEResult, PolicyEstimate
-    from rl_training.off_policy_evaluation.selecting import Selection
 
 # Resolution of the progress bar.
 _PARTS = 1_000
+# Exit code of a selection that abstains.
+ABSTAINED = 5
 # Seconds between two progress lines.
 _LINE_SECONDS = 10.0
 
@@ -30,7 +32,7 @@ def _fraction(text: str) -> Any:
     return typer.Option("--validation-fraction", min=0.0, max=0.99, help=text)
 
 
-# Options of both commands.
+# Options of the commands.
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Bootstraps = Annotated[
     int,
@@ -111,8 +113,17 @@ def select(
         str | None, typer.Option(metavar="FILE", help="Logged data; by default the trials' training data.")
     ] = None,
     task: Annotated[str | None, typer.Option(help="The task, if the study has several.")] = None,
-    bootstraps: Bootstraps = defaults.BOOTSTRAPS,
-    updates: Updates = defaults.UPDATES,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Select despite reasons to abstain (exit code 5).")
+    ] = False,
+    episodes: Annotated[
+        int | None,
+        typer.Option(min=2, metavar="K", help="Play K episodes in the environment instead of fitting FQE."),
+    ] = None,
+    bootstraps: Annotated[int, typer.Option(min=2, help="Critics, each on its own resample of the episodes.")] = (
+        defaults.CRITICS
+    ),
+    updates: Annotated[int, typer.Option(min=10, metavar="N", help="Updates of FQE.")] = defaults.SELECTION_UPDATES,
     validation_fraction: OwnFraction = None,
     stochastic: Stochastic = False,
     seed: Seed = defaults.SEED,
@@ -121,14 +132,17 @@ def select(
     as_json: AsJson = False,
     allow_import: AllowImport = False,
 ) -> None:
-    """Select the best trial of a study and show how the others compare."""
+    """Select the best trial of a study, or abstain if the data do not support a choice (exit code 5)."""
     from rl_training.study.study import Study
 
     options: dict[str, Any] = {}
-    with _progress() as watch:
+    with _progress("episodes" if episodes else "FQE") as watch:
         if by == "fqe":
+            note("comparing the candidates' actions with the data")
             options = {
                 "dataset": dataset,
+                "anyway": anyway,
+                "episodes": episodes,
                 "bootstraps": bootstraps,
                 "updates": updates,
                 "validation_fraction": validation_fraction,
@@ -140,18 +154,22 @@ def select(
                 "warn": warn,
                 **_settings(settings),
             }
-        elif dataset is not None:
-            raise typer.BadParameter("--dataset is for --by fqe")
+        elif dataset is not None or episodes is not None or anyway:
+            raise typer.BadParameter("--dataset, --episodes and --anyway are for --by fqe")
         found = Study(study).select(by, task=task, **options)
     if as_json:
         show_json(found.to_dict())
     else:
         _show_selection(found)
+    if found.abstained:
+        raise typer.Exit(ABSTAINED)
 
 
 # Arguments of both commands that are not settings of FQE.
 _OPTIONS = {
     "dataset",
+    "anyway",
+    "episodes",
     "bootstraps",
     "updates",
     "validation_fraction",
@@ -178,9 +196,10 @@ def _settings(texts: list[str] | None) -> dict[str, Any]:
 
 
 class _Lines:
-    """Prints the share done and the estimated time left as plain lines, the first one after a few updates."""
+    """Prints the share of `work` done and the estimated time left as plain lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: str) -> None:
+        self._work = work
         self._began = self._next = time.monotonic()
 
     def __call__(self, share: float) -> None:
@@ -189,12 +208,12 @@ class _Lines:
             self._began = self._next = now
         elif share < 1.0 and now >= self._next:
             left = (now - self._began) * (1.0 - share) / share
-            note(f"FQE: {share:.1%} done, about {duration(left)} left")
+            note(f"{self._work}: {share:.1%} done, about {duration(left)} left")
             self._next = now + _LINE_SECONDS
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[float], None]]:
+def _progress(work: str = "FQE") -> Iterator[Callable[[float], None]]:
     """Show a bar on a terminal, plain lines elsewhere, nothing if quiet."""
     from rl_training.display.progress import Progress
 
@@ -202,9 +221,9 @@ def _progress() -> Iterator[Callable[[float], None]]:
         yield lambda share: None
         return
     if not sys.stderr.isatty():
-        yield _Lines()
+        yield _Lines(work)
         return
-    progress = Progress(_PARTS, unit="‰ of FQE")
+    progress = Progress(_PARTS, unit=f"‰ of {work}")
     try:
         yield lambda share: progress.advance(round(_PARTS * share))
     finally:
@@ -219,18 +238,23 @@ def show_result(found: OPEResult) -> None:
     columns += ["clipped"] if found.updates is not None else []
     columns += ["effective episodes"] if found.method != "fqe" else []
     show_table([_row(one, columns) for one in found.policies], (*columns, "policy"))
-    fitted = "" if found.updates is None else f", {found.updates:,} updates"
-    which = f"{found.episodes:,} held-out" if found.held_out else f"all {found.episodes:,}"
-    print(
-        f"\n{found.method} on {found.rows:,} rows, {which} episodes of {found.dataset}: discount "
-        f"{found.gamma:g}, bootstraps {found.bootstraps}{fitted}, seed {found.seed}"
-    )
+    print(_basis(found))
     print(f"distance between the logged actions of similar states: {found.data_distance:.3f}")
     if tied := [str(one.rank) for one in found.policies if one.tied]:
         print(f"statistically indistinguishable from rank 1: rank {', '.join(tied)}")
     for text in found.notes:
         note(f"note: {text}")
     print(CAVEAT)
+
+
+def _basis(found: OPEResult) -> str:
+    """The data and the settings of an evaluation."""
+    fitted = "" if found.updates is None else f", {found.updates:,} updates"
+    which = f"{found.episodes:,} held-out" if found.held_out else f"all {found.episodes:,}"
+    return (
+        f"\n{found.method} on {found.rows:,} rows, {which} episodes of {found.dataset}: discount "
+        f"{found.gamma:g}, bootstraps {found.bootstraps}{fitted}, seed {found.seed}"
+    )
 
 
 def _row(one: PolicyEstimate, columns: list[str]) -> list[str]:
@@ -247,8 +271,8 @@ def _row(one: PolicyEstimate, columns: list[str]) -> list[str]:
 
 
 def _show_selection(found: Selection) -> None:
-    if found.judgement is not None:
-        show_result(found.judgement)
+    if found.by == "fqe":
+        _show_candidates(found)
     else:
         rows = [
             [str(rank), f"{found.scores[name]:.2f}", f"{value:.2f}", name]
@@ -258,4 +282,36 @@ def _show_selection(found: Selection) -> None:
         print("\nthe best seed of the configuration with the highest interquartile mean of returns")
     for name in found.left_out:
         note(f"note: {name} is left out: it is not done, or has no value to compare")
-    print(f"take {found.trial}: {found.checkpoint}")
+    for reason in found.reasons:
+        print(f"reason to abstain: {reason}")
+    if found.trial is None:
+        print(
+            f"no trial is selected; the safe choice is {found.safe}; --anyway selects, --episodes K plays episodes"
+        )
+    else:
+        print(f"take {found.trial}: {found.checkpoint}")
+
+
+def _show_candidates(found: Selection) -> None:
+    """Print each candidate with its share of actions outside the data and its interval, and the anchors."""
+    played = any(one.episodes for one in found.candidates)
+    rows = [
+        [f"{one.outside:.1%}", *_interval(one.estimate), *([str(one.episodes)] if played else []), one.name]
+        for one in found.candidates
+    ]
+    value = ("return", "95 % interval", "episodes") if played else ("value", "95 % interval")
+    show_table(rows, ("outside the data", *value, "trial"))
+    if found.judgement is not None:
+        print(_basis(found.judgement))
+        for text in found.judgement.notes:
+            note(f"note: {text}")
+    for name, anchor in (("the data's own return", found.data), ("FQE of a clone of the data", found.clone)):
+        if anchor is not None:
+            print(f"{name}: {' in '.join(_interval(anchor))}")
+    print(f"selected in {duration(found.seconds)}")
+
+
+def _interval(one: Estimate | None) -> tuple[str, str]:
+    if one is None:
+        return "–", "–"
+    return rounded(one.value), "–" if one.low is None else f"{rounded(one.low)} to {rounded(one.high)}"

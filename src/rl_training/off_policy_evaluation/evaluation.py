@@ -146,7 +146,7 @@ def ope(
     what the runs have recorded as `module:Name`. `watch` is called with the share of the work that is done. The
     result is reproducible on the same machine.
     """
-    plan = _plan(updates, batch_size, seed, stochastic, acceleration, network, hyperparameters)
+    plan = make_plan(updates, batch_size, seed, stochastic, acceleration, network, hyperparameters)
     _require(method, bootstraps, validation_fraction)
     home = choose_device(device)
     prepare_process(home)
@@ -154,10 +154,10 @@ def ope(
     whole = load_data(dataset, found)
     probs = None if method == "fqe" else _probabilities(dataset, whole, action_probs)
     data = hold_out(whole, validation_fraction).held_out if validation_fraction else whole
-    return _evaluate(found, data, plan, method, bootstraps, probs, home, watch, held_out=data is not whole)
+    return evaluate(found, data, plan, method, bootstraps, probs, home, watch, held_out=data is not whole)
 
 
-def _plan(
+def make_plan(
     updates: int,
     batch_size: int,
     seed: int,
@@ -166,6 +166,7 @@ def _plan(
     network: NetworkConfig | None,
     hyperparameters: dict[str, Any],
 ) -> Plan:
+    """Validate the settings of FQE."""
     if updates < 10:
         raise ConfigError(f"updates must be >= 10, got {updates}")
     if batch_size < 1:
@@ -199,7 +200,7 @@ def _probabilities(dataset: Data, loaded: TransitionDataset, given: ArrayLike | 
     return read_probabilities(dataset, loaded.spaces)
 
 
-def _evaluate(
+def evaluate(
     found: Sequence[Candidate],
     data: TransitionDataset,
     plan: Plan,
@@ -211,6 +212,7 @@ def _evaluate(
     *,
     held_out: bool,
 ) -> OPEResult:
+    """Evaluate loaded policies; `probs` are the probabilities of the logged actions, None for FQE."""
     episodes = Episodes.of(data, "off-policy evaluation")
     parts = resamples(episodes, bootstraps, resampling(plan.seed), home)
     policies = [one.policy for one in found]

@@ -119,7 +119,7 @@ def fit(
         some = [policy.to(rows.device) for policy in policies[first : first + room.policies]]
         actions = PolicyActions(dataset, rows, some, sampled=plan.sampled, tabulate=room.tables)
         learners = [[learner(b) for b in range(len(parts))] for _ in some]
-        watch_part = partial(_report_part, watch, first / len(policies), len(some) / len(policies))
+        watch_part = partial(report_part, watch, first / len(policies), len(some) / len(policies))
         one = _fit(actions, episodes, parts, learners, plan, watch_part)
         found.append(one if keep else replace(one, learners=()))
     return Fit(
@@ -131,7 +131,8 @@ def fit(
     )
 
 
-def _report_part(watch: Watch, before: float, part: float, share: float) -> None:
+def report_part(watch: Watch, before: float, part: float, share: float) -> None:
+    """Report the `share` of a `part` of the work that begins after `before`."""
     watch(before + part * share)
 
 

@@ -17,6 +17,7 @@ from rl_training.data.formats import read_columns
 from rl_training.data.validation import declared_spaces
 from rl_training.errors import ConfigError
 from rl_training.experience.fqe_data import acts
+from rl_training.experiment.config import TrainConfig
 from rl_training.models.policies import Policy
 from rl_training.runtime.loading import load_policy, open_checkpoint
 from rl_training.settings import at_home
@@ -28,12 +29,13 @@ Data = TransitionDataset | Place
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy to evaluate: the name the caller gave, its checkpoint, and its spaces."""
+    """A policy to evaluate: the name the caller gave, its checkpoint, its spaces and its run's configuration."""
 
     name: str
     checkpoint: Path
     policy: Policy
     spaces: SpaceSpec
+    config: TrainConfig
 
     @classmethod
     def load(
@@ -42,7 +44,7 @@ class Candidate:
         """Load the policy of a checkpoint, or of the newest checkpoint of a run folder."""
         checkpoint = open_checkpoint(Path(at_home(str(place))), warn)
         loaded = load_policy(checkpoint, allow_import=allow_import)
-        return cls(str(place), checkpoint.path, loaded.policy, loaded.spaces)
+        return cls(str(place), checkpoint.path, loaded.policy, loaded.spaces, loaded.config)
 
 
 def candidates(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.loading import DatasetConfig
@@ -14,37 +13,13 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve
 from rl_training.experiment.retention import find_checkpoint
-from rl_training.off_policy_evaluation.evaluation import OPEResult, ope
+from rl_training.off_policy_evaluation.choosing import Selection, choose
 from rl_training.off_policy_evaluation.policies import Data
 from rl_training.runtime.offline import _build_offline_dataset, _infer_env_spaces
 
-By = Literal["fqe", "return"]
 RETURN = "eval_return_mean"
 # Settings that transform rewards and rows for training, but not for evaluation.
 _TRAINING_ONLY = DatasetConfig.affecting("rows")
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The selected trial and its checkpoint; `ranking` has (name, value) of all compared trials, best first.
-
-    `judgement` is the result of FQE, or None if returns decided. `scores` has the interquartile mean of the returns
-    of each trial's configuration if returns decided; the ranking is ordered by it first. `left_out` are trials that
-    are not done, have no value to compare, or belong to a configuration with such a trial.
-    """
-
-    trial: str
-    checkpoint: Path
-    ranking: tuple[tuple[str, float], ...]
-    by: By
-    judgement: OPEResult | None
-    left_out: tuple[str, ...]
-    scores: Mapping[str, float] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the selection as JSON-serialisable data."""
-        judgement = None if self.judgement is None else self.judgement.to_dict()
-        return asdict(replace(self, judgement=None)) | {"checkpoint": str(self.checkpoint), "judgement": judgement}
 
 
 @dataclass(frozen=True)
@@ -82,21 +57,17 @@ def by_fqe(
     dataset: Data | None = None,
     validation_fraction: float | None = None,
     allow_import: bool = False,
-    warn: Callable[[str], None] = warnings.warn,
     **options: Any,
 ) -> Selection:
-    """Select the trial that FQE ranks first on `dataset`, by default the training data; `options` as in `ope`."""
+    """Select a trial by `dataset`, by default the training data, or abstain; `options` as in `choose`."""
     if not trials:
         raise ConfigError("select: no trial is done")
     configs = [TrainConfig.parse({**trial.settings, "allow_import": allow_import}) for trial in trials]
     data = dataset if dataset is not None else _own_data(configs)
     fraction = _own_fraction(configs) if validation_fraction is None else validation_fraction
-    folders = {str(trial.folder): trial.name for trial in trials}
-    found = ope([*folders], data, validation_fraction=fraction, allow_import=allow_import, warn=warn, **options)
-    named = tuple(replace(one, name=folders[one.name]) for one in found.policies)
-    found = replace(found, policies=named)
-    ranking = tuple((one.name, float("nan") if one.value is None else one.value) for one in named)
-    return Selection(named[0].name, named[0].checkpoint, ranking, "fqe", found, tuple(left_out))
+    places = {trial.name: trial.folder for trial in trials}
+    found = choose(places, data, validation_fraction=fraction, allow_import=allow_import, **options)
+    return replace(found, left_out=tuple(left_out))
 
 
 def _sections(configs: Sequence[TrainConfig]) -> list[DatasetConfig]:

@@ -16,7 +16,7 @@ from rl_training.study.status import StudyStatus, TrialStatus, as_record, read_s
 from rl_training.study.trials import FULL_DISK, NEVER_RETRIED, home_of, reopen_failed
 
 if TYPE_CHECKING:
-    from rl_training.off_policy_evaluation.selecting import Selection
+    from rl_training.off_policy_evaluation.choosing import Selection
     from rl_training.study.description import Description
 
 By = Literal["iqm", "mean", "median", "min"]
@@ -219,10 +219,10 @@ class Study:
     def select(self, by: Literal["fqe", "return"] = "fqe", *, task: str | None = None, **options: Any) -> Selection:
         """Select one of the trials that are done, and its newest checkpoint.
 
-        `by="fqe"` ranks their policies on `dataset=…`, by default the data they learned from (`options` as in
-        `rl_training.ope`). `by="return"` selects the configuration whose last evaluations have the highest
-        interquartile mean, as `best` does, and of its seeds the one with the highest return. If the study has
-        several tasks, name one.
+        `by="fqe"` selects by `dataset=…`, by default the data they learned from, or abstains (`options`: `anyway`,
+        `episodes`, and those of `rl_training.ope`). `by="return"` selects the configuration whose last evaluations
+        have the highest interquartile mean, as `best` does, and of its seeds the one with the highest return. If
+        the study has several tasks, name one.
         """
         from rl_training.off_policy_evaluation.selecting import RETURN, Candidate, by_fqe, by_return
 

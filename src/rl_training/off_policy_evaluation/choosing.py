@@ -1,0 +1,385 @@
+"""Choose a policy by logged data, or abstain.
+
+A candidate is eligible if at most a tenth of its actions are outside the data (`support`). FQE evaluates the
+eligible ones with independently initialised critics, each on its own bootstrap of the episodes. The candidate with
+the largest lower bound is chosen. The selection abstains if no candidate is eligible, if FQE of a clone of the data
+misses the data's own return, if no lower bound exceeds that return, or if the values differ by less than their
+intervals. With `episodes`, a few episodes in the environment decide instead of FQE.
+Every critic has its own target: with the minimum of ten critics as a common target, pessimism accumulates over the
+200 steps of this discount, and FQE of the logged actions themselves falls far below the data's return.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rl_training.api.algorithms import BC
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.episodes import Episodes, hold_out, resamples
+from rl_training.environments.playing import Evaluator
+from rl_training.errors import ConfigError
+from rl_training.experience.fqe_data import estimated_returns
+from rl_training.models.mlp import NetworkConfig
+from rl_training.off_policy_evaluation import defaults
+from rl_training.off_policy_evaluation.evaluation import OPEResult, PolicyEstimate, evaluate, interval, make_plan
+from rl_training.off_policy_evaluation.fitting import BATCH_SIZE, Plan, Watch, report_part
+from rl_training.off_policy_evaluation.policies import Candidate, Data, Place, candidates, load_data
+from rl_training.off_policy_evaluation.support import Support
+from rl_training.runs.building import choose_device, prepare_process
+from rl_training.seeding import EVALUATION_SEED, resampling
+from rl_training.updates.updater import Acceleration
+
+Floats = NDArray[np.float64]
+By = Literal["fqe", "return"]
+# The share of actions outside the data up to which a candidate is eligible.
+MOST_OUTSIDE = 0.10
+SAFE_CLONE = "BC (behaviour cloning; not among the candidates)"
+
+
+class Estimate(NamedTuple):
+    """A value with its 95 % confidence interval, which is None if there is only one sample."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, values: Floats) -> Estimate:
+        """From values of bootstraps."""
+        return cls(float(values.mean()), *interval(values))
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """A candidate, and the share of its actions that are `outside` the data.
+
+    `estimate` is its discounted value by FQE, or its mean return over `episodes` episodes; None if it was not
+    evaluated, because it is not eligible or the selection abstained before.
+    """
+
+    name: str
+    checkpoint: Path
+    outside: float
+    estimate: Estimate | None = None
+    episodes: int = 0
+
+    @property
+    def eligible(self) -> bool:
+        return self.outside <= MOST_OUTSIDE
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The selected trial and its checkpoint; both are None if the selection abstained.
+
+    `ranking` has (name, value) of the evaluated trials, best first. `judgement` is the result of FQE, if it was
+    used. `left_out` are trials that are not done, have no value to compare, or belong to a configuration with such
+    a trial. `scores` has the interquartile mean of the returns of each trial's configuration if returns decided;
+    the ranking is ordered by it first.
+
+    `candidates` are ordered by lower bound, or by `outside` if the selection abstained. `data` is the data's own
+    discounted return and `clone` FQE's estimate of a clone of the data. `reasons` are those for abstaining; with
+    `anyway` there may be reasons and a trial. `safe` names the choice that stays nearest to the data.
+    """
+
+    trial: str | None
+    checkpoint: Path | None
+    ranking: tuple[tuple[str, float], ...]
+    by: By
+    judgement: OPEResult | None = None
+    left_out: tuple[str, ...] = ()
+    scores: Mapping[str, float] = field(default_factory=dict)
+    candidates: tuple[Assessment, ...] = ()
+    data: Estimate | None = None
+    clone: Estimate | None = None
+    reasons: tuple[str, ...] = ()
+    safe: str = ""
+    seconds: float = 0.0
+
+    @property
+    def abstained(self) -> bool:
+        return self.trial is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the selection as JSON-serialisable data."""
+        found = asdict(replace(self, judgement=None)) | {"abstained": self.abstained}
+        for one in found["candidates"]:
+            one["checkpoint"] = str(one["checkpoint"])
+            one["estimate"] = one["estimate"] and one["estimate"]._asdict()
+        for name in ("data", "clone"):
+            found[name] = found[name] and found[name]._asdict()
+        checkpoint = None if self.checkpoint is None else str(self.checkpoint)
+        judgement = None if self.judgement is None else self.judgement.to_dict()
+        return found | {"checkpoint": checkpoint, "judgement": judgement}
+
+
+def choose(
+    places: Mapping[str, Place],
+    dataset: Data,
+    *,
+    anyway: bool = False,
+    episodes: int | None = None,
+    bootstraps: int = defaults.CRITICS,
+    updates: int = defaults.SELECTION_UPDATES,
+    batch_size: int = BATCH_SIZE,
+    validation_fraction: float = defaults.VALIDATION_FRACTION,
+    stochastic: bool = False,
+    seed: int = defaults.SEED,
+    device: str = defaults.DEVICE,
+    acceleration: Acceleration = "auto",
+    network: NetworkConfig | None = None,
+    allow_import: bool = False,
+    watch: Watch = lambda done: None,
+    warn: Callable[[str], None] = warnings.warn,
+    **hyperparameters: Any,
+) -> Selection:
+    """Choose one of the policies in `places` (run folders or checkpoints by name) by logged data, or abstain.
+
+    `anyway` chooses despite reasons to abstain: the largest lower bound of the eligible, or else the candidate
+    nearest to the data. `episodes` is the number of episodes to play in the environment of the runs instead of
+    fitting FQE. `bootstraps` is the number of critics, and of bootstraps of the episodes. Other arguments as in
+    `ope`; the discount is 0.995 by default.
+    """
+    started = time.monotonic()
+    settings = {"gamma": defaults.SELECTION_GAMMA} | hyperparameters
+    plan = make_plan(updates, batch_size, seed, stochastic, acceleration, network, settings)
+    if bootstraps < 2:
+        raise ConfigError(f"bootstraps must be >= 2, got {bootstraps}: a selection needs intervals")
+    home = choose_device(device)
+    prepare_process(home)
+    loaded = candidates(places.values(), warn, allow_import=allow_import)
+    found = [replace(one, name=name) for name, one in zip(places, loaded)]
+    if episodes is not None:
+        _require_environment(found, episodes)
+    data = others = load_data(dataset, found)
+    if validation_fraction:
+        others, data = hold_out(data, validation_fraction)
+    chooser = Chooser(found, data, others, plan, bootstraps, home, watch)
+    chosen = chooser.by_episodes(episodes) if episodes is not None else chooser.by_fqe(anyway=anyway)
+    return replace(chosen, seconds=time.monotonic() - started)
+
+
+class Chooser:
+    """Loaded candidates and the data to choose by; `others` are the same data, or the episodes not held out."""
+
+    def __init__(
+        self,
+        found: Sequence[Candidate],
+        data: TransitionDataset,
+        others: TransitionDataset,
+        plan: Plan,
+        bootstraps: int,
+        home: torch.device,
+        watch: Watch = lambda done: None,
+    ) -> None:
+        self.found, self.data, self.plan, self.bootstraps, self.home = found, data, plan, bootstraps, home
+        self.watch, self.held_out = watch, others is not data
+        support = Support(data, others, plan.seed, home)
+        made = [Assessment(one.name, one.checkpoint, support.outside(one.policy)) for one in found]
+        self.assessed = sorted(made, key=lambda one: one.outside)
+
+    def by_fqe(self, *, anyway: bool = False) -> Selection:
+        """Choose the largest lower bound, or abstain."""
+        fitted = [one for one in self.assessed if one.eligible]
+        reasons, nearest = [], self.assessed[0]
+        if not fitted:
+            reasons.append(
+                f"no candidate acts like the data: {nearest.outside:.0%} of the actions of {nearest.name} are "
+                f"outside, and at most {MOST_OUTSIDE:.0%} may be"
+            )
+            if not anyway:
+                return self._selection(reasons=reasons)
+            fitted = [nearest]
+        part = 1.0 / (1 + len(fitted))
+        cloned = self._evaluate([self._clone()], 0.0, part, sampled=True).best
+        data, clone = Estimate.of(self._data_values()), _estimate(cloned)
+        if missed := _missed(data, clone):
+            reasons.append(missed)
+            if not anyway:
+                return self._selection(reasons=reasons, data=data, clone=clone)
+        names = {one.name for one in fitted}
+        judged = self._evaluate([one for one in self.found if one.name in names], part, 1.0 - part)
+        estimates = {one.name: _estimate(one) for one in judged.policies}
+        reasons += _doubts(list(estimates.values()), data)
+        best = max(estimates, key=lambda name: estimates[name].low or -np.inf)
+        chosen = best if anyway or not reasons else None
+        return self._selection(estimates, reasons, chosen=chosen, judgement=judged, data=data, clone=clone)
+
+    def _evaluate(
+        self, found: Sequence[Candidate], before: float, part: float, *, sampled: bool = False
+    ) -> OPEResult:
+        plan = replace(self.plan, sampled=True) if sampled else self.plan
+        watch = partial(report_part, self.watch, before, part)
+        return evaluate(
+            found, self.data, plan, "fqe", self.bootstraps, None, self.home, watch, held_out=self.held_out
+        )
+
+    def _clone(self) -> Candidate:
+        """A stochastic policy cloned from the data: its value, with sampled actions, is that of the data."""
+        kind = {} if self.data.spaces.discrete else {"stochastic": True, "policy_distribution": "gaussian"}
+        with tempfile.TemporaryDirectory() as folder:
+            model = BC(
+                None,
+                seed=self.plan.seed,
+                device=str(self.home),
+                acceleration=self.plan.acceleration,
+                output_dir=folder,
+                hidden_sizes=list(self.plan.network.hidden_sizes),
+                batch_size=self.plan.batch_size,
+                normalize_observations=True,
+                log_interval=self.plan.updates,
+                checkpoint_interval=self.plan.updates,
+                **kind,
+            )
+            result = model.learn(self.plan.updates, dataset=self.data, progress_bar=False)
+            assert not isinstance(result, list)
+            return Candidate.load(result.run_dir)
+
+    def _data_values(self) -> Floats:
+        """The mean discounted return of the episodes of each bootstrap, `[B]`."""
+        episodes, data = Episodes.of(self.data, "a selection"), self.data
+        rewards = data.rewards.astype(np.float64)
+        returns = estimated_returns(rewards, data.dones, episodes, self.plan.config.gamma)[episodes.starts]
+        parts = resamples(episodes, self.bootstraps, resampling(self.plan.seed), torch.device("cpu"))
+        return np.array([np.average(returns, weights=part.counts.numpy()) for part in parts])
+
+    def by_episodes(self, episodes: int) -> Selection:
+        """Choose the candidate that was played most often by an upper-confidence-bound rule; ties by the mean."""
+        returns: dict[str, list[float]] = {one.name: [] for one in self.assessed}
+        policies = {one.name: one for one in self.found}
+        self.watch(0.0)
+        for done in range(episodes):
+            name = _most_promising(returns)
+            returns[name].append(_play(policies[name], len(returns[name])))
+            self.watch((done + 1) / episodes)
+        estimates = {name: _mean_return(np.array(some)) for name, some in returns.items()}
+        most = max(returns, key=lambda name: (len(returns[name]), estimates[name].value))
+        played = {name: len(some) for name, some in returns.items()}
+        return self._selection(estimates, chosen=most, episodes=played)
+
+    def _selection(
+        self,
+        estimates: Mapping[str, Estimate] | None = None,
+        reasons: Sequence[str] = (),
+        *,
+        chosen: str | None = None,
+        episodes: Mapping[str, int] | None = None,
+        **known: Any,
+    ) -> Selection:
+        """The result; candidates are ordered by lower bound if one is `chosen`, else by `outside`."""
+        estimates, episodes = estimates or {}, episodes or {}
+        found = [
+            replace(one, estimate=estimates.get(one.name), episodes=episodes.get(one.name, 0))
+            for one in self.assessed
+        ]
+        ranked = sorted((one for one in found if one.estimate is not None), key=_lower_bound, reverse=True)
+        nearest = found[0]
+        return Selection(
+            trial=chosen,
+            checkpoint=next((one.checkpoint for one in found if one.name == chosen), None),
+            ranking=tuple((one.name, one.estimate.value) for one in ranked if one.estimate is not None),
+            by="fqe",
+            candidates=tuple(
+                found if chosen is None else [*ranked, *(one for one in found if one.estimate is None)]
+            ),
+            reasons=tuple(reasons),
+            safe=nearest.name if nearest.eligible else SAFE_CLONE,
+            **known,
+        )
+
+
+def _estimate(one: PolicyEstimate) -> Estimate:
+    return Estimate.of(np.array(one.values))
+
+
+def _lower_bound(one: Assessment) -> float:
+    assert one.estimate is not None
+    return -np.inf if one.estimate.low is None else one.estimate.low
+
+
+def _text(one: Estimate) -> str:
+    return f"{one.value:.4g} [{one.low:.4g}, {one.high:.4g}]"
+
+
+def _missed(data: Estimate, clone: Estimate) -> str | None:
+    """The reason to abstain if the intervals of the data's return and of FQE of a clone have no value in common."""
+    assert data.low is not None
+    assert data.high is not None
+    assert clone.low is not None
+    assert clone.high is not None
+    if clone.low <= data.high and data.low <= clone.high:
+        return None
+    return (
+        f"FQE is not calibrated on these data: it estimates a clone of them at {_text(clone)}, and their own "
+        f"return is {_text(data)}"
+    )
+
+
+def _doubts(estimates: Sequence[Estimate], data: Estimate) -> list[str]:
+    """Reasons to abstain after all eligible candidates have been evaluated."""
+    found = []
+    lows, highs = (np.array([getattr(one, name) for one in estimates]) for name in ("low", "high"))
+    if lows.max() <= data.value:
+        found.append(
+            f"the best lower bound, {lows.max():.4g}, does not exceed the data's own return, {data.value:.4g}"
+        )
+    spread, width = float(np.ptp([one.value for one in estimates])), float((highs - lows).mean())
+    if len(estimates) > 1 and spread <= width:
+        found.append(f"the values differ by {spread:.4g}, less than their intervals ({width:.4g})")
+    return found
+
+
+def _require_environment(found: Sequence[Candidate], episodes: int) -> None:
+    if episodes <= len(found):
+        raise ConfigError(
+            f"episodes must be > {len(found)}, the number of candidates, got {episodes}: each is played once, and "
+            "one at least twice"
+        )
+    if without := [one.name for one in found if one.config.env_id is None]:
+        raise ConfigError(
+            f"episodes: the run of {without[0]} has no environment; leave episodes out to select by FQE"
+        )
+
+
+def _most_promising(returns: Mapping[str, Sequence[float]]) -> str:
+    """The first candidate that was not played yet, else the one with the largest upper confidence bound.
+
+    The bound is mean + range · sqrt(log t / (4 n)): UCB1 with the largest variance for that range of returns.
+    """
+    played = [value for some in returns.values() for value in some]
+
+    def bound(name: str) -> float:
+        some = returns[name]
+        return (
+            np.inf
+            if not some
+            else float(np.mean(some) + np.ptp(played) * np.sqrt(np.log(len(played)) / len(some)) / 2)
+        )
+
+    return max(returns, key=bound)
+
+
+def _play(candidate: Candidate, number: int) -> float:
+    """The return of episode `number`, which is the same for every candidate and differs from those of training."""
+    config = candidate.config.replace(environments="local")
+    evaluator = Evaluator(config, candidate.spaces, seed=EVALUATION_SEED + 1 + number, one_by_one=True)
+    try:
+        return float(evaluator.play(candidate.policy.cpu(), 1).returns[0])
+    finally:
+        evaluator.close()
+
+
+def _mean_return(returns: Floats) -> Estimate:
+    """Mean return and the interval of the mean."""
+    return Estimate.of(returns.mean() + (returns - returns.mean()) / np.sqrt(len(returns)))

@@ -1,0 +1,86 @@
+"""Support of policies in logged data: the share of states in which a policy acts unlike every other episode.
+
+D(s, a) is the distance of a pair to the nearest logged pair of another episode,
+sqrt(|z - z_j|^2 / O + |a - a_j|^2 / A), with standardised observations z and actions in [-1, 1]. A pair is outside
+the data if D exceeds the 95 % quantile of D of the logged pairs. The measure has no parameters to fit, because
+data of several policies are multimodal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl_training.data.datasets import TransitionDataset
+from rl_training.data.episodes import Episodes
+from rl_training.experience.fqe_data import acts
+from rl_training.models.policies import Policy
+
+# Number of states in which policies are compared, and of rows that are searched for the nearest pair.
+_STATES, _ROWS = 5_000, 200_000
+_QUANTILE = 0.95
+# Distances below this are not distinguished: they are rounding errors if episodes repeat each other.
+_RESOLUTION = 0.01
+# Number of distances that are computed at a time.
+_AT_A_TIME = 1 << 25
+
+
+class Support:
+    """The rows of `others`, and states of `data` in which policies are compared with them.
+
+    The data sets are the same, or have no episode in common.
+    """
+
+    def __init__(self, data: TransitionDataset, others: TransitionDataset, seed: int, device: torch.device) -> None:
+        rng = np.random.default_rng(seed)
+        self._num_actions = data.spaces.num_actions
+        self._mean, std = (torch.from_numpy(one).to(device) for one in others.observation_moments())
+        self._scale = (std + 1e-6) * data.spaces.obs_dim**0.5
+        self._obs, logged, self._episode = _some(data, _STATES, rng, device)
+        obs, actions, self._other_episode = _some(others, _ROWS, rng, device)
+        if data is not others:
+            self._episode = torch.full_like(self._episode, -1)
+        self._others = self._pairs(obs, actions)
+        self.threshold = max(_RESOLUTION, float(self._distances(logged).quantile(_QUANTILE)))
+
+    def _pairs(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """Vectors `[n, O + A]` whose Euclidean distance is D; unequal discrete actions are 2 apart."""
+        if self._num_actions:
+            scaled = 2.0**0.5 * torch.nn.functional.one_hot(actions[:, 0].long(), self._num_actions)
+        else:
+            scaled = actions / actions.shape[1] ** 0.5
+        return torch.cat([(obs - self._mean) / self._scale, scaled], dim=1)
+
+    def _distances(self, actions: Tensor) -> Tensor:
+        """D of the states with these actions, `[n]`."""
+        pairs, found = self._pairs(self._obs, actions), []
+        size = max(1, _AT_A_TIME // len(self._others))
+        lengths = self._others.square().sum(1)
+        for some, own in zip(pairs.split(size), self._episode.split(size)):
+            squares = torch.addmm(lengths, some, self._others.T, alpha=-2.0) + some.square().sum(1, keepdim=True)
+            squares.masked_fill_(own[:, None] == self._other_episode, torch.inf)
+            found.append(squares.amin(1).clamp_min(0.0).sqrt())
+        return torch.cat(found)
+
+    def outside(self, policy: Policy) -> float:
+        """The share of states in which the policy's action is outside the data; 1 if its weights are not finite."""
+        policy = policy.to(self._obs.device)
+        if not all(bool(torch.isfinite(one).all()) for one in policy.state_dict().values()):
+            return 1.0
+        return float((self._distances(acts(policy, self._obs)) > self.threshold).double().mean())
+
+
+def _some(
+    data: TransitionDataset, most: int, rng: np.random.Generator, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Observations, actions `[n, A]` and episodes `[n]` of at most `most` rows, drawn at random."""
+    chosen = np.sort(rng.choice(len(data), min(most, len(data)), replace=False))
+    batch = data.layout.unpack(torch.from_numpy(np.array(data.rows[chosen])))
+    episodes: NDArray[np.int64] = np.searchsorted(Episodes.of(data, "the support gate").ends, chosen)
+    return (
+        batch.obs.to(device),
+        batch.actions.view(len(chosen), -1).float().to(device),
+        torch.from_numpy(episodes).to(device),
+    )
