@@ -602,29 +602,55 @@ def study(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 
 def test_a_study_says_which_trial_to_take(study: Study, home: Path) -> None:
-    found = study.select(**SMALL)
+    found = study.select(**SMALL, anyway=True)
     assert found.by == "fqe"
     assert found.judgement is not None
     assert found.judgement.held_out
     assert found.judgement.episodes == 5
-    assert found.trial == found.judgement.best.name == found.ranking[0][0]
+    assert found.trial == found.ranking[0][0] == found.candidates[0].name
+    assert {one.name for one in found.judgement.policies} == {name for name, _ in found.ranking}
+    assert found.checkpoint is not None
     assert found.checkpoint.is_relative_to(study.folder / "runs" / found.trial)
-    everything = study.select(dataset=home / "logs.npz", validation_fraction=0.0, **SMALL)
+    everything = study.select(dataset=home / "logs.npz", validation_fraction=0.0, **SMALL, anyway=True)
     assert everything.judgement is not None
     assert everything.judgement.episodes == 20
 
 
 def test_select_from_the_command_line(study: Study) -> None:
     words = ["select", study.folder, "--by", "fqe", "--updates", 20, "--bootstraps", 2, "--device", "cpu"]
-    table = command(*words)
+    table = command(*words, "--anyway")
     assert table.exit_code == 0, table.output
     taken = table.stdout.splitlines()[-1]
-    plain = json.loads(command(*words, "--json").stdout)
+    plain = json.loads(command(*words, "--anyway", "--json").stdout)
     assert taken == f"take {plain['trial']}: {plain['checkpoint']}"
+    assert table.stdout.splitlines()[0].split("  ")[0] == "outside the data"
+    chosen = plain["candidates"][0]
+    assert chosen["name"] == plain["trial"]
+    assert chosen["estimate"]["low"] < chosen["estimate"]["value"]
     assert "no trial that is done has been evaluated" in refused(command("select", study.folder, "--by", "return"))
     assert "--dataset is for --by fqe" in refused(
         command("select", study.folder, "--by", "return", "--dataset", "x.npz")
     )
+
+
+def test_an_abstention_exits_with_5(study: Study) -> None:
+    """After 20 updates FQE cannot separate two seeds of the same configuration."""
+    words = ["select", study.folder, "--by", "fqe", "--updates", 20, "--bootstraps", 3, "--device", "cpu"]
+    table = command(*words)
+    assert table.exit_code == 5, table.output
+    lines = table.stdout.splitlines()
+    assert any(line.startswith("reason to abstain: ") for line in lines)
+    assert lines[-1].startswith("no trial is selected; the safe choice is ")
+    assert not any(line.startswith("take ") for line in lines)
+    plain = command(*words, "--json")
+    assert plain.exit_code == 5
+    found = json.loads(plain.stdout)
+    assert (found["abstained"], found["trial"], found["checkpoint"]) == (True, None, None)
+    assert found["safe"] in lines[-1]
+    assert [one["outside"] for one in found["candidates"]] == sorted(one["outside"] for one in found["candidates"])
+    assert "--anyway is for --by fqe" in refused(command("select", study.folder, "--by", "return", "--anyway"))
+    assert "has no environment" in refused(command(*words, "--episodes", 5))
+    assert "episodes must be > 2" in refused(command(*words, "--episodes", 2))
 
 
 def test_select_by_return(tmp_path: Path) -> None:
@@ -678,7 +704,7 @@ def test_trials_that_held_out_different_episodes_are_refused(home: Path) -> None
     ]
     with pytest.raises(ConfigError, match=r"held out different fractions \(0, 0\.25\).*--validation-fraction"):
         selecting.by_fqe(trials, (), **SMALL)
-    found = selecting.by_fqe(trials, (), validation_fraction=0.25, **SMALL)
+    found = selecting.by_fqe(trials, (), validation_fraction=0.25, anyway=True, **SMALL)
     assert found.judgement is not None
     assert found.judgement.held_out
 

@@ -322,7 +322,8 @@ def test_a_study_names_modules_with_permission(module: str, tmp_path: Path) -> N
     done("dataset", "collect", "--env", "Pendulum-v1", "--size", "600", "-o", "data.npz")
     forget()
     assert "'mine' is not installed" in refused("select", "studies/own", "--by", "fqe", *ESTIMATE)
-    assert json.loads(done("select", "studies/own", "--by", "fqe", *ESTIMATE, "--allow-import"))["trial"]
+    options = (*ESTIMATE, "--anyway", "--allow-import")
+    assert json.loads(done("select", "studies/own", "--by", "fqe", *options))["trial"]
 
 
 def test_data_and_estimates_of_a_run_need_permission(run: Path) -> None:

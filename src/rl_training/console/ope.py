@@ -154,8 +154,10 @@ def select(
                 "warn": warn,
                 **_settings(settings),
             }
-        elif dataset is not None or episodes is not None or anyway:
-            raise typer.BadParameter("--dataset, --episodes and --anyway are for --by fqe")
+        else:
+            for name, given in (("dataset", dataset), ("episodes", episodes), ("anyway", anyway)):
+                if given:
+                    raise typer.BadParameter(f"--{name} is for --by fqe")
         found = Study(study).select(by, task=task, **options)
     if as_json:
         show_json(found.to_dict())

@@ -11,7 +11,6 @@ Every critic has its own target: with the minimum of ten critics as a common tar
 
 from __future__ import annotations
 
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -24,21 +23,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl_training.api.algorithms import BC
+from rl_training.algorithms.bc import BC
+from rl_training.algorithms.discrete_bc import DiscreteBC
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, hold_out, resamples
+from rl_training.data.sources import TensorSource
 from rl_training.environments.playing import Evaluator
 from rl_training.errors import ConfigError
 from rl_training.experience.fqe_data import estimated_returns
 from rl_training.models.mlp import NetworkConfig
+from rl_training.models.policies import Policy
 from rl_training.off_policy_evaluation import defaults
 from rl_training.off_policy_evaluation.evaluation import OPEResult, PolicyEstimate, evaluate, interval, make_plan
-from rl_training.off_policy_evaluation.fitting import BATCH_SIZE, Plan, Watch, report_part
+from rl_training.off_policy_evaluation.fitting import BATCH_SIZE, Plan, Watch, fit, report_part
 from rl_training.off_policy_evaluation.policies import Candidate, Data, Place, candidates, load_data
 from rl_training.off_policy_evaluation.support import Support
 from rl_training.runs.building import choose_device, prepare_process
-from rl_training.seeding import EVALUATION_SEED, resampling
-from rl_training.updates.updater import Acceleration
+from rl_training.seeding import EVALUATION_SEED, learner_seeds, resampling
+from rl_training.updates.updater import Acceleration, Updater, accelerate
 
 Floats = NDArray[np.float64]
 By = Literal["fqe", "return"]
@@ -202,57 +204,33 @@ class Chooser:
                 return self._selection(reasons=reasons)
             fitted = [nearest]
         part = 1.0 / (1 + len(fitted))
-        cloned = self._evaluate([self._clone()], 0.0, part, sampled=True).best
-        data, clone = Estimate.of(self._data_values()), _estimate(cloned)
+        data, clone = self._anchors(partial(report_part, self.watch, 0.0, part))
         if missed := _missed(data, clone):
             reasons.append(missed)
             if not anyway:
                 return self._selection(reasons=reasons, data=data, clone=clone)
-        names = {one.name for one in fitted}
-        judged = self._evaluate([one for one in self.found if one.name in names], part, 1.0 - part)
+        names, watch = {one.name for one in fitted}, partial(report_part, self.watch, part, 1.0 - part)
+        some = [one for one in self.found if one.name in names]
+        judged = evaluate(
+            some, self.data, self.plan, "fqe", self.bootstraps, None, self.home, watch, held_out=self.held_out
+        )
         estimates = {one.name: _estimate(one) for one in judged.policies}
         reasons += _doubts(list(estimates.values()), data)
         best = max(estimates, key=lambda name: estimates[name].low or -np.inf)
         chosen = best if anyway or not reasons else None
         return self._selection(estimates, reasons, chosen=chosen, judgement=judged, data=data, clone=clone)
 
-    def _evaluate(
-        self, found: Sequence[Candidate], before: float, part: float, *, sampled: bool = False
-    ) -> OPEResult:
-        plan = replace(self.plan, sampled=True) if sampled else self.plan
-        watch = partial(report_part, self.watch, before, part)
-        return evaluate(
-            found, self.data, plan, "fqe", self.bootstraps, None, self.home, watch, held_out=self.held_out
-        )
-
-    def _clone(self) -> Candidate:
-        """A stochastic policy cloned from the data: its value, with sampled actions, is that of the data."""
-        kind = {} if self.data.spaces.discrete else {"stochastic": True, "policy_distribution": "gaussian"}
-        with tempfile.TemporaryDirectory() as folder:
-            model = BC(
-                None,
-                seed=self.plan.seed,
-                device=str(self.home),
-                acceleration=self.plan.acceleration,
-                output_dir=folder,
-                hidden_sizes=list(self.plan.network.hidden_sizes),
-                batch_size=self.plan.batch_size,
-                normalize_observations=True,
-                log_interval=self.plan.updates,
-                checkpoint_interval=self.plan.updates,
-                **kind,
-            )
-            result = model.learn(self.plan.updates, dataset=self.data, progress_bar=False)
-            assert not isinstance(result, list)
-            return Candidate.load(result.run_dir)
-
-    def _data_values(self) -> Floats:
-        """The mean discounted return of the episodes of each bootstrap, `[B]`."""
-        episodes, data = Episodes.of(self.data, "a selection"), self.data
+    def _anchors(self, watch: Watch) -> tuple[Estimate, Estimate]:
+        """The data's own discounted return, and FQE of a clone of the data with sampled actions."""
+        data, plan = self.data, self.plan
+        episodes = Episodes.of(data, "a selection")
+        parts = resamples(episodes, self.bootstraps, resampling(plan.seed), self.home)
         rewards = data.rewards.astype(np.float64)
-        returns = estimated_returns(rewards, data.dones, episodes, self.plan.config.gamma)[episodes.starts]
-        parts = resamples(episodes, self.bootstraps, resampling(self.plan.seed), torch.device("cpu"))
-        return np.array([np.average(returns, weights=part.counts.numpy()) for part in parts])
+        returns = estimated_returns(rewards, data.dones, episodes, plan.config.gamma)[episodes.starts]
+        own = np.array([np.average(returns, weights=part.counts.cpu().numpy()) for part in parts])
+        clone = _clone(data, plan, self.home)
+        fitted = fit(data, episodes, [clone], parts, replace(plan, sampled=True), self.home, watch=watch)
+        return Estimate.of(own), Estimate.of(fitted.values[0])
 
     def by_episodes(self, episodes: int) -> Selection:
         """Choose the candidate that was played most often by an upper-confidence-bound rule; ties by the mean."""
@@ -297,6 +275,25 @@ class Chooser:
             safe=nearest.name if nearest.eligible else SAFE_CLONE,
             **known,
         )
+
+
+def _clone(data: TransitionDataset, plan: Plan, device: torch.device) -> Policy:
+    """A stochastic policy cloned from the data; if its actions are sampled, its value is that of the data."""
+    learner_class: Any = DiscreteBC if data.spaces.discrete else BC
+    settings = {} if data.spaces.discrete else {"stochastic": True, "policy_distribution": "gaussian"}
+    config, network = learner_class.Config.parse(settings), NetworkConfig(hidden_sizes=plan.network.hidden_sizes)
+    initial, updates = learner_seeds(plan.seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(initial)
+        model = learner_class.build_model(data.spaces, network, config, normalize_observations=True)
+        model.normalizer.set_moments(*(torch.from_numpy(one) for one in data.observation_moments()))
+        learner = learner_class(model=model.to(device), **dict(config))
+    learner.seed(updates)
+    accelerate(learner, plan.acceleration)
+    source = TensorSource(data.rows_on(device), data.layout, learner.generator)
+    Updater(learner, source, plan.batch_size).run(plan.updates)
+    policy: Policy = model.policy
+    return policy
 
 
 def _estimate(one: PolicyEstimate) -> Estimate:

@@ -58,7 +58,7 @@ class Support:
         pairs, found = self._pairs(self._obs, actions), []
         size = max(1, _AT_A_TIME // len(self._others))
         lengths = self._others.square().sum(1)
-        for some, own in zip(pairs.split(size), self._episode.split(size)):
+        for some, own in zip(torch.split(pairs, size), torch.split(self._episode, size)):
             squares = torch.addmm(lengths, some, self._others.T, alpha=-2.0) + some.square().sum(1, keepdim=True)
             squares.masked_fill_(own[:, None] == self._other_episode, torch.inf)
             found.append(squares.amin(1).clamp_min(0.0).sqrt())
