@@ -280,7 +280,7 @@ def test_a_run_without_its_plugin_names_the_remedy(run: Path) -> None:
     assert json.loads((run / "run.json").read_text())["exact_resume"] is True
 
 
-ESTIMATE = ("--dataset", "data.npz", "--updates", "10", "--bootstraps", "1", "--json")
+ESTIMATE = ("--dataset", "data.npz", "--updates", "10", "--bootstraps", "2", "--json")
 STUDY = """
 name: own
 base: sac/pendulum

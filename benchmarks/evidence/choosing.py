@@ -1,165 +1,203 @@
-"""Choosing without an environment: which of twelve settings of IQL on logged data FQE takes, and what each returns.
+"""Choosing without an environment: what `select --by fqe` takes or why it abstains, and what the candidates return.
 
     python -m benchmarks.evidence run benchmarks/studies/iql-choosing.yaml --data DIR
-    python -m benchmarks.evidence.choosing runs/evidence/iql-choosing [--fqe-updates 20000] [--bootstraps 3]
-                                           [--episodes 100] [--device cuda] [--json FILE]
+    python -m benchmarks.evidence.choosing runs/evidence/iql-choosing [--device cuda] [--json FILE]
+    python -m benchmarks.evidence.choosing Pendulum-v1 | Hopper-v5 | HalfCheetah-v5 [--folder runs/ope]
 
-The study trains every setting as members of one population. `Study.select` then ranks their last policies by FQE on
-the data they learned from. Only afterwards are they played: their mean discounted return (`benchmarks.evidence.ope.
-truth`: FQE's discount, no time limit), with which FQE's values are compared, and the usual undiscounted return. The
-packaged configuration is one of the twelve: it is what one would take without choosing.
+The candidates are the trials of a finished offline study, with the data they learned from, or eleven snapshots of
+one SAC run with that run's own experience (`benchmarks.evidence.ope`). An optimist is added to them: TD3 without a
+bound to the data, trained on the same rows. The program selects, selects again by `--play` episodes in the
+environment, has FQE evaluate all candidates, eligible or not, and only then plays them: their mean return, and
+their mean discounted return, with which FQE's values are compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks import report
 from benchmarks.evidence.judging import judged
-from benchmarks.evidence.ope import GAMMA, agreement, truth
+from benchmarks.evidence.ope import RUNS, agreement, snapshots, truth
 from benchmarks.report import Entry, Results, Sections, number, table
-from rl_training.experiment.config import load_config
+from rl_training import TD3BC, ope
+from rl_training.console.dataset_tasks import from_run
+from rl_training.data.datasets import TransitionDataset
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.retention import find_checkpoint
+from rl_training.models.mlp import NetworkConfig
+from rl_training.off_policy_evaluation import defaults
+from rl_training.off_policy_evaluation.choosing import MOST_OUTSIDE, Selection, choose
 from rl_training.off_policy_evaluation.policies import Candidate
-from rl_training.report.grouping import data_name
-from rl_training.study.status import TrialStatus
+from rl_training.off_policy_evaluation.selecting import own_data
 from rl_training.study.study import Study
 from rl_training.study.trials import home_of, record_of
+
+OPTIMIST = "optimist"
+
+
+class Case(NamedTuple):
+    """Checkpoints by name, the environment they are for, and the data to select by."""
+
+    title: str
+    env_id: str
+    places: dict[str, Path]
+    data: TransitionDataset
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = report.arguments(__doc__)
-    parser.add_argument("study", type=Path, help="folder of a finished study")
-    parser.add_argument("--config", default="iql/hopper-medium-expert", help="the configuration without choosing")
-    parser.add_argument("--fqe-updates", type=int, default=20_000)
-    parser.add_argument("--bootstraps", type=int, default=3)
+    parser.add_argument("case", help=f"folder of a finished study, or {', '.join(RUNS)}")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/ope"), help="where SAC runs and optimists are kept"
+    )
+    parser.add_argument("--updates", type=int, default=defaults.SELECTION_UPDATES)
+    parser.add_argument("--critics", type=int, default=defaults.CRITICS)
+    parser.add_argument("--hidden", type=int, default=256, help="width of FQE's two layers")
+    parser.add_argument("--optimist-updates", type=int, default=20_000, help="0 for no optimist")
+    parser.add_argument("--play", type=int, default=20, help="episodes by which the second selection decides")
     parser.add_argument("--episodes", type=int, default=100, help="by which the return of a policy is measured")
     parser.add_argument("--device", default=report.default_device())
     parser.add_argument("--processes", type=int, help="that play at the same time; by default one per core")
     return parser.parse_args(given)
 
 
-def finished(study: Study) -> Sequence[TrialStatus]:
-    """Every trial of a study, all of which have to be done."""
+def case_of(options: argparse.Namespace) -> Case:
+    if options.case in RUNS:
+        run, places = snapshots(options.case, options.device, options.folder)
+        file = options.folder / f"{options.case}.npz"
+        if not file.exists():
+            from_run(str(run), str(file), allow_import=False)
+        names = {place.name: place for place in places}
+        return Case("snapshots of one SAC run", options.case, names, TransitionDataset.load(file))
+    study = Study(options.case)
     status = study.status()
     if status.counts["done"] < len(status.trials):
         raise SystemExit(f"{study.folder}: not every trial is done; first `python -m benchmarks.evidence run`")
-    return status.trials
+    homes = {_settings(one.settings): home_of(study.folder, one.trial) for one in status.trials}
+    configs = [TrainConfig.parse(one.settings) for one in status.plan.configurations]
+    env_id = str(record_of(next(iter(homes.values())))["env_id"])
+    places = {name: find_checkpoint(home) for name, home in homes.items()}
+    return Case(f"trials of {study.folder.name}", env_id, places, own_data(configs))
+
+
+def _settings(values: Any) -> str:
+    return ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in values.items())
+
+
+def optimist(case: Case, options: argparse.Namespace) -> Path:
+    """A policy that maximises Q over all actions, made once."""
+    folder = options.folder / f"optimist-{case.env_id}-{case.title.replace(' ', '-')}"
+    if not folder.is_dir():
+        model = TD3BC(None, seed=0, device=options.device, bc_alpha=1e6, normalize_observations=True,
+                      hidden_sizes=[options.hidden] * 2, output_dir=str(folder))  # fmt: skip
+        model.learn(options.optimist_updates, dataset=case.data, progress_bar=False)
+    return find_checkpoint(next(folder.iterdir()))
+
+
+def timed(select: Callable[[], Selection]) -> Entry:
+    started = time.perf_counter()
+    found = select().to_dict()
+    return {name: found[name] for name in ("trial", "candidates", "data", "clone", "reasons", "safe")} | {
+        "seconds": time.perf_counter() - started
+    }
 
 
 def measure(options: argparse.Namespace) -> Entry:
-    """Choose, and only then play."""
-    usual, study = load_config(options.config).config.algo_kwargs, Study(options.study)
-    all_trials = finished(study)
-    settings = {
-        one.trial.name: {key.rpartition(".")[2]: value for key, value in one.settings.items()} for one in all_trials
+    """Select, evaluate all, and only then play."""
+    case = case_of(options)
+    places = dict(case.places)
+    if options.optimist_updates:
+        places[OPTIMIST] = optimist(case, options)
+    common: dict[str, Any] = {
+        "device": options.device,
+        "network": NetworkConfig(hidden_sizes=(options.hidden,) * 2),
     }
-    default = [name for name, of in settings.items() if all(usual.get(key) == value for key, value in of.items())]
-    if not default:
-        keys = " and ".join(next(iter(settings.values())))
-        raise SystemExit(f"{options.config}: its {keys} are not among those that are tried")
-    started = time.perf_counter()
-    chosen = study.select(
-        "fqe", updates=options.fqe_updates, bootstraps=options.bootstraps, device=options.device, gamma=GAMMA
-    )
-    assert chosen.judgement is not None
-    judging = time.perf_counter() - started
-    homes = {one.trial.name: home_of(study.folder, one.trial) for one in all_trials}
-    places = {name: find_checkpoint(home) for name, home in homes.items()}
-    truths = {name: found["returns"] for name, found in judged(places, options.processes, options.episodes)}
-    if missing := sorted(set(homes) - set(truths)):
-        raise SystemExit(f"{missing[0]} could not be played")
-    record = record_of(homes[default[0]])
-    env_id = str(record["env_id"])
-    discounted = {name: truth(env_id, Candidate.load(place), options.episodes) for name, place in places.items()}
-    distances = {one.name: one.distance for one in chosen.judgement.policies}
-    trials = [
-        {
-            "settings": settings[name],
-            "value": value,
-            "distance": distances[name],
-            "discounted": discounted[name][0],
-            "discounted_error": discounted[name][1],
-            "truth": float(np.mean(truths[name])),
-            "error": float(np.std(truths[name], ddof=1) / len(truths[name]) ** 0.5),
-            "default": name in default,
-        }
-        for name, value in chosen.ranking
-    ]
+    fitting = common | {"updates": options.updates, "bootstraps": options.critics}
+    chosen = timed(lambda: choose(places, case.data, **fitting))
+    print("selected:", chosen["trial"], chosen["reasons"], f"{chosen['seconds']:.0f} s", flush=True)
+    played = timed(lambda: choose(places, case.data, episodes=options.play, **common)) if options.play else None
+    values = ope(list(places.values()), case.data, gamma=defaults.SELECTION_GAMMA, **fitting)
+    estimates = {str(one.checkpoint): one for one in values.policies}
+    returns = {name: found["returns"] for name, found in judged(places, options.processes, options.episodes)}
+    outside = {one["name"]: one["outside"] for one in chosen["candidates"]}
+    trials = []
+    for name, place in places.items():
+        one, worth = (
+            estimates[str(place)],
+            truth(case.env_id, Candidate.load(place), options.episodes, defaults.SELECTION_GAMMA),
+        )
+        trials.append(
+            {"name": name, "outside": outside[name], "value": one.value, "low": one.low, "high": one.high,
+             "discounted": worth[0], "discounted_error": worth[1], "truth": float(np.mean(returns[name])),
+             "error": float(np.std(returns[name], ddof=1) / len(returns[name]) ** 0.5)}
+        )  # fmt: skip
+        print(trials[-1], flush=True)
     return report.stamp(options.device) | {
-        "files": data_name(str(record["dataset"]["name"])).replace(" ", ""),
-        "updates": int(record["metrics"]["update_count"]),
-        "fqe_updates": options.fqe_updates,
-        "bootstraps": options.bootstraps,
-        "episodes": options.episodes,
-        "trials": trials,
-        "agreement": agreement(
-            np.array([one["discounted"] for one in trials]), np.array([one["value"] for one in trials])
-        ),
-        "seconds": {"training": max(one.seconds or 0.0 for one in all_trials), "judging": judging},
-    }
+        "case": case.title, "env": case.env_id, "rows": len(case.data), "episodes": options.episodes,
+        "updates": options.updates, "critics": options.critics, "hidden": options.hidden, "trials": trials,
+        "selection": chosen, "played": played and played | {"play": options.play}, "agreement": scores(trials),
+    }  # fmt: skip
+
+
+def scores(trials: list[Entry]) -> dict[str, float]:
+    """Agreement of the lower bounds with the true discounted values, of all candidates but the optimist."""
+    some = [one for one in trials if one["name"] != OPTIMIST]
+    return agreement(np.array([one["discounted"] for one in some]), np.array([one["low"] for one in some]))
+
+
+def regret(entry: Entry, name: str) -> float:
+    """What taking `name` loses in return, as a share of the range of returns."""
+    returns = {one["name"]: one["truth"] for one in entry["trials"]}
+    return float((max(returns.values()) - returns[name]) / (max(returns.values()) - min(returns.values())))
 
 
 def text_of(entry: Entry) -> str:
-    trials: list[dict[str, Any]] = entry["trials"]
-    like = "discounted" in trials[0]  # entries of earlier versions have undiscounted returns alone
-    order = sorted(trials, key=lambda one: -one["discounted" if like else "truth"])
-    rank = {id(one): place for place, one in enumerate(order, 1)}
-
-    def worth(one: dict[str, Any]) -> str:
-        return f"{one['discounted']:,.1f} ± {one['discounted_error']:,.1f}" if like else "–"
-
-    def told(one: dict[str, Any]) -> str:
-        value = f"{worth(one)} discounted, return " if like else ""
-        return f"{value}{one['truth']:,.0f} ± {one['error']:,.0f}, rank {rank[id(one)]} of {len(trials)}"
-
-    default = next(one for one in trials if one["default"])
-    rows = [
-        [
-            ", ".join(f"{key} {value:g}" for key, value in one["settings"].items())
-            + (" (the packaged configuration)" if one["default"] else ""),
-            f"{one['value']:,.1f}",
-            f"{one['distance']:.3f}" if "distance" in one else "–",
-            worth(one),
-            f"{one['truth']:,.0f} ± {one['error']:,.0f}",
-            rank[id(one)],
-        ]
-        for one in trials
-    ]
-    found, seconds = entry["agreement"], entry["seconds"]
-    agreed = (
-        f"Spearman's correlation of FQE's values with the true discounted ones {found['spearman']:.2f}, regret "
-        f"{found['regret']:.2f} of their range."
-        if like
-        else "Discounted returns were not played in this measurement: its ranks are of undiscounted returns, with "
-        "which FQE's discounted values cannot be correlated."
+    chosen, played = entry["selection"], entry["played"]
+    outcome = (
+        f"It takes {chosen['trial']} (regret {regret(entry, chosen['trial']):.2f})."
+        if chosen["trial"]
+        else f"It abstains ({'; '.join(chosen['reasons'])}) and names {chosen['safe']}."
     )
+    if played:
+        outcome += (
+            f" With {played['play']} episodes in the environment it takes {played['trial']} (regret "
+            f"{regret(entry, played['trial']):.2f}) in {number(played['seconds'])} s."
+        )
+    anchors = "" if chosen["data"] is None else (
+        f" The data's own return is {_interval(chosen['data'])}, FQE of their clone {_interval(chosen['clone'])}."
+    )  # fmt: skip
     words = (
-        f"IQL on {entry['files']}, {len(trials)} settings, {entry['updates']:,} updates each, one seed. FQE "
-        f"({entry['fqe_updates']:,} updates, {entry['bootstraps']} bootstraps) takes the first line: "
-        f"{told(trials[0])}. The packaged configuration: {told(default)}. The best: {told(order[0])}. {agreed} "
-        f"Training took {number(seconds['training'])} s, judging {number(seconds['judging'])} s."
+        f"**{entry['env']}, {entry['case']}**: {entry['rows']:,} rows, {entry['critics']} critics with two "
+        f"layers of {entry['hidden']}, {entry['updates']:,} updates, {number(chosen['seconds'])} s. "
+        f"{outcome}{anchors} Spearman correlation of the lower bounds with the true discounted values, without the "
+        f"optimist: {entry['agreement']['spearman']:.2f}."
     )
-    return f"{words}\n\n{table(['settings', 'FQE', 'distance', 'discounted', 'return', 'rank'], rows)}"
+    rows = [
+        [one["name"], f"{one['outside']:.1%}", _interval(one), f"{one['discounted']:,.1f}",
+         f"{one['truth']:,.0f} ± {one['error']:,.0f}"]
+        for one in sorted(entry["trials"], key=lambda one: -one["low"])
+    ]  # fmt: skip
+    return f"{words}\n\n{table(['candidate', 'outside', 'FQE', 'discounted', 'return'], rows)}"
+
+
+def _interval(one: Entry) -> str:
+    return f"{one['value']:,.1f} [{one['low']:,.1f}, {one['high']:,.1f}]"
 
 
 def sections(entries: dict[str, Entry]) -> Sections:
-    parts = [text_of(entry) for entry in entries.values()]
-    episodes = next(iter(entries.values()))["episodes"]
     head = (
         "## Choosing without an environment\n\nWritten by `python -m benchmarks.evidence.choosing`: `select --by "
-        f"fqe` on the data that the policies learned from; returns are of {episodes} episodes that nothing was "
-        f"chosen by, with their standard error. FQE's values are compared with *discounted* returns (discount "
-        f"{GAMMA}, no time limit), by which policies are ranked; *return* is the usual undiscounted one. "
-        "*Distance* is how far a policy's actions lie from the logged ones ([judging.md](judging.md)). – means "
-        "that it was not recorded."
+        f"fqe` ({MOST_OUTSIDE:.0%} of the actions of an eligible candidate may be outside the data; discount "
+        f"{defaults.SELECTION_GAMMA}), then FQE of all candidates, eligible or not. The optimist is TD3 without a "
+        "bound to the data. Regret is a share of the range of returns."
     )
+    parts = [text_of(entry) for entry in entries.values()]
     return {("results", "choosing"): "\n\n".join([head, *parts, report.origins(entries.values())])}
 
 
@@ -167,7 +205,7 @@ def main(given: list[str] | None = None) -> None:
     options = arguments(given)
     results = Results("choosing", options.json)
     entry = measure(options)
-    results.add({f"{report.machine(options.device)}/{entry['files']}": entry})
+    results.add({f"{report.machine(options.device)}/{entry['env']}/{entry['case']}": entry})
     print(text_of(entry))
     results.render(sections)
 

@@ -69,9 +69,9 @@ def snapshots(env_id: str, device: str, folder: Path) -> tuple[Path, list[Path]]
     return homes[0], sorted((homes[0] / "checkpoints").glob("step_*"))[:SNAPSHOTS]
 
 
-def truth(env_id: str, candidate: Candidate, episodes: int = EPISODES) -> tuple[float, float]:
+def truth(env_id: str, candidate: Candidate, episodes: int = EPISODES, gamma: float = GAMMA) -> tuple[float, float]:
     """Mean discounted return of some episodes, and its standard error."""
-    horizon = math.ceil(math.log(NOTHING) / math.log(GAMMA))
+    horizon = math.ceil(math.log(NOTHING) / math.log(gamma))
     envs = [gym.make(env_id, max_episode_steps=horizon) for _ in range(min(SIDE_BY_SIDE, episodes))]
     returns: list[float] = []
     for first in range(0, episodes, len(envs)):
@@ -81,7 +81,7 @@ def truth(env_id: str, candidate: Candidate, episodes: int = EPISODES) -> tuple[
             actions = candidate.spaces.to_env(acts(candidate.policy, torch.from_numpy(obs)).numpy())
             for i in np.flatnonzero(alive):
                 obs[i], reward, terminated, _, _ = envs[i].step(actions[i])
-                total[i] += GAMMA**step * float(reward)
+                total[i] += gamma**step * float(reward)
                 alive[i] = not terminated
             if not alive.any():
                 break
@@ -162,7 +162,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, Entry]]:
     run, places = snapshots(env_id, arguments.device, folder)
     file = folder / f"{env_id}.npz"
     if not file.exists():
-        from_run(str(run), str(file))
+        from_run(str(run), str(file), allow_import=False)
     found = [Candidate.load(place) for place in places]
     truths, errors = (np.array(column) for column in zip(*(truth(env_id, one) for one in found)))
     print("truth", truths.round(1).tolist())

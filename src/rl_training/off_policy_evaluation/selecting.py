@@ -63,7 +63,7 @@ def by_fqe(
     if not trials:
         raise ConfigError("select: no trial is done")
     configs = [TrainConfig.parse({**trial.settings, "allow_import": allow_import}) for trial in trials]
-    data = dataset if dataset is not None else _own_data(configs)
+    data = dataset if dataset is not None else own_data(configs)
     fraction = _own_fraction(configs) if validation_fraction is None else validation_fraction
     places = {trial.name: trial.folder for trial in trials}
     found = choose(places, data, validation_fraction=fraction, allow_import=allow_import, **options)
@@ -82,7 +82,7 @@ def _sections(configs: Sequence[TrainConfig]) -> list[DatasetConfig]:
     return found
 
 
-def _own_data(configs: Sequence[TrainConfig]) -> TransitionDataset:
+def own_data(configs: Sequence[TrainConfig]) -> TransitionDataset:
     """The data the trials learned from, with the logged rewards and all episodes; raise if trials differ."""
     usual = DatasetConfig()
     plain = [

@@ -8,6 +8,8 @@ data of several policies are multimodal.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,7 +21,7 @@ from rl_training.experience.fqe_data import acts
 from rl_training.models.policies import Policy
 
 # Number of states in which policies are compared, and of rows that are searched for the nearest pair.
-_STATES, _ROWS = 5_000, 200_000
+_STATES, _ROWS = 2_000, 200_000
 _QUANTILE = 0.95
 # Distances below this are not distinguished: they are rounding errors if episodes repeat each other.
 _RESOLUTION = 0.01
@@ -38,11 +40,13 @@ class Support:
         self._num_actions = data.spaces.num_actions
         self._mean, std = (torch.from_numpy(one).to(device) for one in others.observation_moments())
         self._scale = (std + 1e-6) * data.spaces.obs_dim**0.5
-        self._obs, logged, self._episode = _some(data, _STATES, rng, device)
-        obs, actions, self._other_episode = _some(others, _ROWS, rng, device)
-        if data is not others:
-            self._episode = torch.full_like(self._episode, -1)
+        self._obs, logged, episode = _some(data, _STATES, rng, device)
+        obs, actions, other_episode = _some(others, _ROWS, rng, device)
         self._others = self._pairs(obs, actions)
+        # The rows of `others` that are of the same episode as a state.
+        sides: tuple[Literal["left"], Literal["right"]] = ("left", "right")
+        bounds = [np.searchsorted(other_episode, episode, side).tolist() for side in sides]
+        self._own = [slice(*pair) if data is others else slice(0) for pair in zip(*bounds)]
         self.threshold = max(_RESOLUTION, float(self._distances(logged).quantile(_QUANTILE)))
 
     def _pairs(self, obs: Tensor, actions: Tensor) -> Tensor:
@@ -55,14 +59,15 @@ class Support:
 
     def _distances(self, actions: Tensor) -> Tensor:
         """D of the states with these actions, `[n]`."""
-        pairs, found = self._pairs(self._obs, actions), []
+        pairs, nearest = self._pairs(self._obs, actions), []
         size = max(1, _AT_A_TIME // len(self._others))
         lengths = self._others.square().sum(1)
-        for some, own in zip(torch.split(pairs, size), torch.split(self._episode, size)):
-            squares = torch.addmm(lengths, some, self._others.T, alpha=-2.0) + some.square().sum(1, keepdim=True)
-            squares.masked_fill_(own[:, None] == self._other_episode, torch.inf)
-            found.append(squares.amin(1).clamp_min(0.0).sqrt())
-        return torch.cat(found)
+        for first in range(0, len(pairs), size):
+            squares = torch.addmm(lengths, pairs[first : first + size], self._others.T, alpha=-2.0)
+            for row, own in enumerate(self._own[first : first + size]):
+                squares[row, own] = torch.inf
+            nearest.append(squares.amin(1))
+        return (torch.cat(nearest) + pairs.square().sum(1)).clamp_min(0.0).sqrt()
 
     def outside(self, policy: Policy) -> float:
         """The share of states in which the policy's action is outside the data; 1 if its weights are not finite."""
@@ -74,13 +79,9 @@ class Support:
 
 def _some(
     data: TransitionDataset, most: int, rng: np.random.Generator, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Observations, actions `[n, A]` and episodes `[n]` of at most `most` rows, drawn at random."""
+) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
+    """Observations, actions `[n, A]` and episodes `[n]` of at most `most` rows, drawn at random and in order."""
     chosen = np.sort(rng.choice(len(data), min(most, len(data)), replace=False))
     batch = data.layout.unpack(torch.from_numpy(np.array(data.rows[chosen])))
     episodes: NDArray[np.int64] = np.searchsorted(Episodes.of(data, "the support gate").ends, chosen)
-    return (
-        batch.obs.to(device),
-        batch.actions.view(len(chosen), -1).float().to(device),
-        torch.from_numpy(episodes).to(device),
-    )
+    return batch.obs.to(device), batch.actions.view(len(chosen), -1).float().to(device), episodes
