@@ -1,4 +1,4 @@
-"""`benchmarks.evidence.choosing`: settings are trained, FQE takes one, and its true rank is told."""
+"""`benchmarks.evidence.choosing`: candidates are selected from, and only then played."""
 
 from __future__ import annotations
 
@@ -33,68 +33,68 @@ def study_of(folder: Path, expectiles: list[float], **settings: Any) -> Study:
     return Study(plan, output_dir=folder / "out")
 
 
-def chosen(study: Study, *words: object) -> None:
-    choosing.main([str(word) for word in (study.folder, "--config", "iql/pendulum", *words)])
-
-
-def test_a_study_that_is_not_done_or_without_the_packaged_settings_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_that_is_not_done_is_refused(tmp_path: Path) -> None:
     study = study_of(tmp_path, [0.6, 0.65])
     study.plan(1)
     with pytest.raises(SystemExit, match="not every trial is done"):
-        chosen(study)
-    monkeypatch.setattr(choosing, "finished", lambda study: study.status().trials)
-    with pytest.raises(SystemExit, match="iql/pendulum: its beta and expectile are not among those that are tried"):
-        chosen(study)
+        choosing.main([str(study.folder)])
 
 
-def entry_of(*trials: tuple[float, float, float | None]) -> dict[str, Any]:
-    """A measurement of (value, return, discounted return) each; the first setting is the packaged one."""
+def entry_of(trial: str | None, *trials: tuple[str, float, float, float]) -> dict[str, Any]:
+    """A measurement of (name, lower bound, discounted return, return) each, with what was selected."""
     found: list[dict[str, Any]] = [
-        {"settings": {"beta": float(i)}, "value": value, "truth": truth, "error": 1.0, "default": i == 0}
-        | ({} if discounted is None else {"discounted": discounted, "discounted_error": 0.5})
-        for i, (value, truth, discounted) in enumerate(trials)
-    ]
+        {"name": name, "outside": 0.05, "value": low + 1, "low": low, "high": low + 2, "discounted": discounted,
+         "discounted_error": 0.5, "truth": truth, "error": 1.0}
+        for name, low, discounted, truth in trials
+    ]  # fmt: skip
+    data, clone = ({"value": value, "low": value - 1, "high": value + 1} for value in (5.0, 5.5))
+    selection = {
+        "trial": trial, "reasons": ["values are close"], "safe": "one", "seconds": 2.0, "data": data, "clone": clone
+    }  # fmt: skip
     return {
-        "files": "log", "updates": 10, "fqe_updates": 10, "bootstraps": 1, "episodes": 2, "trials": found,
-        "agreement": {"spearman": 0.25, "regret": 0.5}, "seconds": {"training": 1.0, "judging": 1.0},
+        "case": "trials of a study", "env": "X-v0", "rows": 100, "critics": 10, "hidden": 8, "updates": 10,
+        "trials": found, "selection": selection, "played": {"trial": "two", "seconds": 1.0, "play": 20},
+        "agreement": choosing.scores(found),
     }  # fmt: skip
 
 
-def test_values_are_compared_with_discounted_returns() -> None:
-    """The longer-lived policy has the higher return and the lower value."""
-    text = choosing.text_of(entry_of((270.0, 1050.0, 265.0), (256.0, 2841.0, 250.0)))
-    assert "takes the first line: 265.0 ± 0.5 discounted, return 1,050 ± 1, rank 1 of 2" in text
-    assert "correlation of FQE's values with the true discounted ones 0.25" in text
+TRIALS = (("one", 3.0, 10.0, 100.0), ("two", 2.0, 30.0, 300.0), ("three", 1.0, 20.0, 50.0))
 
 
-def test_a_measurement_without_discounted_returns_has_no_correlation() -> None:
-    text = choosing.text_of(entry_of((270.0, 1050.0, None), (256.0, 2841.0, None)))
-    assert "correlation" not in text
-    assert "cannot be correlated" in text
-    assert "rank 2 of 2" in text
+def test_a_choice_and_an_abstention_are_told() -> None:
+    text = choosing.text_of(entry_of("one", *TRIALS))
+    assert "It takes one (regret 0.80)" in text
+    assert "With 20 episodes in the environment it takes two (regret 0.00)" in text
+    assert "own return is 5.0 [4.0, 6.0], FQE of their clone 5.5 [4.5, 6.5]" in text
+    assert "It abstains (values are close) and names one." in choosing.text_of(entry_of(None, *TRIALS))
+
+
+def test_the_optimist_is_no_part_of_the_agreement() -> None:
+    entry = entry_of(None, *TRIALS, (choosing.OPTIMIST, 99.0, -5.0, 0.0))
+    assert entry["agreement"] == choosing.scores(entry["trials"][:3])
+    assert entry["agreement"]["spearman"] == pytest.approx(-0.5)
+    assert choosing.regret(entry, choosing.OPTIMIST) == 1.0
 
 
 @pytest.mark.slow
-def test_chosen_and_only_then_played(tmp_path: Path) -> None:
+def test_selected_and_only_then_played(tmp_path: Path) -> None:
     study = study_of(tmp_path, [0.7, 0.8], total_timesteps=10, device="cpu", eval_episodes=0)
     study.run()
-    words = ["--fqe-updates", 10, "--episodes", 2, "--bootstraps", 2, "--device", "cpu", "--processes", 1]
-    chosen(study, *words, "--json", tmp_path / "found.json")
+    words = ["--updates", 10, "--episodes", 2, "--critics", 2, "--hidden", 8, "--optimist-updates", 10, "--play", 4,
+             "--device", "cpu", "--processes", 1, "--folder", tmp_path]  # fmt: skip
+    words += ["--json", tmp_path / "found.json"]
+    choosing.main([str(study.folder), *(str(word) for word in words)])
     (entry,) = json.loads((tmp_path / "found.json").read_text())["entries"].values()
-    assert (entry["files"], entry["updates"]) == ("log", 10)
-    trials = entry["trials"]
-    assert [one["value"] for one in trials] == sorted((one["value"] for one in trials), reverse=True)
-    assert {one["settings"]["expectile"]: one["default"] for one in trials} == {0.7: True, 0.8: False}
-    assert all(-4000 < one["truth"] < 0 and one["error"] >= 0 for one in trials)
-    compared = np.array([one["discounted"] for one in trials]), np.array([one["value"] for one in trials])
-    assert entry["agreement"] == ope.agreement(*compared)
-    text = choosing.text_of(entry)
-    rank = 1 + sum(other["discounted"] > trials[0]["discounted"] for other in trials)
-    assert f"takes the first line: {trials[0]['discounted']:,.1f}" in text
-    assert f"rank {rank} of 2. The packaged" in text
-    assert "expectile 0.7 (the packaged configuration)" in text
+    assert (entry["env"], entry["rows"], entry["critics"]) == ("Pendulum-v1", 200, 2)
+    assert {one["name"] for one in entry["trials"]} == {
+        "expectile 0.7, beta 3",
+        "expectile 0.8, beta 3",
+        "optimist",
+    }
+    assert all(-4000 < one["truth"] < 0 and one["error"] >= 0 for one in entry["trials"])
+    assert entry["agreement"] == choosing.scores(entry["trials"])
+    assert entry["played"]["trial"] in {one["name"] for one in entry["trials"]}
+    assert "| candidate" in choosing.text_of(entry)
 
 
 def test_agreement_is_spearman_s_and_its_interval_is_over_policies() -> None:
