@@ -61,6 +61,10 @@ class Estimate(NamedTuple):
         """From values of bootstraps."""
         return cls(float(values.mean()), *interval(values))
 
+    @property
+    def lower_bound(self) -> float:
+        return -np.inf if self.low is None else self.low
+
 
 @dataclass(frozen=True)
 class Assessment:
@@ -216,7 +220,7 @@ class Chooser:
         )
         estimates = {one.name: _estimate(one) for one in judged.policies}
         reasons += _doubts(list(estimates.values()), data)
-        best = max(estimates, key=lambda name: estimates[name].low or -np.inf)
+        best = max(estimates, key=lambda name: estimates[name].lower_bound)
         chosen = best if anyway or not reasons else None
         return self._selection(estimates, reasons, chosen=chosen, judgement=judged, data=data, clone=clone)
 
@@ -261,18 +265,18 @@ class Chooser:
             replace(one, estimate=estimates.get(one.name), episodes=episodes.get(one.name, 0))
             for one in self.assessed
         ]
-        ranked = sorted((one for one in found if one.estimate is not None), key=_lower_bound, reverse=True)
-        nearest = found[0]
+        ranked = sorted(estimates, key=lambda name: estimates[name].lower_bound, reverse=True)
+        order = {name: place for place, name in enumerate(ranked)}
+        if chosen is not None:
+            found.sort(key=lambda one: order.get(one.name, len(order)))
         return Selection(
             trial=chosen,
             checkpoint=next((one.checkpoint for one in found if one.name == chosen), None),
-            ranking=tuple((one.name, one.estimate.value) for one in ranked if one.estimate is not None),
+            ranking=tuple((name, estimates[name].value) for name in ranked),
             by="fqe",
-            candidates=tuple(
-                found if chosen is None else [*ranked, *(one for one in found if one.estimate is None)]
-            ),
+            candidates=tuple(found),
             reasons=tuple(reasons),
-            safe=nearest.name if nearest.eligible else SAFE_CLONE,
+            safe=self.assessed[0].name if self.assessed[0].eligible else SAFE_CLONE,
             **known,
         )
 
@@ -298,11 +302,6 @@ def _clone(data: TransitionDataset, plan: Plan, device: torch.device) -> Policy:
 
 def _estimate(one: PolicyEstimate) -> Estimate:
     return Estimate.of(np.array(one.values))
-
-
-def _lower_bound(one: Assessment) -> float:
-    assert one.estimate is not None
-    return -np.inf if one.estimate.low is None else one.estimate.low
 
 
 def _text(one: Estimate) -> str:
