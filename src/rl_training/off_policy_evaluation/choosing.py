@@ -2,9 +2,8 @@
 
 A candidate is eligible if at most a tenth of its actions are outside the data (`support`). FQE evaluates the
 eligible ones with independently initialised critics, each on its own bootstrap of the episodes. The candidate with
-the largest lower bound is chosen. The selection abstains if no candidate is eligible, if FQE of a clone of the data
-misses the data's own return, if no lower bound exceeds that return, or if the values differ by less than their
-intervals. With `episodes`, a few episodes in the environment decide instead of FQE.
+the largest lower bound is chosen. The selection abstains if no candidate is eligible, if FQE overestimates a clone of
+the data, if no lower bound exceeds the data's own return, or if the values differ by less than their intervals. With `episodes`, a few episodes in the environment decide instead of FQE.
 Every critic has its own target: with the minimum of ten critics as a common target, pessimism accumulates over the
 200 steps of this discount, and FQE of the logged actions themselves falls far below the data's return.
 """
@@ -209,8 +208,8 @@ class Chooser:
             fitted = [nearest]
         part = 1.0 / (1 + len(fitted))
         data, clone = self._anchors(partial(report_part, self.watch, 0.0, part))
-        if missed := _missed(data, clone):
-            reasons.append(missed)
+        if overestimate := _overestimate(data, clone):
+            reasons.append(overestimate)
             if not anyway:
                 return self._selection(reasons=reasons, data=data, clone=clone)
         names, watch = {one.name for one in fitted}, partial(report_part, self.watch, part, 1.0 - part)
@@ -282,7 +281,7 @@ class Chooser:
 
 
 def _clone(data: TransitionDataset, plan: Plan, device: torch.device) -> Policy:
-    """A stochastic policy cloned from the data; if its actions are sampled, its value is that of the data."""
+    """A stochastic policy cloned from the data."""
     learner_class: Any = DiscreteBC if data.spaces.discrete else BC
     settings = {} if data.spaces.discrete else {"stochastic": True, "policy_distribution": "gaussian"}
     config, network = learner_class.Config.parse(settings), NetworkConfig(hidden_sizes=plan.network.hidden_sizes)
@@ -308,17 +307,16 @@ def _text(one: Estimate) -> str:
     return f"{one.value:.4g} [{one.low:.4g}, {one.high:.4g}]"
 
 
-def _missed(data: Estimate, clone: Estimate) -> str | None:
-    """The reason to abstain if the intervals of the data's return and of FQE of a clone have no value in common."""
-    assert data.low is not None
-    assert data.high is not None
-    assert clone.low is not None
-    assert clone.high is not None
-    if clone.low <= data.high and data.low <= clone.high:
+def _overestimate(data: Estimate, clone: Estimate) -> str | None:
+    """The reason to abstain if the interval of FQE of a clone is above that of the data's return.
+
+    Below it is no reason: where the data mix policies, a clone mixes them in every step and is worth less than they.
+    """
+    if data.high is None or clone.lower_bound <= data.high:
         return None
     return (
-        f"FQE is not calibrated on these data: it estimates a clone of them at {_text(clone)}, and their own "
-        f"return is {_text(data)}"
+        f"FQE overestimates on these data: it values a clone of them at {_text(clone)}, and their own return is "
+        f"{_text(data)}"
     )
 
 
