@@ -2,8 +2,9 @@
 
 A candidate is eligible if at most a tenth of its actions are outside the data (`support`). FQE evaluates the
 eligible ones with independently initialised critics, each on its own bootstrap of the episodes. The candidate with
-the largest lower bound is chosen. The selection abstains if no candidate is eligible, if FQE overestimates a clone of
-the data, if no lower bound exceeds the data's own return, or if the values differ by less than their intervals. With `episodes`, a few episodes in the environment decide instead of FQE.
+the largest lower bound is chosen. The selection abstains if no candidate is eligible, if FQE overestimates a clone
+of the data, if no lower bound exceeds the data's own return, or if the values differ by less than their intervals.
+With `episodes`, a few episodes in the environment decide instead of FQE.
 Every critic has its own target: with the minimum of ten critics as a common target, pessimism accumulates over the
 200 steps of this discount, and FQE of the logged actions themselves falls far below the data's return.
 """
@@ -310,7 +311,7 @@ def _text(one: Estimate) -> str:
 def _overestimate(data: Estimate, clone: Estimate) -> str | None:
     """The reason to abstain if the interval of FQE of a clone is above that of the data's return.
 
-    Below it is no reason: where the data mix policies, a clone mixes them in every step and is worth less than they.
+    If the data mix policies, a clone mixes them in every step, and may be worth less than the data.
     """
     if data.high is None or clone.lower_bound <= data.high:
         return None
