@@ -85,7 +85,7 @@ def test_selected_and_only_then_played(tmp_path: Path) -> None:
     words += ["--json", tmp_path / "found.json"]
     choosing.main([str(study.folder), *(str(word) for word in words)])
     (entry,) = json.loads((tmp_path / "found.json").read_text())["entries"].values()
-    assert (entry["env"], entry["rows"], entry["critics"]) == ("Pendulum-v1", 200, 2)
+    assert (entry["env"], entry["rows"], entry["critics"]) == ("Pendulum-v1", 196, 2)
     assert {one["name"] for one in entry["trials"]} == {
         "expectile 0.7, beta 3",
         "expectile 0.8, beta 3",
