@@ -163,6 +163,26 @@ def test_a_policy_with_critics_that_fit_learns_at_once(tmp_path: Path) -> None:
     assert built(tiny("redq", tmp_path, init_from=before.run_dir)).learner.actor_starts == init_from.ACTOR_STARTS
 
 
+@pytest.mark.parametrize(
+    ("algo", "before", "into", "now", "said"),
+    [
+        ("awac", {"reward_scale": 0.1}, "sac", {}, "reward_scale 0.1 -> 1.0"),
+        ("awac", {}, "awac", {"reward_shift": -1.0}, "reward_shift 0.0 -> -1.0"),
+        ("flash_sac", {}, "flash_sac", {"value_limit": 9.0}, "value_limit 5.0 -> 9.0"),
+        ("awac", {"reward_scale": 0.1}, "awac", {"reward_scale": 0.1}, ""),
+        ("awac", {"reward_scale": 0.1}, "redq", {}, ""),  # does not copy the critics
+    ],
+)
+def test_critics_in_other_units_are_copied_with_a_warning(
+    algo: str, before: Any, into: str, now: Any, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    origin = train(tiny(algo, tmp_path, kwargs=before, total_timesteps=25, eval_episodes=0)).run_dir
+    built(tiny(into, tmp_path, kwargs=now, init_from=origin))
+    found = [text for text in caplog.messages if "in other units" in text]
+    assert len(found) == bool(said)
+    assert all(text.endswith(f"have values in other units: {said}") for text in found)
+
+
 @pytest.mark.parametrize(("kwargs", "expected"), [({}, 0), ({"actor_starts": None}, None)])
 def test_a_record_from_before_the_setting_means_zero(kwargs: dict[str, Any], expected: int | None) -> None:
     """Such a run may start again, if it was killed before its first checkpoint."""

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.base import Learner
+from rl_training.data.loading import DatasetConfig
 from rl_training.errors import ConfigError
+from rl_training.experience.moments import ObservationConfig
 from rl_training.experiment.checkpointing import Checkpoint, checkpoint_errors, find_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runs.state import (
@@ -25,6 +27,8 @@ from rl_training.spaces import SpaceSpec
 
 # `actor_starts` of a run whose critics start at random and whose actor does not.
 ACTOR_STARTS = 5_000
+# Settings that determine the units of values.
+_UNITS = ("reward_scale", "reward_shift", "reward_range_scaling", "normalize_rewards", "value_limit")
 
 _log = logging.getLogger(__name__)
 
@@ -41,11 +45,13 @@ def find_origin(init_from: str, seed: int | None) -> Path:
     return find_checkpoint(Path(init_from.replace("{seed}", str(seed))))
 
 
-def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec) -> dict[str, Any]:
+def initialise_from(
+    learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec, settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """Copy the policy of another run, and every other network whose tensors all fit, into `learner`.
 
-    A target network that is missing or does not fit is initialised from its source network. Returns the settings of
-    `algo_kwargs` that follow from the networks that were copied.
+    A target network that is missing or does not fit is initialised from its source network. `settings` are those of
+    this run's `algo_kwargs`. Returns those of them that follow from the networks that were copied.
     """
     if difference := spaces.difference(spaces_from(checkpoint), "this run has"):
         raise ConfigError(
@@ -78,6 +84,8 @@ def initialise_from(learner: Learner, checkpoint: Checkpoint, spaces: SpaceSpec)
         if paths[target] in mismatched:
             tensors |= {f"{paths[target]}.{key}": tensors[f"{paths[source]}.{key}"] for key in source.state_dict()}
     learner.load_networks(tensors)
+    if "model.critics" not in mismatched:
+        _warn_about_units(learner, settings, checkpoint)
     if "model.critics" not in mismatched or getattr(learner.config, "actor_starts", 0) is not None:
         return {}
     learner.config = learner.config.model_copy(update={"actor_starts": ACTOR_STARTS})
@@ -118,6 +126,15 @@ def _warn_about_distribution(learner: Learner, checkpoint: Checkpoint) -> None:
     if now is not None and now != before:
         message = "init_from: the policy of %s is %r and this run's %r: its mode is the same, its spread differs"
         _log.warning(message, checkpoint.path, before, now)
+
+
+def _warn_about_units(learner: Learner, settings: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    """Warn if the copied critics were trained with rewards or values in other units."""
+    fields = DatasetConfig.model_fields | ObservationConfig.model_fields | learner.Config.model_fields
+    usual = {name: fields[name].default for name in _UNITS if name in fields}
+    old, new = usual | dict(config_of(checkpoint).algo_kwargs), usual | dict(settings)
+    if changed := ", ".join(f"{name} {old[name]} -> {new[name]}" for name in usual if old[name] != new[name]):
+        _log.warning("init_from: the critics of %s have values in other units: %s", checkpoint.path, changed)
 
 
 def _network(name: str) -> str:

@@ -178,7 +178,8 @@ class OfflineSetup:
             mean, std = spec.once("moments", data.observation_moments)
             self.learner.model.normalizer.set_moments(torch.as_tensor(mean), torch.as_tensor(std))
         if spec.origin is not None and spec.checkpoint is None:
-            self.spec = spec.with_algo_kwargs(initialise_from(self.learner, spec.origin, data.spaces))
+            settings = spec.resolved.to_dict()
+            self.spec = spec.with_algo_kwargs(initialise_from(self.learner, spec.origin, data.spaces, settings))
         rows = spec.once("rows", lambda: _place_rows(data, budgets))
         self.source = data.source(self.learner.generator, rows)
         self.remarks = budgets.remarks(data.rows, rows)

@@ -272,7 +272,9 @@ class Online(Regime):
         )
         buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, spec)
         if origin is not None and spec.checkpoint is None:
-            self.spec = spec = spec.with_algo_kwargs(initialise_from(self.learner, origin, self.spaces))
+            settings = spec.resolved.to_dict()
+            follows = initialise_from(self.learner, origin, self.spaces, settings)
+            self.spec = spec = spec.with_algo_kwargs(follows)
         self.remarks = self.online.remarks(spec, self.learner)
         moments = running_moments(spec, self.spaces, self.learner.device)
         scaling = running_returns(spec, self.learner)
