@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from rl_training.data.n_step import NStepReturns
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sources import MixedSource, TensorSource
 from rl_training.data.transitions import RowLayout
+from rl_training.environments.playing import Evaluator
 from rl_training.errors import ConfigError
-from rl_training.experiment.checkpointing import read_checkpoint
+from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runs.signals import TrainingInterrupted
 from rl_training.runtime.fine_tuning import fine_tuning_config
 from rl_training.runtime.offline_to_online import FineTuning
 from tests.runs import (
@@ -37,6 +40,7 @@ from tests.runs import (
     run_record,
     tiny,
     train,
+    trainer_state,
     unlike,
 )
 
@@ -89,9 +93,12 @@ def test_a_run_whose_optimisers_differ_gives_its_networks(tmp_path: Path, caplog
     first = train(offline("iql", tmp_path / "first"))
     other = tuned("iql", tmp_path / "other", init_from=first.run_dir, kwargs={"hidden_sizes": [16, 16]})
     best = next((first.run_dir / "best").iterdir())  # without optimisers
+    result = train(other.replace(init_from=str(best)))
+    assert result.metrics["update_count"] == 30 + 41  # the updates on data are made again
+    critics = tuned("iql", tmp_path / "critics", init_from=first.run_dir, kwargs={"critic_hidden_sizes": [8]})
     with caplog.at_level(logging.WARNING):
-        result = train(other.replace(init_from=str(best)))
-    assert result.metrics["update_count"] == 30 + 41
+        train(critics)
+    assert "other optimisers or networks; its optimisers are not copied" in caplog.text
 
 
 def test_a_new_run_makes_its_evaluation_before_the_first_step(tmp_path: Path) -> None:
@@ -100,6 +107,26 @@ def test_a_new_run_makes_its_evaluation_before_the_first_step(tmp_path: Path) ->
     assert len(before) == 1
     assert "eval/mean_reward" in before[0]
     assert "time/total_timesteps" not in before[0] or before[0]["time/total_timesteps"] == "0.0"
+
+
+def test_a_signal_in_that_evaluation_ends_the_run_and_it_resumes_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tuned("awac", tmp_path)
+    straight, play, sent = train(config), Evaluator.run, []
+
+    def ended(self: Evaluator, *arguments: Any) -> dict[str, float]:
+        sent.append(signal.raise_signal(signal.SIGTERM))
+        return play(self, *arguments)
+
+    monkeypatch.setattr(Evaluator, "run", ended)
+    with pytest.raises(TrainingInterrupted, match="interrupted at step 30"):
+        train(config)
+    monkeypatch.undo()
+    run = max(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert len(sent) == 1
+    assert trainer_state(find_checkpoint(run))["clock"]["phase"] == "pretrain"
+    assert differences(straight, resume(run)) == []
 
 
 class Watch(Callback):

@@ -99,7 +99,8 @@ class OfflineToOnline(Regime):
         wanted = self.budget.updates(prior.offline_pretrain_updates, size, batch_size)
         self.pretraining = max(wanted, self._updates_done())
         starts = "learning_starts" if prior.online_warmup_steps is None else "online_warmup_steps"
-        self.remarks = *self.setup.remarks, *self.online.remarks(spec, self.learner, self.pretraining, starts)
+        first = self.online.remarks(spec, self.learner, self.pretraining, starts)
+        self.remarks = *self.setup.remarks, *self._beginning(), *first
         self.first_phase = "pretrain" if self.pretraining else "online"
         self.total_ticks = self.pretraining + spec.config.total_timesteps
         self.total_updates = self.pretraining + self.online.earned(spec.config.total_timesteps)
@@ -119,6 +120,14 @@ class OfflineToOnline(Regime):
         if spec.origin is not None:
             continue_offline_run(self.learner, spec.origin, spec.config)
         return self.learner.updates
+
+    def _beginning(self) -> list[str]:
+        """A line about the policy with which a new run of an offline algorithm starts."""
+        origin = self.spec.origin
+        if origin is None:
+            untrained = self.evaluates_first and self.pretraining == 0
+            return ["the first policy is untrained; set offline_pretrain_updates or init_from"] if untrained else []
+        return [f"continues {origin.path} after {done:,} updates"] if (done := self.learner.updates) else []
 
     def make_updaters(self) -> None:
         self.prior_updates = self.updater(self.setup.source)
