@@ -7,6 +7,7 @@ from rl_training.api import CRR as CRR
 from rl_training.api import DDPG as DDPG
 from rl_training.api import DQN as DQN
 from rl_training.api import EDAC as EDAC
+from rl_training.api import FQL as FQL
 from rl_training.api import IQL as IQL
 from rl_training.api import REDQ as REDQ
 from rl_training.api import RLPD as RLPD

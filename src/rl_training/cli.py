@@ -195,7 +195,7 @@ def evaluate(
     as_json: AsJson = False,
     allow_import: AllowImport = False,
 ) -> None:
-    """Evaluate the deterministic policy on episodes with fixed seeds; --json includes each episode."""
+    """Evaluate the policy on episodes with fixed seeds; --json includes each episode."""
     from rl_training.console.results import evaluation_rows
     from rl_training.runtime.workflows import play_checkpoint
 
@@ -203,7 +203,7 @@ def evaluate(
     note(f"evaluating {place}")
     changes = {"allow_import": True} if allow_import else {}
     metrics, played = play_checkpoint(
-        place, episodes, deterministic=not stochastic, changes=changes, overrides=overrides or ()
+        place, episodes, deterministic=False if stochastic else None, changes=changes, overrides=overrides or ()
     )
     if as_json:
         show_json({**metrics, **played.episodes()})
@@ -243,7 +243,7 @@ def record(
             seed=seed,
             fps=fps,
             max_steps=max_steps,
-            deterministic=not stochastic,
+            deterministic=False if stochastic else None,
             changes={"allow_import": True} if allow_import else {},
             overrides=overrides or (),
             say=note,
@@ -267,7 +267,9 @@ def export(
 
     place = _checkpoint_given(path, checkpoint)
     note(f"exporting {place}")
-    show_exported(export_checkpoint(place, output, deterministic=not stochastic, allow_import=allow_import))
+    show_exported(
+        export_checkpoint(place, output, deterministic=False if stochastic else None, allow_import=allow_import)
+    )
 
 
 @main.command()
@@ -290,7 +292,7 @@ def predict(
     loaded = load_policy(open_checkpoint(_checkpoint_given(path, checkpoint)), allow_import=allow_import)
     obs = parse_observations(observations, loaded.spaces)
     with np.errstate(over="ignore"):  # values that overflow float32 are rejected as infinite
-        actions = loaded.predict(obs, deterministic=not stochastic)
+        actions = loaded.predict(obs, deterministic=False if stochastic else None)
     print(json.dumps(np.asarray(actions).tolist()))
 
 

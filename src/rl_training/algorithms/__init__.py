@@ -14,6 +14,7 @@ from rl_training.algorithms.dqn import DQN, dqn_loss
 from rl_training.algorithms.edac import EDAC, critic_diversity_loss, edac_loss
 from rl_training.algorithms.flash_sac import FlashSAC, flash_sac_loss
 from rl_training.algorithms.fqe import FQE, fqe_loss
+from rl_training.algorithms.fql import FQL, fql_loss
 from rl_training.algorithms.iql import IQL, iql_loss
 from rl_training.algorithms.rebrac import ReBRAC, rebrac_loss
 from rl_training.algorithms.redq import REDQ, redq_loss
@@ -35,6 +36,7 @@ DiscreteCQLAlgorithm = DiscreteCQL
 DiscreteIQLAlgorithm = DiscreteIQL
 EDACAlgorithm = EDAC
 FQEAlgorithm = FQE
+FQLAlgorithm = FQL
 FlashSACAlgorithm = FlashSAC
 IQLAlgorithm = IQL
 REDQAlgorithm = REDQ
@@ -54,6 +56,7 @@ __all__ = [
     "DQN",
     "EDAC",
     "FQE",
+    "FQL",
     "IQL",
     "REDQ",
     "RLPD",
@@ -77,6 +80,7 @@ __all__ = [
     "DiscreteIQLAlgorithm",
     "EDACAlgorithm",
     "FQEAlgorithm",
+    "FQLAlgorithm",
     "FlashSAC",
     "FlashSACAlgorithm",
     "IQLAlgorithm",
@@ -103,6 +107,7 @@ __all__ = [
     "edac_loss",
     "flash_sac_loss",
     "fqe_loss",
+    "fql_loss",
     "iql_loss",
     "rebrac_loss",
     "redq_loss",

@@ -107,6 +107,8 @@ class Learner:
     explores_by_progress: ClassVar[bool] = False
     # Whether targets contain the value of the next observation; if not, `n_step` is not a setting.
     bootstraps: ClassVar[bool] = True
+    # Whether targets are updated before the optimisers step, from the parameters that the losses used.
+    targets_first: ClassVar[bool] = False
     # The smallest `batch_size`; batch normalisation needs two rows.
     least_batch: ClassVar[int] = 1
     # The setting that divides the advantage in cloning weights, if they depend on critics of the policy.
@@ -336,8 +338,11 @@ class Learner:
         ]
         self.step_interrupted = True
         with torch.no_grad():
+            if self.targets_first:
+                polyak_update(follows[None])
             self.execution.parallel(steps)
-            polyak_update(follows[None])
+            if not self.targets_first:
+                polyak_update(follows[None])
             for name, found in gradients.statistics.items():
                 torch._foreach_copy_(self.statistics()[name], found)
 
@@ -346,7 +351,8 @@ class Learner:
         apply_projected(self.execution.apply, scale, group, optimizer.spheres, follows)
 
     def _follows_of(self, stepped: tuple[str, ...], tau: float | None) -> dict[str | None, list[Polyak]]:
-        """The targets to update right after each optimiser of `stepped`; the others, under None, are updated last.
+        """The targets to update right after each optimiser of `stepped`; the others, under None, are updated last
+        (with `targets_first`: all of them first).
 
         Cached, because finding them takes a measurable part of an update.
         """
@@ -358,7 +364,8 @@ class Learner:
                 sources: list[Tensor] = list(source.parameters())
                 parts = {id(p) for p in sources}
                 owners = [n for n, o in self.optimizers.items() if any(id(p) in parts for p in o.parameters)]
-                owner = owners[0] if len(owners) == 1 and owners[0] in stepped else None
+                together = len(owners) == 1 and owners[0] in stepped and not self.targets_first
+                owner = owners[0] if together else None
                 found[owner].append((list(target.parameters()), sources, tau))
         self._follows[stepped, tau] = found
         return found

@@ -10,6 +10,7 @@ __all__ = [
     "DDPG",
     "DQN",
     "EDAC",
+    "FQL",
     "IQL",
     "REDQ",
     "RLPD",

@@ -110,3 +110,12 @@ class ReBRAC(ManagedAlgorithm):
     """TD3 with a cloning penalty in actor and critics."""
 
     algo = "rebrac"
+
+
+class FQL(ManagedAlgorithm):
+    """Flow Q-Learning: a one-step policy that imitates a flow-matching model of the data and maximises Q.
+
+    Its policy is a distribution without a known mode: `evaluate`, `predict` and `export` sample it by default.
+    """
+
+    algo = "fql"

@@ -204,10 +204,11 @@ class ManagedAlgorithm(Generic[Seeds]):
         )
         return self._record_results(results)
 
-    def evaluate(self, num_episodes: int | None = None, deterministic: bool = True) -> dict[str, Any]:
+    def evaluate(self, num_episodes: int | None = None, deterministic: bool | None = None) -> dict[str, Any]:
         """Evaluate on episodes with fixed seeds; returns metrics, and `returns` and `lengths` of the episodes.
 
-        `deterministic=False` samples a stochastic policy, with fixed noise.
+        `deterministic=False` samples a stochastic policy, with fixed noise. None, here and in the methods below,
+        means as the algorithm's authors evaluate: FQL samples, all others act deterministically.
         """
         path, changes = self._checkpoint("evaluate"), self._environments()
         metrics, played = play_checkpoint(
@@ -219,7 +220,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         self,
         path: str | Path,
         num_episodes: int = 1,
-        deterministic: bool = True,
+        deterministic: bool | None = None,
         *,
         seed: int | None = None,
         fps: float | None = None,
@@ -243,7 +244,7 @@ class ManagedAlgorithm(Generic[Seeds]):
             given=self._given,
         )
 
-    def predict(self, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
+    def predict(self, obs: ArrayLike, deterministic: bool | None = None) -> NDArray[Any]:
         """The action in the environment's units, for one observation or a batch."""
         if self._loaded is None:
             self._loaded = loading.load_policy(loading.open_checkpoint(self._checkpoint("predict")))
@@ -259,7 +260,7 @@ class ManagedAlgorithm(Generic[Seeds]):
             self._values = loading.load_values(loading.open_checkpoint(self._checkpoint("predict_value")))
         return self._values.predict(obs, action)
 
-    def export(self, path: str | Path, deterministic: bool = True) -> Exported:
+    def export(self, path: str | Path, deterministic: bool | None = None) -> Exported:
         """Write the policy to a new `.onnx` or `.npz` file that needs neither this package nor torch.
 
         The file includes observation normalisation and action scaling. It is compared with `predict` first; nothing

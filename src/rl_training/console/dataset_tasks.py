@@ -187,12 +187,12 @@ def _policy_actions(policy: str, config: TrainConfig, spaces: SpaceSpec, stochas
         raise ConfigError(
             f"--stochastic: the {loaded.config.algo} policy of {policy} is deterministic; leave it out"
         )
-    rng = seeding.exploration(config.seed or 0)
+    rng, sampled = seeding.exploration(config.seed or 0), loaded.policy.samples(False if stochastic else None)
 
     def act(obs: NDArray[np.float32]) -> NDArray[Any]:
         with torch.inference_mode():
             inputs = torch.from_numpy(obs)
-            if not stochastic:
+            if not sampled:
                 return loaded.policy.mode(inputs).numpy()
             draws = rng.standard_normal((len(obs), spaces.action_dim)).astype(np.float32)
             return loaded.policy.sample(inputs, torch.from_numpy(draws)).numpy()

@@ -117,7 +117,7 @@ class Evaluator:
     def run(
         self, policy: Policy, episodes: int, interrupted: Callable[[], bool] = lambda: False
     ) -> dict[str, float]:
-        """The `eval_…` metrics over exactly `episodes` episodes with the deterministic policy."""
+        """The `eval_…` metrics over exactly `episodes` episodes; see `Policy.samples`."""
         return self.summary(self.play(policy, episodes, interrupted))
 
     def play(
@@ -126,15 +126,15 @@ class Evaluator:
         episodes: int,
         interrupted: Callable[[], bool] = lambda: False,
         *,
-        deterministic: bool = True,
+        deterministic: bool | None = None,
     ) -> Played:
-        """Play exactly `episodes` episodes; without `deterministic` a stochastic policy is sampled.
+        """Play exactly `episodes` episodes; for `deterministic` see `Policy.samples`.
 
         Raises `PlayInterrupted` as soon as `interrupted()` is true. Truncated episodes are added to `cut_episodes`.
         """
         bound = self.bound or math.inf
         try:
-            sampled = not deterministic and policy.stochastic
+            sampled = policy.samples(deterministic)
             act = _sampled(policy, self.spaces, self.seed) if sampled else _mode(policy)
             played = _play(self.open(episodes), act, self.spaces, episodes, bound, interrupted)
         except BaseException:

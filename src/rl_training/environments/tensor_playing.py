@@ -61,14 +61,14 @@ class TensorEvaluator(Evaluator):
         episodes: int,
         interrupted: Callable[[], bool] = lambda: False,
         *,
-        deterministic: bool = True,
+        deterministic: bool | None = None,
     ) -> Played:
         device = next((parameter.device for parameter in policy.parameters()), torch.device("cpu"))
         env = self._opened(episodes, device)
-        generator = torch.Generator(device).manual_seed(self.seed)
+        generator, sampled = torch.Generator(device).manual_seed(self.seed), policy.samples(deterministic)
 
         def act(obs: Tensor) -> Tensor:
-            if deterministic or not policy.stochastic:
+            if not sampled:
                 return policy.mode(obs)
             return policy.sample(
                 obs, torch.randn((len(obs), self.spaces.action_dim), generator=generator, device=device)

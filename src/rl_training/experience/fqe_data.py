@@ -99,8 +99,12 @@ def build_fqe(
 def acts(policy: Policy, obs: Tensor, noise: Tensor | None = None) -> Tensor:
     """The internal actions of a policy, `[n, A]` (discrete: `[n, 1]`): its mode, or a sample determined by `noise`.
 
-    If an observation overflows in the network, the action is the middle of the range, as in `predict`.
+    A policy that is evaluated by samples gets fixed noise if none is given. If an observation overflows in the
+    network, the action is the middle of the range, as in `predict`.
     """
+    if noise is None and policy.samples(None):
+        shape = len(obs), policy.actor.action_dim
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(obs)  # type: ignore[arg-type]
     found = policy.mode(obs) if noise is None else policy.sample(obs, noise)
     return found.view(len(obs), -1).to(obs.dtype).nan_to_num(nan=0.0)
 
@@ -136,7 +140,7 @@ class PolicyActions:
         self.packed = dataset.layout
         self.layout = replace(self.packed, extras=FQE.extras)
         self._padding = self.layout.width - 2 - 2 * self.layout.obs_dim - 2 * self.layout.action_dim
-        self.sampled = [sampled and policy.stochastic for policy in self.policies]
+        self.sampled = [policy.samples(False if sampled else None) for policy in self.policies]
         self._tables = [
             self._table(policy) if tabulate and not drawn else None
             for policy, drawn in zip(self.policies, self.sampled)

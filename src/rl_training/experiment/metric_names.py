@@ -57,6 +57,8 @@ TERMS = {
     "behavior_logprob_mean": "mean log-likelihood of the data's actions",
     "bc_loss": "squared distance between the policy's and the data's actions",
     "q_scale": "factor on Q in the actor's loss",
+    "flow_loss": "squared error of the flow network's velocities",
+    "distill_loss": "squared distance between the actor's and the flow policy's actions",
     "diversity_loss": "alignment of the critics' action gradients",
     "conservative_gap": "Q at sampled actions minus Q at the data's actions",
     "conservative_loss": "the conservative part of the critics' loss, including its weight",

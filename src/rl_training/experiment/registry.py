@@ -55,6 +55,7 @@ _NAMES = (
     "rebrac",
     "crossq",
     "flash_sac",
+    "fql",
 )
 # The specs imported so far, and those that `register` added.
 _SPECS: dict[str, AlgorithmSpec] = {}

@@ -94,6 +94,14 @@ def _gelu(g: _Graph, x: str) -> str:
     return g.node("Mul", half, g.node("Add", erf, g.constant(1.0, np.float32)))
 
 
+def _gelu_tanh(g: _Graph, x: str) -> str:
+    """GELU with the tanh approximation: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³)))."""
+    cube = g.node("Mul", g.node("Mul", g.node("Mul", x, x), x), g.constant(0.044715, np.float32))
+    inner = g.node("Mul", g.node("Add", x, cube), g.constant(np.sqrt(2.0 / np.pi), np.float32))
+    half = g.node("Mul", x, g.constant(0.5, np.float32))
+    return g.node("Mul", half, g.node("Add", g.node("Tanh", inner), g.constant(1.0, np.float32)))
+
+
 def _halves(g: _Graph, x: str) -> tuple[str, str]:
     """Split into mean and log std."""
     from onnx import helper
@@ -159,6 +167,7 @@ _WRITERS: dict[str, Callable[..., str]] = {
     **{name: lambda g, x, kind=kind: g.node(kind, x) for name, kind in _SIMPLE.items()},
     "leaky_relu": lambda g, x: g.node("LeakyRelu", x, alpha=0.01),
     "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
     "silu": lambda g, x: g.node("Mul", x, g.node("Sigmoid", x)),
     "keep": _keep,
     "add_kept": lambda g, x: g.node("Add", x, g.kept),
@@ -166,6 +175,7 @@ _WRITERS: dict[str, Callable[..., str]] = {
     "tanh_log_std": _tanh_log_std,
     "gaussian": _gaussian,
     "add_noise": lambda g, x, scale: g.node("Add", x, g.node("Mul", g.constant(scale), "noise")),
+    "append_noise": lambda g, x: g.node("Concat", x, "noise", axis=-1),
     "categorical": _categorical,
     "scale": _scale,
     "argmax": lambda g, x: g.node("ArgMax", x, axis=-1, keepdims=0),

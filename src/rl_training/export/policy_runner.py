@@ -69,6 +69,7 @@ OPERATIONS: dict[str, Any] = {
     "leaky_relu": lambda x: np.where(x > 0.0, x, 0.01 * x),
     "elu": lambda x: np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0))),
     "gelu": lambda x: 0.5 * x * (1.0 + _erf(x * math.sqrt(0.5))),
+    "gelu_tanh": lambda x: 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))),
     "silu": lambda x: x / (1.0 + np.exp(-x)),
     "tanh": lambda x: np.tanh(x),
     "keep": lambda x: x,
@@ -77,12 +78,13 @@ OPERATIONS: dict[str, Any] = {
     "tanh_log_std": _tanh_log_std,
     "gaussian": _gaussian,
     "add_noise": lambda x, scale, noise: x + scale * noise,
+    "append_noise": lambda x, noise: np.concatenate([x, noise], axis=-1),
     "categorical": _categorical,
     "scale": _scale,
     "argmax": lambda x: x.argmax(-1),
     "choose": lambda x, start: (x + start.astype(np.int64)).astype(start.dtype),
 }
-NOISY = ("gaussian", "add_noise", "categorical")
+NOISY = ("gaussian", "add_noise", "append_noise", "categorical")
 
 
 def _refuse(name: str) -> Any:

@@ -52,20 +52,20 @@ def export_checkpoint(
     path: str | Path,
     output: str | Path,
     *,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
     dataset: TransitionDataset | None = None,
     allow_import: bool = False,
 ) -> Exported:
     """Write the policy of a checkpoint or run to a new `.onnx` or `.npz` file.
 
     The file is compared with `predict` first; nothing is written if they differ. `deterministic=False` exports a
-    stochastic policy with `noise` as a second input. `dataset` is the training data, used for the comparison, if it
-    exists only in memory. `allow_import` permits to import the module of a plug-in.
+    stochastic policy with `noise` as a second input; so does None for FQL. `dataset` is the training data, used for
+    the comparison, if it exists only in memory. `allow_import` permits to import the module of a plug-in.
     """
     target = _target(output)
     checkpoint = open_checkpoint(path)
     loaded = load_policy(checkpoint, allow_import=allow_import)
-    sampled = not deterministic
+    sampled = loaded.policy.samples(None) if deterministic is None else not deterministic
     observations = observations_for(checkpoint, loaded, dataset)
     try:
         record = describe(checkpoint, loaded, sampled=sampled)

@@ -9,6 +9,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
 
 import torch
@@ -25,12 +26,13 @@ Select = Callable[[Tensor], Tensor]
 Init = Literal["torch", "xavier", "orthogonal", "unit_orthogonal", "he"]
 NETWORK = "algo_kwargs.network"  # the setting, in messages
 PACKAGED_KINDS = ("mlp", "simba")
-Activation = Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"]
+Activation = Literal["relu", "leaky_relu", "elu", "gelu", "gelu_tanh", "silu", "tanh"]
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,  # in-place is safe: the layer's output has no other reader
     "leaky_relu": F.leaky_relu,
     "elu": F.elu,
     "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
     "tanh": torch.tanh,
 }
@@ -107,6 +109,7 @@ class MLPOptions(TypedDict, total=False):
 
     layer_norm: bool
     layer_norm_epsilon: float
+    norm_after_activation: bool
     activation: Activation
     init: Init
 
@@ -252,7 +255,7 @@ class SingleNetwork(EnsembleNetwork):
 
 
 class EnsembleMLP(EnsembleNetwork):
-    """N networks `in -> hidden (LayerNorm?) activation … -> out`."""
+    """N networks `in -> hidden (LayerNorm?) activation … -> out`; `norm_after_activation` exchanges the two."""
 
     def __init__(
         self,
@@ -263,10 +266,12 @@ class EnsembleMLP(EnsembleNetwork):
         *,
         layer_norm: bool = False,
         layer_norm_epsilon: float = 1e-6,
+        norm_after_activation: bool = False,
         activation: Activation = "relu",
         init: Init = "torch",
     ) -> None:
         super().__init__(num_members, activation)
+        self.norm_after_activation = norm_after_activation
         sizes = [in_features, *hidden_sizes]
         self.hidden = nn.ModuleList(
             EnsembleLinear(num_members, a, b, init=init) for a, b in itertools.pairwise(sizes)
@@ -283,16 +288,19 @@ class EnsembleMLP(EnsembleNetwork):
     def features(self, x: Tensor, select: Select) -> Tensor:
         for linear, norm in self._layers():
             x = linear(x, select)
-            if norm is not None:
-                x = norm(x, select)
-            x = self.activate(x)
+            if norm is None:
+                x = self.activate(x)
+            else:
+                x = norm(self.activate(x), select) if self.norm_after_activation else self.activate(norm(x, select))
         return x
 
     def feature_steps(self) -> list[Step]:
         found: list[Step] = []
         for linear, norm in self._layers():
-            found += [layer.step() for layer in (linear, norm) if layer is not None]  # type: ignore[operator]
-            found.append(Step(self.activation))
+            inner = [Step(self.activation)]
+            if norm is not None:
+                inner.insert(len(inner) if self.norm_after_activation else 0, norm.step())  # type: ignore[operator]
+            found += [linear.step(), *inner]  # type: ignore[operator]
         return found
 
     def with_action_gradients(self, x: Tensor, columns: int) -> tuple[Tensor, Tensor]:

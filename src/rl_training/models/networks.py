@@ -33,9 +33,10 @@ class NetworkKind(NamedTuple):
     ignored: tuple[str, ...] = ("network_kwargs", "residual_blocks")
 
 
+_OF_MLP = ("init", "norm_after_activation")
 KINDS = {
     "mlp": NetworkKind(MLP, EnsembleMLP),
-    "simba": NetworkKind(SimBa, EnsembleSimBa, ignored=("network_kwargs", "init")),
+    "simba": NetworkKind(SimBa, EnsembleSimBa, ignored=("network_kwargs", *_OF_MLP)),
     "batch_renorm": NetworkKind(  # not a setting: its statistics change only if the learner passes them on
         RenormMLP, EnsembleRenormMLP, ignored=("network_kwargs", "residual_blocks", "layer_norm_epsilon")
     ),
@@ -73,7 +74,7 @@ def _kind(options: NetworkOptions) -> tuple[NetworkKind, dict[str, Any]]:
     name = options.get("network", "mlp")
     if (kind := KINDS.get(name)) is None:
         factory = find_factory(name)
-        kind = NetworkKind(partial(OwnNetwork, name, factory), partial(OwnEnsemble, name, factory), ("init",))
+        kind = NetworkKind(partial(OwnNetwork, name, factory), partial(OwnEnsemble, name, factory), _OF_MLP)
     return kind, {key: value for key, value in options.items() if key not in ("network", *kind.ignored)}
 
 

@@ -5,13 +5,13 @@ The method `steps(sampled)` of an actor returns them. Each operation takes the o
 
     normalize   (x - shift) * scale              affine      x @ weight + bias
     clip        to [low, high]                   layer_norm  over the features, then * weight + bias
-    relu leaky_relu elu gelu silu tanh           argmax      the index of the largest, [B]
+    relu leaky_relu elu gelu gelu_tanh silu tanh argmax      the index of the largest, [B]
     keep        x                                add_kept    x + kept
     rms_norm    x / sqrt(mean x² + epsilon) over the features, then * weight
     tanh_log_std of [mean | x]: log std = low + (high - low) (1 + tanh x) / 2
     tanh_mean   of [mean | log std]: tanh of the mean
     gaussian    of [mean | log std], the latter clipped to [low, high]: mean + std * noise
-    add_noise   x + scale * noise
+    add_noise   x + scale * noise                append_noise [x | noise]
     categorical of logits: inverse transform sampling with the normal CDF of `noise [B, 1]`
 
 A new operation needs a line in each writer of `export/`.

@@ -141,7 +141,7 @@ def ope(
 
     Intervals and agreement come from `bootstraps` resamples of whole episodes; 1 uses the data once, without
     intervals. `validation_fraction` restricts the evaluation to the episodes that training with the same fraction
-    held out. Policies act deterministically as in evaluation; `stochastic` samples their actions instead.
+    held out. Policies act as in evaluation; `stochastic` samples their actions instead.
     `hyperparameters` are those of FQE: `gamma tau learning_rate weight_decay`. `allow_import` permits to import
     what the runs have recorded as `module:Name`. `watch` is called with the share of the work that is done. The
     result is reproducible on the same machine.

@@ -42,14 +42,14 @@ class LoadedPolicy:
     config: TrainConfig
 
     def predict(
-        self, obs: ArrayLike, *, deterministic: bool = True, rng: np.random.Generator | None = None
+        self, obs: ArrayLike, *, deterministic: bool | None = None, rng: np.random.Generator | None = None
     ) -> NDArray[Any]:
         """Actions in the environment's units for one observation or a batch.
 
-        If `deterministic` is False, a stochastic policy is sampled with `rng`, or with a new random generator.
+        A policy that is sampled (see `Policy.samples`) uses `rng`, or a new random generator.
         """
         batch, noise = self.spaces.observations(obs), None
-        if not deterministic and self.policy.stochastic:
+        if self.policy.samples(deterministic):
             draws = (rng or np.random.default_rng()).standard_normal((len(batch), self.spaces.action_dim))
             noise = draws.astype(np.float32)
         result = self.act(batch, noise)

@@ -43,7 +43,7 @@ class Validation:
         self._obs, self._actions = compared.obs, compared.actions.view(len(compared.obs), -1).to(compared.obs.dtype)
 
     def measure(self, learner: Learner) -> dict[str, float]:
-        """The metrics of the learner's policy, which acts deterministically; cached until the next update."""
+        """The metrics of the learner's policy, which acts as in evaluation; cached until the next update."""
         if self._cached[0] != learner.updates:
             distance = action_distance(acts(learner.model.policy, self._obs), self._actions, self.discrete)
             self._cached = learner.updates, {"validation_distance": distance}

@@ -42,16 +42,16 @@ def play_checkpoint(
     path: str | Path,
     num_episodes: int | None = None,
     *,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     given: UserEnvironments | None = None,
 ) -> tuple[dict[str, float], Played]:
     """The metrics of an evaluation on fixed seeds, and its episodes.
 
-    If `deterministic` is False, a stochastic policy is sampled with noise that is seeded per episode. `changes`
-    replace fields of the configuration, `overrides` do the same as `key=value`; `given` are environments without an
-    id.
+    If `deterministic` is False, or None for an algorithm that is evaluated so (FQL), the policy is sampled with
+    noise that is seeded per episode. `changes` replace fields of the configuration, `overrides` do the same as
+    `key=value`; `given` are environments without an id.
     """
     loaded = load_policy(open_checkpoint(path), allow_import=bool((changes or {}).get("allow_import")))
     config = changed_config(loaded.config, changes, overrides)
@@ -76,7 +76,7 @@ def _require_playable(path: str | Path, loaded: LoadedPolicy, evaluator: Evaluat
         raise ConfigError(f"env_id: {config.env_id} does not fit the policy ({difference})", key="env_id")
 
 
-def _play(evaluator: Evaluator, loaded: LoadedPolicy, episodes: int, deterministic: bool) -> Played:
+def _play(evaluator: Evaluator, loaded: LoadedPolicy, episodes: int, deterministic: bool | None) -> Played:
     try:
         return evaluator.play(loaded.policy, episodes, deterministic=deterministic)
     finally:
@@ -102,7 +102,7 @@ def record_checkpoint(
     seed: int | None = None,
     fps: float | None = None,
     max_steps: int | None = None,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
     changes: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     given: UserEnvironments | None = None,
@@ -135,6 +135,6 @@ def record_checkpoint(
     return Recording(target, video.frames, video.seconds, played.returns.tolist(), played.lengths.tolist())
 
 
-def predict_checkpoint(path: str | Path, obs: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
+def predict_checkpoint(path: str | Path, obs: ArrayLike, deterministic: bool | None = None) -> NDArray[Any]:
     """The actions of a checkpoint's policy for one observation or a batch, in the environment's units."""
     return load_policy(open_checkpoint(path)).predict(obs, deterministic=deterministic)

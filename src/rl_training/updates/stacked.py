@@ -136,6 +136,9 @@ class StackedUpdater(Updater):
         optimizers = [self.stack.optimizers[name] for name in stepped]
         groups = [one.group([gradients[key] for key in one.keys]) for one in optimizers]
         polyak = [] if tau is None else self.stack.polyak(tau)
+        if self.learner.targets_first:
+            polyak_update(polyak)
+            polyak = []
         spheres = [sphere for one in optimizers for sphere in one.spheres]
         apply_projected(self._apply, self._project, groups, spheres, polyak)
 

@@ -1,0 +1,61 @@
+"""The model of FQL: a one-step actor, the flow network that it imitates, and two critics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from rl_training.models.actor_critic import ActorCriticModel
+from rl_training.models.critics import Critics
+from rl_training.models.networks import NetworkOptions, actor_options, build_network
+from rl_training.models.policies import OneStepActor
+
+_DRAWS = 32
+
+
+class MLPFQLModel(ActorCriticModel):
+    """`flow` is the velocity v(s, x, t); as in the authors' code, LayerNorm is after the activation."""
+
+    actor: OneStepActor
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        normalize_observations: bool = False,
+        **options: Unpack[NetworkOptions],
+    ) -> None:
+        sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        options = NetworkOptions(init="xavier", norm_after_activation=True) | options
+        super().__init__(
+            obs_dim,
+            OneStepActor(obs_dim, action_dim, hidden_sizes, **actor_options(options)),
+            Critics(2, obs_dim, action_dim, sizes, **options),
+            normalize_observations=normalize_observations,
+        )
+        self.flow = build_network(obs_dim + action_dim + 1, hidden_sizes, action_dim, **actor_options(options))
+
+    def flow_actions(self, obs: Tensor, noise: Tensor, steps: int) -> Tensor:
+        """The clipped actions of the flow policy: `steps` of Euler's method from `noise [B, A]` at t = 0."""
+        actions = noise
+        for i in range(steps):
+            times = torch.full_like(noise[:, :1], i / steps)
+            actions = actions + self.flow(torch.cat([obs, actions, times], dim=-1)) / steps
+        return actions.clamp(-1.0, 1.0)
+
+    def q_values(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Q_1(s, a) and Q_2(s, a), each `[B]`."""
+        q = self.all_q_values(obs, actions)  # [B, 2]
+        return q[:, 0], q[:, 1]
+
+    def state_values(self, obs: Tensor) -> Tensor:
+        """The mean of Q over 32 actions of the policy per state; all calls use the same noise."""
+        noise = torch.randn(_DRAWS, self.action_dim, generator=torch.Generator().manual_seed(0)).to(obs)
+        drawn = [self.policy.sample(obs, one.expand(len(obs), -1)) for one in noise]
+        return torch.stack([self.action_values(obs, actions) for actions in drawn]).mean(0)
