@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,16 +26,18 @@ SMALL: dict[str, Any] = {
     "target_update_interval": 2,
     "n_actions": 2,
     "n_action_samples": 2,
+    "flow_steps": 2,
 }
 # Also where the critics are wider by default.
 SMALL_NETWORK: dict[str, Any] = {"hidden_sizes": (16, 16), "critic_hidden_sizes": None}
 
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "leaky_relu": nn.LeakyReLU,
     "elu": nn.ELU,
     "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
 }
@@ -121,12 +124,12 @@ def member(net: EnsembleMLP, i: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for linear, norm in net._layers():
         layers.append(_linear(linear.weight[i], linear.bias[i, 0]))
+        layers.append(ACTIVATIONS[net.activation]())
         if norm is not None:
             own = nn.LayerNorm(norm.weight.shape[-1], eps=norm.epsilon, dtype=norm.weight.dtype)
             own.weight.data.copy_(norm.weight[i, 0].detach())
             own.bias.data.copy_(norm.bias[i, 0].detach())
-            layers.append(own)
-        layers.append(ACTIVATIONS[net.activation]())
+            layers.insert(len(layers) if net.norm_after_activation else -1, own)
     return nn.Sequential(*layers, _linear(net.head.weight[i], net.head.bias[i, 0]))
 
 

@@ -60,6 +60,7 @@ TINY: dict[str, Any] = {
     "target_update_interval": 4,
     "n_actions": 2,
     "n_action_samples": 2,
+    "flow_steps": 2,
     "offline_pretrain_updates": 30,
 }
 

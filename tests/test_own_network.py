@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import rl_training
 from rl_training import SAC, cli, importing
-from rl_training.algorithms import EDAC, IQL, REDQ, TD3, Learner
+from rl_training.algorithms import EDAC, FQL, IQL, REDQ, TD3, Learner
 from rl_training.algorithms import SAC as SACLearner
 from rl_training.errors import ConfigError, ExportError
 from rl_training.importing import bind_name, name_of
@@ -160,8 +160,9 @@ def test_tied_fixed_and_lazy_parameters() -> None:
 
 @pytest.mark.parametrize("learner", [one for one in all_learners() if one.name not in FIXED], ids=label)
 def test_every_learner_trains_it(learner: type[Learner]) -> None:
-    """EDAC without diversity, and ReBRAC without the LayerNorm that it has by default."""
+    """EDAC without diversity, ReBRAC without the LayerNorm that it has by default, FQL without its GELU too."""
     network = own(Listed) | ({"layer_norm": False} if "layer_norm" in learner.Network.model_fields else {})
+    network |= {"activation": "relu"} if learner is FQL else {}
     built = build(learner, network=network, **({"eta": 0.0} if learner is EDAC else {}))
     found = [module for module in built.model.modules() if isinstance(module, EnsembleNetwork)]
     assert found

@@ -41,6 +41,7 @@ OFFLINE = {
     "crr": "CRR",
     "edac": "EDAC",
     "rebrac": "ReBRAC",
+    "fql": "FQL",
 }
 BOTH = {"rlpd": "RLPD"}
 CLASSES = ONLINE | OFFLINE | BOTH
@@ -181,6 +182,7 @@ OWN_KEYS = {
     "iql": "expectile beta max_weight policy_distribution tau",
     "cql": "cql_alpha n_actions lagrange_threshold bc_steps alpha tau",
     "rebrac": "actor_bc_coef critic_bc_coef policy_delay target_policy_noise target_noise_clip layer_norm tau",
+    "fql": "distill_coef flow_steps q_aggregation normalize_q_loss layer_norm tau",
     "td3_bc": "bc_alpha policy_delay target_policy_noise target_noise_clip tau",
     "bc": "stochastic policy_distribution",
 }
