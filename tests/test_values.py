@@ -57,6 +57,10 @@ def test_q_and_v_of_every_algorithm(algo: str, runs: Callable[[str], TrainResult
         v = by_hand(networks, obs, networks.policy.mode(obs))
         if isinstance(networks, MLPIQLModel):
             v = networks.value(networks.normalizer(obs))[None].double().numpy()
+        if algo == "fql":
+            noise = torch.randn(32, 2, generator=torch.Generator().manual_seed(0))
+            drawn = [networks.policy.sample(obs, one.expand(3, -1)) for one in noise]
+            v = np.mean([by_hand(networks, obs, actions) for actions in drawn], axis=0)
         found = model.predict_value(OBS, ACTIONS)
     np.testing.assert_allclose(found.mean, q.mean(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.spread, q.std(0), rtol=1e-3, atol=1e-5)
@@ -64,7 +68,7 @@ def test_q_and_v_of_every_algorithm(algo: str, runs: Callable[[str], TrainResult
     np.testing.assert_allclose(state.mean, v.mean(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(state.spread, v.std(0), rtol=1e-3, atol=1e-5)
     assert (len(q) == 1) == (found.spread.max() == 0.0)
-    if algo not in ("iql", "dqn"):
+    if algo not in ("iql", "dqn", "fql"):
         acted = model.predict_value(OBS, model.predict(OBS))
         np.testing.assert_allclose(acted.mean, state.mean, rtol=1e-4, atol=1e-5)
 
