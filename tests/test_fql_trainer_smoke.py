@@ -10,6 +10,7 @@ import pytest
 
 from rl_training.api import FQL, load
 from rl_training.errors import ConfigError
+from rl_training.export.policy_runner import Policy as NumpyPolicy
 from rl_training.runtime.loading import load_policy, open_checkpoint
 from rl_training.runtime.workflows import evaluate_checkpoint
 from tests.runs import ShortRun, tiny, train
@@ -48,6 +49,12 @@ def test_its_export_takes_noise_by_default(suffix: str, tmp_path: Path) -> None:
     sampled = load(result.checkpoint_path).export(tmp_path / f"policy{suffix}")
     assert sampled.record["stochastic"] is True
     assert sampled.record["inputs"]["noise"]["shape"] == ["batch", 1]
+    if suffix == ".npz":
+        policy = NumpyPolicy(sampled.path)
+        drawn = [policy(OBS) for _ in range(2)]  # it draws what it is not given
+        assert drawn[0].shape == (5, 1)
+        assert not np.array_equal(*drawn)
+        assert policy(OBS[0]).shape == (1,)
     fixed = load(result.checkpoint_path).export(tmp_path / f"fixed{suffix}", deterministic=True)
     assert "noise" not in fixed.record["inputs"]
 

@@ -349,9 +349,10 @@ def test_policies_that_act_are_copied_in_one_transfer(kind: Kind, monkeypatch: p
     for _ in range(2):
         stacked.run(2)
         transfers.clear()
-        for learner, one in zip(learners, acting):
-            assert torch.allclose(one.current().mode(obs), learner.model.policy.mode(obs), rtol=0, atol=1e-6)
+        copies = [one.current() for one in acting]
         assert len(transfers) == 1
+        for learner, policy in zip(learners, copies):
+            assert torch.allclose(policy.mode(obs), learner.model.policy.mode(obs), rtol=0, atol=1e-6)
     learners[1].normalize_by(torch.ones(OBS), 2.0 * torch.ones(OBS))
     assert torch.equal(acting[1].current().normalizer.shift, torch.ones(OBS))
     assert not torch.equal(acting[0].current().normalizer.shift, torch.ones(OBS))

@@ -55,9 +55,10 @@ def test_files_act_as_the_policy_of_every_algorithm(
     model = load(runs(algo).run_dir)
     space: gym.Space[Any] = CHOICES if algo == "dqn" else BOX
     obs = np.random.default_rng(11).normal([5.0, 0.0, -30.0], [0.1, 1.0, 20.0], (64, 3)).astype(np.float32)
-    expected = model.predict(obs)
+    options = {"deterministic": True} if algo == "fql" else {}  # all others do not sample by default
+    expected = model.predict(obs, **options)
     for suffix in ("onnx", "npz"):
-        made = model.export(tmp_path / f"policy.{suffix}")
+        made = model.export(tmp_path / f"policy.{suffix}", **options)
         assert made.observations == 1035
         assert made.largest_difference <= 1e-5
         run = run_file(made.path)
@@ -107,7 +108,7 @@ def test_every_network_is_written(activation: str, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".npz"])
-@pytest.mark.parametrize("algo", ["sac", "iql"])
+@pytest.mark.parametrize("algo", ["sac", "iql", "fql"])
 def test_noise_is_an_input_and_nothing_else_is_random(
     algo: str, suffix: str, runs: Callable[[str], TrainResult], tmp_path: Path
 ) -> None:

@@ -125,7 +125,7 @@ class FQL(Learner):
 
     def flow_loss(self, batch: TransitionBatch, noise: Tensor, times: Tensor) -> tuple[Tensor, Terms]:
         start = noise[1]
-        between = torch.lerp(start, batch.actions, times)
+        between = (1.0 - times) * start + times * batch.actions
         velocities = self.model.flow(torch.cat([batch.obs, between, times], dim=-1))
         terms = flow_terms(velocities, start, batch.actions)
         return terms["flow_loss"], terms

@@ -7,8 +7,8 @@ Observations that are dictionaries, tuples or integers are passed unchanged: one
 or one dictionary of batches. `policy.parts` lists their parts in the order of the flat vector [O], which is the
 order of the environment's Dict space and need not be alphabetical. Integers are one-hot in the vector.
 
-A policy exported with --stochastic also takes standard normal numbers of the shape of its action:
-`policy(observation, noise)`. `policy.info` describes the policy.
+A policy exported with --stochastic, or of FQL, also takes standard normal numbers of the shape of its action:
+`policy(observation, noise)`. Without them it draws from `policy.random`. `policy.info` describes it.
 """
 
 from __future__ import annotations
@@ -124,6 +124,7 @@ class Policy:
     """An exported policy; call it with an observation."""
 
     def __init__(self, path: Any) -> None:
+        self.random = np.random.default_rng()
         try:
             with np.load(path, allow_pickle=False) as file:
                 self.info: dict[str, Any] = json.loads(str(file["info"]), parse_constant=_refuse)
@@ -187,9 +188,11 @@ class Policy:
         size, noisy = self.info["observation"]["size"], self.info["stochastic"]
         if given.ndim not in (1, 2) or given.shape[-1] != size or not np.isfinite(given).all():
             raise ValueError(f"observation must be finite numbers [{size}] or [B, {size}], got {list(given.shape)}")
-        if noisy != (noise is not None):
-            raise ValueError(f"this policy {'needs noise of the shape of the action' if noisy else 'has no noise'}")
+        if noise is not None and not noisy:
+            raise ValueError("this policy has no noise")
         x = kept = given.reshape(-1, size)
+        if noise is None and noisy:
+            noise = self.random.standard_normal((len(x), self.info["inputs"]["noise"]["shape"][1]))
         with np.errstate(over="ignore", invalid="ignore"):
             for operation, arrays in self.steps:
                 more = {"noise": np.reshape(noise, (len(x), -1)).astype(np.float32)} if operation in NOISY else {}
