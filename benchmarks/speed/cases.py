@@ -123,6 +123,7 @@ CASES = (
     Case("EDAC-10, 256×3", "edac", hidden=THREE, settings=AUTO | {"num_critics": 10}, goal=1600),
     Case("EDAC-50, 256×3", "edac", hidden=THREE, settings=AUTO | {"num_critics": 50}, goal=700),
     Case("ReBRAC, 256×3", "rebrac", hidden=THREE),
+    Case("FQL, 512×4", "fql", hidden=(512,) * 4),
     Case("RLPD, 2 critics", "rlpd", settings=AUTO | {"policy_delay": 1}),
     Case(
         "RLPD-10, LayerNorm, actor every 20",
