@@ -10,6 +10,7 @@ import pytest
 
 from rl_training.api import FQL, load
 from rl_training.errors import ConfigError
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.export.policy_runner import Policy as NumpyPolicy
 from rl_training.runtime.loading import load_policy, open_checkpoint
 from rl_training.runtime.workflows import evaluate_checkpoint
@@ -65,3 +66,12 @@ def test_a_policy_of_another_shape_is_refused(source: str, tmp_path: Path) -> No
     config: dict[str, Any] = {"init_from": before.run_dir, "total_timesteps": 10}
     with pytest.raises(ConfigError, match=r"^init_from: the .* policy of .* does not fit"):
         train(tiny("fql", tmp_path, **config))
+
+
+def test_fine_tuning_appends_to_the_data() -> None:
+    """Other algorithms draw half of each batch from the data; offline there is no such setting."""
+    spec = get_algorithm_spec("fql")
+    offline, online = spec.kinds
+    assert online.resolve({}).to_dict()["offline_batch_ratio"] == "proportional"
+    assert get_algorithm_spec("iql").kinds[1].resolve({}).to_dict()["offline_batch_ratio"] == 0.5
+    assert "offline_batch_ratio" not in offline.resolve({}).to_dict()

@@ -90,12 +90,12 @@ class _TrainKeys(TypedDict, total=False):
     """discount factor; ≥ 0, ≤ 1; default 0.99"""
     hidden_sizes: Sequence[int | float]
     """sizes of the hidden layers of every network; ≥ 1; default (256, 256) (CQL, EDAC, ReBRAC: (256, 256, 256);
-    FlashSAC: (128,))"""
+    FQL: (512, 512, 512, 512); FlashSAC: (128,))"""
     critic_hidden_sizes: Sequence[int | float] | None
     """sizes of the critics' hidden layers; null means `hidden_sizes`; ≥ 1; default None (CrossQ: (2048, 2048);
     FlashSAC: (256,))"""
-    activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"]
-    """activation function after each hidden layer of every network; default 'relu'"""
+    activation: Literal["relu", "leaky_relu", "elu", "gelu", "gelu_tanh", "silu", "tanh"]
+    """activation function after each hidden layer of every network; default 'relu' (FQL: 'gelu_tanh')"""
     layer_norm_epsilon: float
     """epsilon of LayerNorm; the default of flax and RLPD (version 0.1 used PyTorch's 1e-5); > 0; default 1e-06"""
     network: str | Callable[..., nn.Module]
@@ -126,7 +126,7 @@ class _TargetKeys(TypedDict, total=False):
 class _NetworkKeys(TypedDict, total=False):
     layer_norm: bool
     """LayerNorm after each hidden layer of the critics (IQL: also of the value network; DQN: of its network);
-    default False (ReBRAC: True)"""
+    default False (FQL, ReBRAC: True)"""
 
 class _DatasetKeys(TypedDict, total=False):
     dataset_kind: str | Reader | None
@@ -183,7 +183,7 @@ class _PriorDataKeys(TypedDict, total=False):
     `init_from` count; ≥ 0; default 0"""
     offline_batch_ratio: float | Literal["proportional"]
     """share of prior data in each online batch, `round(ratio · batch_size)` rows; `proportional`: batches are drawn
-    uniformly from prior data and new experience together; default 0.5"""
+    uniformly from prior data and new experience together; default 0.5 (FQL: 'proportional')"""
     online_warmup_steps: int | float | None
     """environment steps with the pretrained policy before the first online update; replaces `learning_starts` and
     `random_steps`; null: those apply; ≥ 0"""
@@ -195,7 +195,7 @@ class _OnlineKeys(TypedDict, total=False):
     """environment steps before the first update; ≥ 0; default 1000 (SAC, CrossQ: 5000; FlashSAC: 10000)"""
     random_steps: int | float | None
     """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy; ≥ 0;
-    default None (AWAC, CQL, IQL, TD3BC, ReBRAC: 0)"""
+    default None (AWAC, CQL, FQL, IQL, TD3BC, ReBRAC: 0)"""
     random_block_steps: int | float
     """until the actor starts (`actor_starts`), each environment alternates blocks of this length with random
     actions and with the policy; 0: the policy alone; ≥ 0; default 50"""
@@ -380,6 +380,35 @@ class EDAC(ManagedAlgorithm[Seeds]):
     """Ensemble-Diversified Actor-Critic."""
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_EDACSettings]) -> None: ...
+
+class _FQLSettings(
+    _TrainKeys,
+    _TargetKeys,
+    _NetworkKeys,
+    _DatasetKeys,
+    _NStepKeys,
+    _ValidationKeys,
+    _PriorDataKeys,
+    _OnlineKeys,
+    total=False,
+):
+    distill_coef: float
+    """weight of the squared distance to the flow policy's action in the actor's loss (the paper's alpha); ≥ 0;
+    default 10.0"""
+    flow_steps: int | float
+    """steps of Euler's method per action of the flow policy; ≥ 1; default 10"""
+    q_aggregation: Literal["mean", "min"]
+    """value of the two target critics in the critics' target; default 'mean'"""
+    normalize_q_loss: bool
+    """divide Q in the actor's loss by its mean magnitude; `distill_coef` then does not depend on the rewards;
+    default False"""
+
+class FQL(ManagedAlgorithm[Seeds]):
+    """Flow Q-Learning: a one-step policy that imitates a flow-matching model of the data and maximises Q.
+
+    Its policy is a distribution without a known mode: `evaluate`, `predict` and `export` sample it by default."""
+
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_FQLSettings]) -> None: ...
 
 class _IQLSettings(
     _TrainKeys,

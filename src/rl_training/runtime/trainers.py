@@ -99,7 +99,7 @@ def algorithm(
     discrete: type[Learner] | None = None,
     **defaults: Any,
 ) -> AlgorithmSpec:
-    """Declare an algorithm; `defaults` override those of its sections.
+    """Declare an algorithm; `defaults` override those of its sections, each in the regimes that have the key.
 
     `discrete` is the learner for discrete actions if `learner` only supports continuous ones.
     """
@@ -114,7 +114,13 @@ def algorithm(
         return sections_of(learner, regime, other)
 
     places = {key: one.key() for one in regimes for key in of_regime(one).owners()}
-    kinds = tuple(replace(of_regime(one), elsewhere=places) for one in regimes)
+
+    def complete(found: Sections) -> Sections:
+        owned = found.owners()
+        kept = {key: value for key, value in found.defaults.items() if key in owned or key not in places}
+        return replace(found, elsewhere=places, defaults=kept)
+
+    kinds = tuple(complete(of_regime(one)) for one in regimes)
 
     def train(
         config: TrainConfig,
