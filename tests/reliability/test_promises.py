@@ -13,7 +13,7 @@ ROWS = re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", (ROOT / "docs" / "reliabilit
 
 
 def test_every_promise_has_a_row() -> None:
-    assert [int(number) for number, _, _ in ROWS] == [*range(1, 34), 36]
+    assert [int(number) for number, _, _ in ROWS] == [*range(1, 34), 35, 36]
 
 
 @pytest.mark.parametrize(("number", "promise", "tests"), ROWS, ids=[row[0] for row in ROWS])
