@@ -852,7 +852,7 @@ def test_the_doctor_tells_which_extras_are_there(names: tuple[str, str], monkeyp
     box2d, pygame = names
     monkeypatch.setattr(doctor, "_version", {box2d: "2.3.10", pygame: "2.5.7", "h5py": "3.16.0"}.get)
     found = {finding.subject: finding for finding in doctor.extras()}
-    known = {"mujoco", "box2d", "offline", "video", "wandb", "tune", "ray", "report", "export"}
+    known = {"mujoco", "box2d", "ogbench", "offline", "video", "wandb", "tune", "ray", "report", "export"}
     assert found.keys() == {f"extra {name}" for name in known}
     assert (found["extra box2d"].state, found["extra box2d"].text) == ("ok", f"{box2d} 2.3.10, {pygame} 2.5.7")
     assert found["extra offline"].text == "missing minari, pillow; pip install 'rl-training[offline]'"
