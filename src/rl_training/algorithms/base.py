@@ -24,9 +24,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from rl_training.algorithms import optim
 from rl_training.algorithms.batch_checks import require_fit
 from rl_training.algorithms.execution import Draws, Execution, by_rows
-from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Polyak, apply_projected, polyak_update, project
+from rl_training.algorithms.optim import ADAM_SETTINGS, Adam, Polyak
 from rl_training.data.extra_columns import Column
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
@@ -269,10 +270,7 @@ class Learner:
         if global_step < 0:
             raise ConfigError(f"global_step must be >= 0, got {global_step}")
         columns = TransitionBatch.from_mapping(batch, self.extras)
-        for column in self.extras:
-            if getattr(columns, column.name) is None:
-                raise ConfigError(f"batch: {self.name} needs the column {column.name!r}, {column.meaning}")
-        require_fit(columns, self.model, self.device, self.least_batch)
+        require_fit(columns, self)
         self.step(columns)
         return UpdateResult(dict(self._terms))
 
@@ -339,36 +337,23 @@ class Learner:
         self.step_interrupted = True
         with torch.no_grad():
             if self.targets_first:
-                polyak_update(follows[None])
+                optim.polyak_update(follows[None])
             self.execution.parallel(steps)
             if not self.targets_first:
-                polyak_update(follows[None])
+                optim.polyak_update(follows[None])
             for name, found in gradients.statistics.items():
                 torch._foreach_copy_(self.statistics()[name], found)
 
     def _step(self, optimizer: Adam, gradients: Sequence[Tensor], follows: Sequence[Polyak]) -> None:
-        group, scale = optimizer.group(gradients), self.execution.prepared(project)
-        apply_projected(self.execution.apply, scale, group, optimizer.spheres, follows)
+        group, scale = optimizer.group(gradients), self.execution.prepared(optim.project)
+        optim.apply_projected(self.execution.apply, scale, group, optimizer.spheres, follows)
 
     def _follows_of(self, stepped: tuple[str, ...], tau: float | None) -> dict[str | None, list[Polyak]]:
-        """The targets to update right after each optimiser of `stepped`; the others, under None, are updated last
-        (with `targets_first`: all of them first).
-
-        Cached, because finding them takes a measurable part of an update.
-        """
-        if (known := self._follows.get((stepped, tau))) is not None:
-            return known
-        found: dict[str | None, list[Polyak]] = {name: [] for name in (*stepped, None)}
-        if tau is not None:
-            for target, source in self.targets().items():
-                sources: list[Tensor] = list(source.parameters())
-                parts = {id(p) for p in sources}
-                owners = [n for n, o in self.optimizers.items() if any(id(p) in parts for p in o.parameters)]
-                together = len(owners) == 1 and owners[0] in stepped and not self.targets_first
-                owner = owners[0] if together else None
-                found[owner].append((list(target.parameters()), sources, tau))
-        self._follows[stepped, tau] = found
-        return found
+        """`optim.targets_by_owner`, cached: finding them takes a measurable part of an update."""
+        if (stepped, tau) not in self._follows:
+            owners = () if self.targets_first else stepped
+            self._follows[stepped, tau] = optim.targets_by_owner(self.targets(), self.optimizers, owners, tau)
+        return self._follows[stepped, tau]
 
     def _gradients(self, names: tuple[str, ...], loss: Loss, inputs: tuple[Any, ...]) -> tuple[Gradients, Terms]:
         value, terms, *statistics = self.execution.prepared(loss)(*inputs)
@@ -388,16 +373,7 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """Three parts: `networks` and `optimizers` (flat name -> tensor), `counters` (plain values)."""
-        networks = {
-            f"{name}.{key}": tensor
-            for name, module in self.all_modules().items()
-            for key, tensor in module.state_dict().items()
-        }
-        optimizers = {
-            f"{name}.{key}": tensor
-            for name, optimizer in self.optimizers.items()
-            for key, tensor in optimizer.state_dict().items()
-        }
+        networks, optimizers = _flat(self.all_modules()), _flat(self.optimizers)
         return {"networks": networks, "optimizers": optimizers, "counters": {"updates": self.updates}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -413,6 +389,10 @@ class Learner:
         for name, module in self.all_modules().items():
             module.load_state_dict(_below(networks, name))
         self.version += 1
+
+
+def _flat(parts: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {f"{name}.{key}": tensor for name, part in parts.items() for key, tensor in part.state_dict().items()}
 
 
 def _below(flat: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

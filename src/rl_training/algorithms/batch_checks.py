@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rl_training.algorithms.base import Learner
+
 # Rounding may put an action this far outside [-1, 1].
 _ACTION_SLACK = 1e-5
 
 
-def require_fit(batch: TransitionBatch, model: Any, device: torch.device, least: int) -> None:
-    """Raise for fewer than `least` rows, a column on another device or of another width, or an action out of range.
+def require_fit(batch: TransitionBatch, learner: Learner) -> None:
+    """Raise for too few rows, a column that is missing, elsewhere or of another width, or an action out of range.
 
     The range is checked on the CPU only: on a GPU each check would wait for the queue.
     """
+    model, device, least = learner.model, learner.device, learner.least_batch
+    for extra in learner.extras:
+        if getattr(batch, extra.name) is None:
+            raise ConfigError(f"batch: {learner.name} needs the column {extra.name!r}, {extra.meaning}")
     for name, column in batch._asdict().items():
         if column is not None and column.device != device:
             raise ConfigError(

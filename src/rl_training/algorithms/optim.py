@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.models.flash import Sphere
 
@@ -86,6 +86,24 @@ class Adam:
 
 # Target tensors, their sources, and tau (`[S]` if S learners differ in it).
 Polyak = tuple[list[Tensor], list[Tensor], float | Tensor]
+
+
+def targets_by_owner(
+    targets: Mapping[nn.Module, nn.Module],
+    optimizers: Mapping[str, Adam],
+    stepped: Sequence[str],
+    tau: float | None,
+) -> dict[str | None, list[Polyak]]:
+    """The targets to update right after each optimiser of `stepped`; all others are under None."""
+    found: dict[str | None, list[Polyak]] = {name: [] for name in (*optimizers, None)}
+    if tau is not None:
+        for target, source in targets.items():
+            sources: list[Tensor] = list(source.parameters())
+            parts = {id(p) for p in sources}
+            owners = [n for n, o in optimizers.items() if any(id(p) in parts for p in o.parameters)]
+            owner = owners[0] if len(owners) == 1 and owners[0] in stepped else None
+            found[owner].append((list(target.parameters()), sources, tau))
+    return found
 
 
 def polyak_update(follows: Sequence[Polyak]) -> None:
