@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import rl_training.algorithms as algorithms
 from rl_training.algorithms import Learner
+from rl_training.data.extra_columns import MC_RETURNS, NEXT_ACTIONS
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import MLP, EnsembleMLP
 from rl_training.spaces import SpaceSpec
@@ -56,7 +57,10 @@ def label(learner: type[Learner]) -> str:
 
 
 def small_options(learner: type[Learner], **changes: Any) -> dict[str, Any]:
-    return {key: value for key, value in SMALL.items() if key in learner.Config.model_fields} | changes
+    small = {key: value for key, value in SMALL.items() if key in learner.Config.model_fields}
+    if issubclass(learner, algorithms.CQL):
+        del small["num_critics"]  # two, as published
+    return small | changes
 
 
 def build(
@@ -94,19 +98,21 @@ def random_batch(
         return 2.0 * torch.rand(size, ACTIONS, generator=g) - 1.0
 
     flags = (torch.rand(size, generator=g) < 0.3).float()
-    return TransitionBatch(
-        obs=torch.randn(size, OBS, generator=g),
-        actions=actions(),
-        rewards=torch.randn(size, generator=g),
-        next_obs=torch.randn(size, OBS, generator=g),
-        dones=flags if done is None else torch.full((size,), done),
-        next_actions=actions(),
-    )
+    columns = {
+        "obs": torch.randn(size, OBS, generator=g),
+        "actions": actions(),
+        "rewards": torch.randn(size, generator=g),
+        "next_obs": torch.randn(size, OBS, generator=g),
+        "dones": flags if done is None else torch.full((size,), done),
+        "next_actions": actions(),
+        "mc_returns": torch.randn(size, generator=g),
+    }
+    return TransitionBatch.from_mapping(columns, (NEXT_ACTIONS, MC_RETURNS))
 
 
 def double(batch: TransitionBatch) -> TransitionBatch:
     """In float64, where a different order of the same sums cannot be mistaken for a different formula."""
-    return TransitionBatch(*(None if column is None else column.double() for column in batch))
+    return batch._make(None if column is None else column.double() for column in batch)
 
 
 def snapshot(learner: Learner) -> dict[str, Tensor]:

@@ -107,7 +107,7 @@ def test_its_card_is_true(name: str) -> None:
         one.to_dict() | {"algo_kwargs": resolve(one).to_dict()} for one in (meant, config_of(checkpoint))
     )
     # All but the newest were trained before `environments: auto` was the default, with the same results.
-    before = "auto" if name in ("crossq", "flash_sac") else "local"
+    before = "auto" if name in ("crossq", "flash_sac", "fql", "cal_ql") else "local"
     assert (meant.pop("environments"), read.pop("environments")) == ("auto", before)
     assert meant == read
     assert config["algo_kwargs"].items() <= read["algo_kwargs"].items()
@@ -154,7 +154,7 @@ def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_name_that_is_not_published_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    known = "; those are awac, bc, cql, "
+    known = "; those are awac, bc, cal_ql, cql, "
     with pytest.raises(
         CheckpointError, match=rf"gallery/sacc: .* no published policy; did you mean 'sac'\?{known}"
     ):

@@ -42,6 +42,7 @@ OFFLINE = {
     "edac": "EDAC",
     "rebrac": "ReBRAC",
     "fql": "FQL",
+    "cal_ql": "CalQL",
 }
 BOTH = {"rlpd": "RLPD"}
 CLASSES = ONLINE | OFFLINE | BOTH
@@ -180,7 +181,8 @@ OWN_KEYS = {
     "ddpg": "exploration_noise tau",
     "tqc": "num_critics n_quantiles top_quantiles_to_drop_per_net alpha target_entropy tau",
     "iql": "expectile beta max_weight policy_distribution tau",
-    "cql": "cql_alpha n_actions lagrange_threshold bc_steps alpha tau",
+    "cql": "cql_alpha n_actions lagrange_threshold bc_steps backup_actions alpha tau",
+    "cal_ql": "cql_alpha n_actions lagrange_threshold bc_steps backup_actions failure_reward alpha tau",
     "rebrac": "actor_bc_coef critic_bc_coef policy_delay target_policy_noise target_noise_clip layer_norm tau",
     "fql": "distill_coef flow_steps q_aggregation normalize_q_loss layer_norm tau",
     "td3_bc": "bc_alpha policy_delay target_policy_noise target_noise_clip tau",

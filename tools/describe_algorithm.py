@@ -138,6 +138,7 @@ def terms(spec: AlgorithmSpec) -> list[str]:
         actions = torch.zeros(4, dtype=torch.int64) if spec.learner.discrete else torch.zeros(4, 1)
         batch = {"obs": torch.randn(4, 3), "actions": actions, "rewards": torch.zeros(4)}
         batch |= {"next_obs": torch.randn(4, 3), "dones": torch.zeros(4), "next_actions": actions}
+        batch |= {"mc_returns": torch.zeros(4)}
         found |= dict.fromkeys(learner.update(batch, global_step=0).metrics)
     return list(found)
 

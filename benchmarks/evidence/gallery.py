@@ -60,6 +60,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "crossq": ("--config crossq/pendulum",),
     "flash_sac": ("--config flash_sac/pendulum", "hidden_sizes=[32]"),  # a block is four times as wide inside
     "fql": ("--config fql/pendulum-replay", "total_timesteps=10000"),
+    "cal_ql": ("--config cal_ql/pendulum-replay",),
 }
 FROM_RUN = ["rl-training", "dataset", "from-run", "runs/RUN", "-o", REPLAY]
 

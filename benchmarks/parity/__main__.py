@@ -1,7 +1,7 @@
 """The same updates as the references: losses, gradients and parameters of 20 updates, compared in float64.
 
-    python -m benchmarks.parity --redq CHECKOUT --corl CHECKOUT --d3rlpy-python PYTHON --jax-python PYTHON
-                                [--algo edac …] [--json FILE]
+    python -m benchmarks.parity --redq CHECKOUT --corl CHECKOUT --cal-ql CHECKOUT --d3rlpy-python PYTHON
+                                --jax-python PYTHON [--algo edac …] [--json FILE]
 
 From the same weights, batches and noise, once the choices that our docstrings state are taken out of the reference.
 Then every setting that a case lists is made 1 % wrong on our side, which must be seen. A case whose reference is
@@ -39,8 +39,9 @@ def arguments() -> argparse.Namespace:
     parser = report.arguments(__doc__)
     parser.add_argument("--redq", type=place, help="a checkout of github.com/watchernyu/REDQ")
     parser.add_argument("--corl", type=place, help="a checkout of github.com/tinkoff-ai/CORL")
+    parser.add_argument("--cal-ql", type=place, help="a checkout of github.com/nakamotoo/Cal-QL")
     parser.add_argument("--d3rlpy-python", type=place, help="a Python with d3rlpy installed")
-    parser.add_argument("--jax-python", type=place, help="a Python with jax, flax, optax and chex installed")
+    parser.add_argument("--jax-python", type=place, help="a Python with jax, flax, optax, chex and distrax")
     parser.add_argument("--algo", nargs="+", default=[], help="only these; all if not given")
     return parser.parse_args()
 
@@ -48,7 +49,7 @@ def arguments() -> argparse.Namespace:
 def differences(case: Case, options: argparse.Namespace) -> tuple[Distance, dict[str, float], dict[str, str]]:
     """Of both sides, of the reference and ours with each mistake, and the versions of the reference."""
     with float64():
-        batches = random_batches(discrete=case.discrete, next_actions=case.next_actions)
+        batches = random_batches(discrete=case.discrete, extras=case.extras)
         learner = case.build()
         networks = learner.state_dict()["networks"]
         theirs, versions = case.play(options, (learner.config, networks, batches, noises(case.draw)))

@@ -17,6 +17,7 @@ from benchmarks.parity.players import (
     Inputs,
     Outcome,
     play_by_hand,
+    play_cal_ql,
     play_corl,
     play_d3rlpy,
     play_rebrac,
@@ -26,6 +27,7 @@ from benchmarks.parity.references import CORL_HIDDEN, HIDDEN
 from rl_training import algorithms
 from rl_training.algorithms.redq import _sample_target_critic_indices
 from rl_training.algorithms.rlpd import rlpd_model
+from rl_training.data.extra_columns import MC_RETURNS, NEXT_ACTIONS, Column
 from rl_training.models import (
     MLPBCModel,
     MLPDiscreteBCModel,
@@ -59,8 +61,8 @@ def redq_noise(g: torch.Generator) -> Noise:
     return normal, _sample_target_critic_indices(**SUBSET, generator=g)
 
 
-def cql_noise(g: torch.Generator) -> Noise:
-    normal = torch.randn(1 + CANDIDATES, 2, BATCH, ACTIONS, generator=g)
+def cql_noise(g: torch.Generator, backup_actions: int = 1) -> Noise:
+    normal = torch.randn(backup_actions + CANDIDATES, 2, BATCH, ACTIONS, generator=g)
     return normal, 2.0 * torch.rand(CANDIDATES, BATCH, ACTIONS, generator=g) - 1.0
 
 
@@ -90,7 +92,7 @@ class Case:
     draw: Callable[[torch.Generator], Noise]
     taken_out: tuple[str, ...]
     mistakes: tuple[str, ...]
-    next_actions: bool = False
+    extras: tuple[Column, ...] = ()
     discrete: bool = False
 
     def build(self, **changes: Any) -> Any:
@@ -117,6 +119,20 @@ CORL_CQL = Case(
     cql_noise,
     ("learned scale and shift of log std", "cloning phase"),
     (*ALWAYS, *ENTROPY, "actor_learning_rate", "cql_alpha"),
+)
+CAL_QL = Case(
+    "Cal-QL",
+    "cal_ql",
+    "the authors'",
+    ("cal_ql", "jax_python"),
+    "CalQL",
+    lambda: MLPSACModel(OBS, ACTIONS, [HIDDEN] * 2),
+    SOFT | {"actor_learning_rate": 2.0**-12, "cql_alpha": 2.0} | dict.fromkeys(("n_actions", "backup_actions"), 5),
+    play_cal_ql,
+    partial(cql_noise, backup_actions=CANDIDATES),
+    ("other draws for each loss", "learned scale and shift of log std"),
+    (*ALWAYS, *ENTROPY, "actor_learning_rate", "cql_alpha"),
+    extras=(MC_RETURNS,),
 )
 D3RLPY_AWAC = Case(
     "AWAC, softmax",
@@ -176,7 +192,7 @@ HAND_FQE = Case(
     no_noise,
     (),
     (*ALWAYS, "weight_decay"),
-    next_actions=True,
+    extras=(NEXT_ACTIONS,),
 )
 DISCRETE_BC = Case(
     "BC on discrete actions",
@@ -260,6 +276,15 @@ CASES = (
         taken_out=(*CORL_CQL.taken_out, "start of the multiplier", "threshold times cql_alpha"),
         mistakes=(*ALWAYS, "cql_alpha", "lagrange_threshold"),
     ),
+    CAL_QL,
+    replace(
+        CAL_QL,
+        name="Cal-QL, Lagrange, one action in the backup, with entropy",
+        settings=CAL_QL.settings | {"lagrange_threshold": 3.0, "backup_actions": 1, "backup_entropy": True},
+        draw=cql_noise,
+        taken_out=(*CAL_QL.taken_out, "start of the multiplier", "threshold times cql_alpha"),
+        mistakes=(*ALWAYS, "cql_alpha", "lagrange_threshold"),
+    ),
     Case(
         "AWAC",
         "awac",
@@ -318,7 +343,7 @@ CASES = (
         normal_noise(),
         (ORDER, "actor at the first of two updates", "target actor one step behind", "LayerNorm after the ReLU"),
         (*ALWAYS, *NOISE, "actor_bc_coef", "critic_bc_coef"),
-        next_actions=True,
+        extras=(NEXT_ACTIONS,),
     ),
     DISCRETE_BC,
     DISCRETE_CQL,

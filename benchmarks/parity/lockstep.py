@@ -23,6 +23,7 @@ from torch.distributions import Normal
 
 if TYPE_CHECKING:  # a peer in an environment of its own imports this module without the package
     from rl_training.algorithms.base import Learner
+    from rl_training.data.extra_columns import Column
     from rl_training.data.transitions import TransitionBatch
 
 UPDATES, BATCH, OBS, ACTIONS, CHOICES = 20, 16, 3, 2, 4
@@ -67,7 +68,7 @@ def normal_draws(*draws: Tensor) -> Iterator[None]:
         yield
 
 
-def random_batches(*, discrete: bool = False, next_actions: bool = False) -> list[TransitionBatch]:
+def random_batches(*, discrete: bool = False, extras: tuple[Column, ...] = ()) -> list[TransitionBatch]:
     """One batch per update, of transitions without meaning; about a third of them end."""
     from rl_training.data.transitions import TransitionBatch
 
@@ -78,17 +79,17 @@ def random_batches(*, discrete: bool = False, next_actions: bool = False) -> lis
             return torch.randint(CHOICES, (BATCH,), generator=g)
         return 2.0 * torch.rand(BATCH, ACTIONS, generator=g) - 1.0
 
-    return [
-        TransitionBatch(
-            obs=torch.randn(BATCH, OBS, generator=g),
-            actions=actions(),
-            rewards=torch.randn(BATCH, generator=g),
-            next_obs=torch.randn(BATCH, OBS, generator=g),
-            dones=(torch.rand(BATCH, generator=g) < 0.3).to(torch.get_default_dtype()),
-            **{"next_actions": actions()} if next_actions else {},
-        )
-        for _ in range(UPDATES)
-    ]
+    def columns() -> Tensors:
+        return {
+            "obs": torch.randn(BATCH, OBS, generator=g),
+            "actions": actions(),
+            "rewards": torch.randn(BATCH, generator=g),
+            "next_obs": torch.randn(BATCH, OBS, generator=g),
+            "dones": (torch.rand(BATCH, generator=g) < 0.3).to(torch.get_default_dtype()),
+        } | {one.name: actions() if one.like == "actions" else torch.randn(BATCH, generator=g) for one in extras}
+
+    drawn = [columns() for _ in range(UPDATES)]
+    return [TransitionBatch.from_mapping(one, extras)._replace(**one) for one in drawn]  # not in float32
 
 
 def noises(draw: Callable[[torch.Generator], Noise]) -> list[Noise]:

@@ -62,5 +62,11 @@ def play_rebrac(options: argparse.Namespace, inputs: Inputs) -> Outcome:
     return trace, {"CORL": commit_of(options.corl)} | versions
 
 
+def play_cal_ql(options: argparse.Namespace, inputs: Inputs) -> Outcome:
+    words = [str(options.cal_ql), json.dumps(inputs[0].model_dump())]
+    trace, versions = play_process(options.jax_python, "benchmarks.parity.cal_ql_lockstep", words, inputs)
+    return trace, {"Cal-QL": commit_of(options.cal_ql)} | versions
+
+
 def play_by_hand(build: by_hand.Build, _: argparse.Namespace, inputs: Inputs) -> Outcome:
     return by_hand.play(build, *inputs), {}

@@ -118,6 +118,7 @@ CASES = (
         )
         for hidden in (TWO, THREE)
     ),
+    Case("Cal-QL", "cal_ql"),
     Case("AWAC, 256×3", "awac", hidden=THREE, peer="d3rlpy:AWAC", goal=4000, goal_ratio=1.5),
     Case("CRR", "crr", peer="d3rlpy:CRR", peer_settings={"n_critics": 2}, goal=4000, goal_ratio=1.5),
     Case("EDAC-10, 256×3", "edac", hidden=THREE, settings=AUTO | {"num_critics": 10}, goal=1600),

@@ -15,6 +15,7 @@ from rl_training.api import SAC as SAC
 from rl_training.api import TD3 as TD3
 from rl_training.api import TD3BC as TD3BC
 from rl_training.api import TQC as TQC
+from rl_training.api import CalQL as CalQL
 from rl_training.api import CrossQ as CrossQ
 from rl_training.api import FlashSAC as FlashSAC
 from rl_training.api import ManagedAlgorithm as ManagedAlgorithm

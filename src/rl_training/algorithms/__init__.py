@@ -3,6 +3,7 @@
 from rl_training.algorithms.awac import AWAC, awac_loss
 from rl_training.algorithms.base import Learner, LearnerConfig, UpdateResult
 from rl_training.algorithms.bc import BC, bc_loss
+from rl_training.algorithms.cal_ql import CalQL, cal_ql_loss
 from rl_training.algorithms.cql import CQL, cql_loss
 from rl_training.algorithms.crossq import CrossQ, crossq_loss
 from rl_training.algorithms.crr import CRR, crr_loss
@@ -28,6 +29,7 @@ AWACAlgorithm = AWAC
 BCAlgorithm = BC
 CQLAlgorithm = CQL
 CRRAlgorithm = CRR
+CalQLAlgorithm = CalQL
 CrossQAlgorithm = CrossQ
 DDPGAlgorithm = DDPG
 DQNAlgorithm = DQN
@@ -68,6 +70,8 @@ __all__ = [
     "BCAlgorithm",
     "CQLAlgorithm",
     "CRRAlgorithm",
+    "CalQL",
+    "CalQLAlgorithm",
     "CrossQ",
     "CrossQAlgorithm",
     "DDPGAlgorithm",
@@ -97,6 +101,7 @@ __all__ = [
     "UpdateResult",
     "awac_loss",
     "bc_loss",
+    "cal_ql_loss",
     "cql_loss",
     "critic_diversity_loss",
     "crossq_loss",

@@ -6,26 +6,32 @@ state, drawn uniformly, from pi(.|s') and from pi(.|s), all evaluated at s. The 
 not averaged, and the constant log(3 n_actions) is not subtracted. With `lagrange_threshold` a learned multiplier in
 [0, 1e6] holds the penalty near that value; the critics' optimiser updates it. For the first `bc_steps` updates the
 actor maximises log pi(a|s) of the data instead of Q. The backup has no entropy term unless `backup_entropy` is set,
-and uses a sampled action, as the authors' code does.
+and uses a sampled action, as the authors' code does, or the best of `backup_actions` (by the smaller critic, as in
+CORL and Cal-QL; the authors' option takes the best for each critic). With more than two critics (`num_critics`), as
+WSRL starts from, the backup is the minimum over a random subset of `subset_size` target critics, and the actor
+maximises the minimum of all.
 Departures: alpha is fixed unless `alpha: auto`; `bc_steps` is 0 by default (the authors: 40 000 of 3 million);
 the mean is not clamped in log-probabilities (the authors: ±9); PyTorch's initialisation.
-Axes: critics `[2, B]`, K = 3 n_actions sampled actions `[K, B, A]` with values `[2, K, B]`.
+Axes: critics `[N, B]`, K = 3 n_actions sampled actions `[K, B, A]` with values `[N, K, B]`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Terms
 from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_error, td_target
-from rl_training.algorithms.soft import SoftActorCritic, SoftConfig
+from rl_training.algorithms.redq import target_subset
+from rl_training.algorithms.rlpd import EnsembleConfig, rlpd_model
+from rl_training.algorithms.soft import SoftActorCritic
 from rl_training.data.transitions import TransitionBatch
-from rl_training.models.mlp import ThreeLayerConfig
+from rl_training.models.mlp import NetworkConfig, ThreeLayerConfig
+from rl_training.models.mlp_redq import MLPREDQModel
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.models.policies import OFFLINE_LOG_STD_BOUNDS, squashed_log_prob, squashed_sample
 from rl_training.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -33,7 +39,7 @@ from rl_training.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat
 MULTIPLIER_LIMIT = 1e6
 
 
-class CQLConfig(SoftConfig):
+class CQLConfig(EnsembleConfig):
     """The authors' settings, except alpha and `bc_steps`."""
 
     backup_entropy: bool = False
@@ -44,6 +50,8 @@ class CQLConfig(SoftConfig):
     """weight of the conservative penalty"""
     n_actions: PositiveInt = 10
     """sampled actions per state from each of the three distributions of the penalty"""
+    backup_actions: PositiveInt = 1
+    """sampled next actions; the largest of their values is backed up"""
     lagrange_threshold: float | None = None
     """learn the weight of the penalty so that the penalty stays near this value; null: the weight is `cql_alpha`"""
     bc_steps: NonNegativeInt = 0
@@ -79,18 +87,18 @@ def critic_terms(
     multiplier: Tensor | None = None,
     threshold: float | None = None,
 ) -> Terms:
-    """`q [2, B]` against `target [B]`, plus the penalty for `gap [2]`.
+    """`q [N, B]` against `target [B]`, plus the penalty for `gap [N]`.
 
     With a multiplier the critics' penalty is multiplier (cql_alpha gap - threshold), and `multiplier_loss` raises
     the multiplier while the penalty is above the threshold.
     """
-    penalty = cql_alpha * gap  # [2]
+    penalty = cql_alpha * gap  # [N]
     terms = {"target_q_mean": target.mean(), "conservative_gap": gap.mean()}
     if multiplier is not None and threshold is not None:
         excess = penalty - threshold
         penalty = multiplier.detach() * excess
         terms["multiplier"] = multiplier.detach()
-        terms["multiplier_loss"] = -0.5 * (multiplier * excess.detach()).sum()
+        terms["multiplier_loss"] = -(multiplier * excess.detach()).mean()
     error, conservative = squared_error(q, target), penalty.sum()
     return terms | {
         "critic_loss": error + conservative,
@@ -118,28 +126,24 @@ def cql_loss(batch: Mapping[str, Any]) -> Terms:
 
 
 class CQL(SoftActorCritic):
-    """Conservative Q-learning on an `MLPSACModel`."""
+    """Conservative Q-learning on an `MLPSACModel`, or on an `MLPREDQModel` for more than two critics."""
 
     name = "cql"
     Config = CQLConfig
-    Model = MLPSACModel
-    Network = ThreeLayerConfig
+    Model = staticmethod(rlpd_model)
+    Network: ClassVar[type[NetworkConfig]] = ThreeLayerConfig
+    fixed_by_model = ("num_critics",)
 
-    def __init__(self, *, model: MLPSACModel, **hyperparameters: Any) -> None:
+    def __init__(self, *, model: MLPSACModel | MLPREDQModel, **hyperparameters: Any) -> None:
         super().__init__(model=model, **hyperparameters)
         self.multiplier: Multiplier | None = None
-        critics: list[nn.Module] = [model.critics]
         if self.config.lagrange_threshold is not None:
             self.multiplier = Multiplier().to(self.device)
-            critics.append(self.multiplier)
-        self.optimizers = {
-            "critics": self.adam(*critics),
-            "actor": self.adam(model.actor, self.temperature, learning_rate=self.config.actor_learning_rate),
-        }
+            self.optimizers["critics"] = self.adam(model.critics, self.multiplier)
 
     @classmethod
     def model_options(cls, config: Any) -> dict[str, Any]:
-        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS}
+        return {"log_std_bounds": OFFLINE_LOG_STD_BOUNDS, "num_critics": config.num_critics}
 
     def modules(self) -> dict[str, nn.Module]:
         shared = super().modules()
@@ -151,45 +155,75 @@ class CQL(SoftActorCritic):
 
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         n, shape = self.config.n_actions, batch.actions.shape
-        # At s and s': the first row for a (actor) and a' (backup), the others for the penalty's actions.
-        noises = self.normal(1 + n, 2, *shape)
+        # At s and s': the first rows for a (actor, one row) and a' (backup), the others for the penalty's actions.
+        noises = self.normal(self.config.backup_actions + n, 2, *shape)
         uniform = 2.0 * self.uniform(n, *shape) - 1.0
         objectives = {"critics": self.critic_loss, "actor": self.cloning_loss if variant else self.actor_loss}
-        return self.minimize((batch, noises, noises[0, 0], uniform), objectives, tau=self.config.tau)
+        inputs = batch, noises, noises[0, 0], uniform, target_subset(self)
+        return self.minimize(inputs, objectives, tau=self.config.tau)
 
     def critic_loss(
-        self, batch: TransitionBatch, noises: Tensor, noise: Tensor, uniform: Tensor
+        self,
+        batch: TransitionBatch,
+        noises: Tensor,
+        noise: Tensor,
+        uniform: Tensor,
+        subset: Tensor | None = None,
     ) -> tuple[Tensor, Terms]:
-        rows = len(batch.rewards)
+        rows, m = len(batch.rewards), self.config.backup_actions
         with torch.no_grad():
             states = torch.cat([batch.obs, batch.next_obs])  # one forward pass per state for all draws
-            actions, logprobs = self.model.actor.sample_with_logprob(states, noises.flatten(1, 2))  # [1 + n, 2 B]
-            next_actions, next_logprobs = actions[0, rows:], logprobs[0, rows:]
-            value = self.model.target_critics(batch.next_obs, next_actions).amin(0)  # [B]
-            if self.config.backup_entropy:
-                value = soft_value(value, next_logprobs, self.temperature.alpha())
+            actions, logprobs = self.model.actor.sample_with_logprob(states, noises.flatten(1, 2))  # [m + n, 2 B]
+            value = self.next_value(batch.next_obs, actions[:m, rows:], logprobs[:m, rows:], subset)
             target = td_target(batch.rewards, batch.dones, value, self.config.gamma)
-            policy_actions = actions[1:].reshape(-1, *batch.actions.shape)  # [2 n, B, A]
+            policy_actions = actions[m:].reshape(-1, *batch.actions.shape)  # [2 n, B, A]
             uniform_density = logprobs.new_full(uniform.shape[:2], -batch.actions.shape[-1] * math.log(2.0))
-            densities = torch.cat([logprobs[1:].reshape(-1, rows), uniform_density])  # [K, B]
+            densities = torch.cat([logprobs[m:].reshape(-1, rows), uniform_density])  # [K, B]
             candidates = torch.cat([batch.actions[None], policy_actions, uniform])  # [1 + K, B, A]
-        q = self.model.critics.over_actions(batch.obs, candidates)  # [2, 1 + K, B]
-        q_data = q[:, 0]
-        gap = conservative_gap(q[:, 1:], densities, q_data)
+        q = self.model.critics.over_actions(batch.obs, candidates)  # [N, 1 + K, B]
+        q_data, (q_sampled, own_terms) = q[:, 0], self.penalised_values(q[:, 1:], batch)
+        gap = conservative_gap(q_sampled, densities, q_data)
         multiplier = None if self.multiplier is None else self.multiplier()
         terms = critic_terms(q_data, target, gap, self.config.cql_alpha, multiplier, self.config.lagrange_threshold)
         loss = terms["critic_loss"]
-        return (loss if multiplier is None else loss + terms["multiplier_loss"]), terms
+        return (loss if multiplier is None else loss + terms["multiplier_loss"]), terms | own_terms
+
+    def next_value(self, obs: Tensor, actions: Tensor, logprobs: Tensor, subset: Tensor | None = None) -> Tensor:
+        """The value to back up, `[B]`, from sampled next `actions [m, B, A]` and their `logprobs [m, B]`."""
+        critics = self.model.target_critics
+        if len(actions) == 1:
+            value, logprob = critics(obs, actions[0], members=subset).amin(0), logprobs[0]
+        else:
+            value, best = critics.over_actions(obs, actions, subset).amin(0).max(0)
+            logprob = logprobs.gather(0, best[None])[0]
+        return soft_value(value, logprob, self.temperature.alpha()) if self.config.backup_entropy else value
+
+    def penalised_values(self, q: Tensor, batch: TransitionBatch) -> tuple[Tensor, Terms]:
+        """The values that the penalty lowers, from `q [N, K, B]` at the sampled actions, and terms about them.
+
+        The last `n_actions` of the K actions are uniform, the others are the policy's.
+        """
+        return q, {}
 
     def actor_loss(
-        self, batch: TransitionBatch, noises: Tensor, noise: Tensor, uniform: Tensor
+        self,
+        batch: TransitionBatch,
+        noises: Tensor,
+        noise: Tensor,
+        uniform: Tensor,
+        subset: Tensor | None = None,
     ) -> tuple[Tensor, Terms]:
         actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise)
         q = self.model.critics(batch.obs, actions, frozen=True).amin(0)  # [B]
         return self._soft_objective(q, logprobs)
 
     def cloning_loss(
-        self, batch: TransitionBatch, noises: Tensor, noise: Tensor, uniform: Tensor
+        self,
+        batch: TransitionBatch,
+        noises: Tensor,
+        noise: Tensor,
+        uniform: Tensor,
+        subset: Tensor | None = None,
     ) -> tuple[Tensor, Terms]:
         mean, log_std = self.model.actor(batch.obs)
         _, logprobs = squashed_sample(mean, log_std, noise)

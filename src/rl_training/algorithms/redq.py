@@ -3,7 +3,7 @@
 SAC with N critics and many updates per environment step (the update-to-data ratio, `gradient_updates_per_step`).
 Each update draws one random subset of M target critics, shared by the whole batch, and backs up their minimum; all
 N critics regress on the same target (squared errors summed over critics). The actor is updated once per
-`policy_delay` updates, on the mean of all N critics.
+`policy_delay` updates, on the mean of all N critics, or with `actor_objective: min` on their minimum (WSRL).
 Departures: alpha is fixed unless `alpha: auto` (the authors learn it, after 20 updates with 0.2); the target
 entropy is -A unless given (the authors: MBPO's table, as in the presets). As in the authors' code, the
 actor uses the critics before their step of the same update.
@@ -13,18 +13,18 @@ Axes: critics `[N, B]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Terms
+from rl_training.algorithms.base import Learner, Terms
 from rl_training.algorithms.losses import critic_terms, soft_actor_terms, soft_value, td_target
 from rl_training.algorithms.soft import DelayedActor, DelayedActorConfig
 from rl_training.data.transitions import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_redq import MLPREDQModel
-from rl_training.settings import PositiveInt
+from rl_training.settings import PositiveFloat, PositiveInt
 
 
 class REDQConfig(DelayedActorConfig):
@@ -34,6 +34,10 @@ class REDQConfig(DelayedActorConfig):
     """size of the ensemble"""
     subset_size: PositiveInt = 2
     """number of random target critics whose minimum is backed up"""
+    actor_learning_rate: PositiveFloat | None = None
+    """learning rate of the actor; null means `learning_rate`"""
+    actor_objective: Literal["mean", "min"] = "mean"
+    """what the actor maximises: the `mean` or, as WSRL does, the `min` of all critics"""
 
 
 def _sample_target_critic_indices(
@@ -49,6 +53,14 @@ def _sample_target_critic_indices(
     if scores is None:
         scores = torch.rand(num_critics, generator=generator)
     return scores.topk(subset_size, sorted=False).indices
+
+
+def target_subset(learner: Learner) -> Tensor | None:
+    """The target critics of this update, `[M]`; None, without a draw, if the subset is all of them."""
+    count, size = learner.config.num_critics, learner.config.subset_size
+    if size == count:
+        return None
+    return _sample_target_critic_indices(num_critics=count, subset_size=size, scores=learner.uniform(count))
 
 
 def redq_loss(batch: Mapping[str, Any]) -> Terms:
@@ -106,7 +118,8 @@ class REDQ(DelayedActor):
         self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor, subset: Tensor
     ) -> tuple[Tensor, Terms]:
         actions, logprobs = self.model.actor.sample_with_logprob(batch.obs, noise)
-        q = self.model.critics(batch.obs, actions, frozen=True).mean(0)  # [B]
+        q = self.model.critics(batch.obs, actions, frozen=True)  # [N, B]
+        value = q.mean(0) if self.config.actor_objective == "mean" else q.amin(0)
         alpha = self.temperature.alpha()
-        terms = soft_actor_terms(q, logprobs, alpha) | {"alpha": alpha}
+        terms = soft_actor_terms(value, logprobs, alpha) | {"alpha": alpha}
         return terms["actor_loss"] + self.temperature.loss(logprobs), terms

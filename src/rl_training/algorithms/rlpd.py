@@ -22,8 +22,8 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Terms
 from rl_training.algorithms.losses import soft_actor_terms, soft_value, squared_error, td_target
-from rl_training.algorithms.redq import _sample_target_critic_indices
-from rl_training.algorithms.soft import DelayedActor, DelayedActorConfig
+from rl_training.algorithms.redq import target_subset
+from rl_training.algorithms.soft import DelayedActor, DelayedActorConfig, SoftConfig
 from rl_training.data.transitions import TransitionBatch
 from rl_training.models.mlp import NetworkShape
 from rl_training.models.mlp_redq import MLPREDQModel
@@ -31,21 +31,26 @@ from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.settings import PositiveInt, WholeNumber
 
 
-class RLPDConfig(DelayedActorConfig):
+class EnsembleConfig(SoftConfig):
     """By default two critics and a target from both."""
 
     num_critics: Annotated[int, Field(ge=2), WholeNumber] = 2
     """size of the ensemble"""
     subset_size: PositiveInt = 2
     """number of random target critics whose minimum is backed up"""
-    layer_norm: bool = False
-    """LayerNorm after each hidden layer of the critics"""
 
     @model_validator(mode="after")
     def _subset_fits(self) -> Self:
         if self.subset_size > self.num_critics:
             raise ValueError(f"subset_size must be <= num_critics ({self.num_critics}), got {self.subset_size}")
         return self
+
+
+class RLPDConfig(DelayedActorConfig, EnsembleConfig):
+    """Hyperparameters of RLPD."""
+
+    layer_norm: bool = False
+    """LayerNorm after each hidden layer of the critics"""
 
 
 def rlpd_model(
@@ -108,17 +113,7 @@ class RLPD(DelayedActor):
     def gradient_step(self, batch: TransitionBatch, variant: object) -> Terms:
         next_noise, noise = self.normal(2, *batch.actions.shape)  # for a' and for a
         objectives = {"critics": self.critic_loss} | ({"actor": self.actor_loss} if variant else {})
-        return self.minimize((batch, next_noise, noise, self.target_subset()), objectives, tau=self.config.tau)
-
-    def target_subset(self) -> Tensor | None:
-        """The target critics of this update, `[M]`; None, without a draw, if the subset is all of them."""
-        if self.config.subset_size == self.config.num_critics:
-            return None
-        return _sample_target_critic_indices(
-            num_critics=self.config.num_critics,
-            subset_size=self.config.subset_size,
-            scores=self.uniform(self.config.num_critics),
-        )
+        return self.minimize((batch, next_noise, noise, target_subset(self)), objectives, tau=self.config.tau)
 
     def critic_loss(
         self, batch: TransitionBatch, next_noise: Tensor, noise: Tensor, subset: Tensor | None

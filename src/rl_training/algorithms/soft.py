@@ -96,7 +96,9 @@ class SoftActorCritic(Learner):
         self.temperature = self.temperature_class(self.config, target_entropy=target_entropy).to(self.device)
         self.optimizers = {
             "critics": self.adam(model.critics),
-            "actor": self.adam(model.actor, self.temperature),
+            "actor": self.adam(
+                model.actor, self.temperature, learning_rate=getattr(self.config, "actor_learning_rate", None)
+            ),
         }
 
     @classmethod

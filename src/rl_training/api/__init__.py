@@ -18,6 +18,7 @@ __all__ = [
     "TD3",
     "TD3BC",
     "TQC",
+    "CalQL",
     "CrossQ",
     "FlashSAC",
     "ManagedAlgorithm",

@@ -195,7 +195,7 @@ class _OnlineKeys(TypedDict, total=False):
     """environment steps before the first update; ≥ 0; default 1000 (SAC, CrossQ: 5000; FlashSAC: 10000)"""
     random_steps: int | float | None
     """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy; ≥ 0;
-    default None (AWAC, CQL, FQL, IQL, TD3BC, ReBRAC: 0)"""
+    default None (AWAC, CQL, FQL, IQL, TD3BC, CalQL, ReBRAC: 0)"""
     random_block_steps: int | float
     """until the actor starts (`actor_starts`), each environment alternates blocks of this length with random
     actions and with the policy; 0: the policy alone; ≥ 0; default 50"""
@@ -209,13 +209,33 @@ class _OnlineKeys(TypedDict, total=False):
 
 class _EntropyKeys(TypedDict, total=False):
     alpha: float | Literal["auto"]
-    """entropy coefficient: a number, or `auto` to learn it; default 0.2 (CrossQ, FlashSAC: 'auto')"""
+    """entropy coefficient: a number, or `auto` to learn it; default 0.2 (CalQL, CrossQ, FlashSAC: 'auto')"""
     initial_alpha: float
     """initial value with `alpha: auto`; > 0; default 1.0 (FlashSAC: 0.01)"""
     target_entropy: float | None
     """target entropy of `alpha: auto`; null means the default of the algorithm"""
     backup_entropy: bool
-    """include the entropy term in the critics' target; default True (CQL: False)"""
+    """include the entropy term in the critics' target; default True (CQL, CalQL: False)"""
+
+class _EnsembleKeys(TypedDict, total=False):
+    num_critics: int | float
+    """size of the ensemble; ≥ 2; default 2"""
+    subset_size: int | float
+    """number of random target critics whose minimum is backed up; ≥ 1; default 2"""
+
+class _CQLKeys(TypedDict, total=False):
+    actor_learning_rate: float
+    """learning rate of the actor; null means `learning_rate`; > 0; default 0.0001"""
+    cql_alpha: float
+    """weight of the conservative penalty; ≥ 0; default 5.0"""
+    n_actions: int | float
+    """sampled actions per state from each of the three distributions of the penalty; ≥ 1; default 10"""
+    backup_actions: int | float
+    """sampled next actions; the largest of their values is backed up; ≥ 1; default 1 (CalQL: 10)"""
+    lagrange_threshold: float | None
+    """learn the weight of the penalty so that the penalty stays near this value; null: the weight is `cql_alpha`"""
+    bc_steps: int | float
+    """updates in which the actor clones the data instead of maximising Q; ≥ 0; default 0"""
 
 class _DelayedUpdateKeys(TypedDict, total=False):
     policy_delay: int | float
@@ -295,18 +315,9 @@ class _CQLSettings(
     _PriorDataKeys,
     _OnlineKeys,
     _EntropyKeys,
-    total=False,
-):
-    actor_learning_rate: float
-    """learning rate of the actor; null means `learning_rate`; > 0; default 0.0001"""
-    cql_alpha: float
-    """weight of the conservative penalty; ≥ 0; default 5.0"""
-    n_actions: int | float
-    """sampled actions per state from each of the three distributions of the penalty; ≥ 1; default 10"""
-    lagrange_threshold: float | None
-    """learn the weight of the penalty so that the penalty stays near this value; null: the weight is `cql_alpha`"""
-    bc_steps: int | float
-    """updates in which the actor clones the data instead of maximising Q; ≥ 0; default 0"""
+    _EnsembleKeys,
+    _CQLKeys,
+): ...
 
 class CQL(ManagedAlgorithm[Seeds]):
     """Conservative Q-Learning, on continuous or discrete actions."""
@@ -452,6 +463,10 @@ class _REDQSettings(
     """size of the ensemble; ≥ 1; default 10"""
     subset_size: int | float
     """number of random target critics whose minimum is backed up; ≥ 1; default 2"""
+    actor_learning_rate: float | None
+    """learning rate of the actor; null means `learning_rate`; > 0"""
+    actor_objective: Literal["mean", "min"]
+    """what the actor maximises: the `mean` or, as WSRL does, the `min` of all critics; default 'mean'"""
 
 class REDQ(ManagedAlgorithm[Seeds]):
     """Randomized Ensembled Double Q-learning."""
@@ -466,14 +481,11 @@ class _RLPDSettings(
     _PriorDataKeys,
     _OnlineKeys,
     _EntropyKeys,
+    _EnsembleKeys,
     _ActorStartKeys,
     _DelayedActorKeys,
     total=False,
 ):
-    num_critics: int | float
-    """size of the ensemble; ≥ 2; default 2"""
-    subset_size: int | float
-    """number of random target critics whose minimum is backed up; ≥ 1; default 2"""
     layer_norm: bool
     """LayerNorm after each hidden layer of the critics; default False"""
 
@@ -552,6 +564,28 @@ class TQC(ManagedAlgorithm[Seeds]):
     """Truncated Quantile Critics."""
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_TQCSettings]) -> None: ...
+
+class _CalQLSettings(
+    _TrainKeys,
+    _TargetKeys,
+    _NetworkKeys,
+    _DatasetKeys,
+    _NStepKeys,
+    _ValidationKeys,
+    _PriorDataKeys,
+    _OnlineKeys,
+    _EntropyKeys,
+    _EnsembleKeys,
+    _CQLKeys,
+    total=False,
+):
+    failure_reward: float | None
+    """unscaled reward of a step without success; an episode of such steps alone then counts as failing for ever"""
+
+class CalQL(ManagedAlgorithm[Seeds]):
+    """CQL whose penalty leaves values above the returns of the data: a start for training online."""
+
+    def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_CalQLSettings]) -> None: ...
 
 class _CrossQSettings(
     _TrainKeys, _NStepKeys, _OnlineKeys, _EntropyKeys, _ActorStartKeys, _ObservationKeys, total=False

@@ -78,6 +78,12 @@ class CQL(ManagedAlgorithm):
     algo = "cql"
 
 
+class CalQL(ManagedAlgorithm):
+    """CQL whose penalty leaves values above the returns of the data: a start for training online."""
+
+    algo = "cal_ql"
+
+
 class AWAC(ManagedAlgorithm):
     """Advantage Weighted Actor-Critic."""
 

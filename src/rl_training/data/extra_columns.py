@@ -37,7 +37,8 @@ class Column(NamedTuple):
     `compute(data, *bound)` returns its values. `settings` names the hyperparameters that they depend on; `bound`
     has the values of these. A packed file is found by `name` and `bound`: rename a column if its function changes.
     `replayed(drawn, *bound)` returns the values `[B, …]` of rows drawn from a replay buffer, and does not read from
-    the device; if it is None, the column is for data alone.
+    the device; if it is None, the column is for data alone. If the values are known at the end of an episode,
+    `at_end(rewards, dones, episode_ends, reward_map, *bound)` returns them; the buffer stores `initial` until then.
     """
 
     name: str
@@ -47,6 +48,8 @@ class Column(NamedTuple):
     settings: tuple[str, ...] = ()
     bound: tuple[Any, ...] = ()
     replayed: Callable[..., Tensor] | None = None
+    at_end: Callable[..., NDArray[np.float32]] | None = None
+    initial: float = 0.0
 
     def bind(self, config: Any) -> Column:
         """This column for the hyperparameters of `config`."""
@@ -106,4 +109,66 @@ def _replayed_next_actions(drawn: Drawn) -> Tensor:
 
 NEXT_ACTIONS = Column(
     "next_actions", "actions", "the data's next action [B, A]", _next_actions, replayed=_replayed_next_actions
+)
+# The stored return of a row whose episode has not ended: below every value.
+NO_RETURN = float(np.finfo(np.float32).min)
+
+
+def discounted_sums(rewards: NDArray[np.float64], ends: NDArray[np.int64], gamma: float) -> NDArray[np.float64]:
+    """The discounted sum of rewards from each row to the next of the rows `ends`, which include the last, `[n]`.
+
+    Sums over 2n rows are built from sums over n.
+    """
+    sums = rewards.copy()
+    left = np.repeat(ends, np.diff(ends, prepend=-1)) - np.arange(len(rewards))  # rows up to that end
+    span, weight = 1, gamma
+    while span <= left.max(initial=0) and weight > 1e-12:
+        later = np.flatnonzero(left >= span)
+        sums[later] += weight * sums[later + span]
+        span, weight = 2 * span, weight * weight
+    return sums
+
+
+def mc_returns(
+    rewards: NDArray[np.float32],
+    dones: NDArray[np.float32],
+    episode_ends: NDArray[np.int64],
+    reward_map: tuple[float, float],
+    gamma: float,
+    failure_reward: float | None,
+) -> NDArray[np.float32]:
+    """R_t = r_t + gamma (1 - d_t) R_{t+1} of each row; rewards after the last row of an episode are not counted.
+
+    If all rewards of an episode equal `failure_reward`, scaled by `reward_map` as they are, the episode counts as
+    failing for ever: every R_t is r / (1 - gamma).
+    """
+    ends = np.union1d(episode_ends, np.flatnonzero(dones == 1))
+    returns = discounted_sums(rewards.astype(np.float64), ends, gamma)
+    if failure_reward is not None:
+        failure = reward_map[0] * failure_reward + reward_map[1]
+        lengths = np.diff(episode_ends, prepend=-1)
+        failed = np.logical_and.reduceat(np.isclose(rewards, failure), episode_ends - lengths + 1)
+        returns[np.repeat(failed, lengths)] = failure / (1.0 - gamma)
+    return returns.astype(np.float32)
+
+
+def _mc_returns(data: TransitionDataset, *bound: Any) -> ColumnValues:
+    data.episodes("a floor of values by returns")
+    returns = mc_returns(data.rewards, data.dones, data.episode_ends, data.reward_map, *bound)
+    return ColumnValues(lambda index: returns[index])
+
+
+def _stored_returns(drawn: Drawn, *_: Any) -> Tensor:
+    return drawn.ring[:, drawn.layout.places["mc_returns"]].index_select(0, drawn.first)
+
+
+MC_RETURNS = Column(
+    "mc_returns",
+    "rewards",
+    "the discounted return of the episode from this row on [B]",
+    _mc_returns,
+    ("gamma", "failure_reward"),
+    replayed=_stored_returns,
+    at_end=mc_returns,
+    initial=NO_RETURN,
 )

@@ -89,6 +89,8 @@ class ReplayBuffer:
         self.layout = layout
         self.generator = generator
         self.n_step = n_step
+        # Rows that may change after they were added: the newest ones, of ended episodes.
+        self.amended = 0 if n_step is None else n_step.num_envs
         # Not zeroed, so that the operating system allocates memory only as the ring fills.
         self._rows = torch.empty((capacity, layout.width), device=generator.device, pin_memory=pin)
         self.added = 0
@@ -186,6 +188,25 @@ class ReplayBuffer:
         dones = self.rows[slots, -1]
         self._rows[slots, -1] = torch.where(dones == 0, TRUNCATED, dones)
         self._remember_newest()
+
+    def end_episode(self, environment: int, length: int, reward_map: tuple[float, float]) -> None:
+        """Write the columns that are known at the end of an episode, whose last row is one of the newest.
+
+        Rows of the episode that were overwritten since are left out. `reward_map` is that of the stored rewards.
+        """
+        for column in self.layout.extras:
+            if column.at_end is None or self.n_step is None:
+                continue
+            step = self.n_step.num_envs
+            numbers = self.added - step + environment - step * np.arange(length)[::-1]
+            kept = numbers[numbers >= self.added - len(self)] % self.capacity
+            slots = torch.from_numpy(kept).to(self.device)
+            rewards, dones = self.rows[slots, -2:].cpu().numpy().T
+            ends = np.array([len(kept) - 1])
+            values = torch.from_numpy(column.at_end(rewards, dones, ends, reward_map, *column.bound))
+            self._rows[slots, self.layout.places[column.name].start] = values.to(self.device)
+            self.amended = max(self.amended, step * length)
+            self._remember_newest()
 
     @property
     def device(self) -> torch.device:

@@ -135,7 +135,7 @@ class RowLayout:
     ) -> NDArray[np.float32]:
         """Columns `[n, …]`, with internal actions, to rows `[n, width]` (into `out` if given).
 
-        Extra columns that are not given are zero.
+        Extra columns that are not given have their initial value.
         """
         n, o, a = len(rewards), self.obs_dim, self.action_dim
         rows = np.empty((n, self.width), dtype=np.float32) if out is None else out
@@ -145,9 +145,10 @@ class RowLayout:
         rows[:, 2 * o + a : -2] = 0.0
         rows[:, -2] = rewards
         rows[:, -1] = dones
-        for name, column in extras.items():
-            place = rows[:, self.places[name]]
-            place[...] = column.reshape(place.shape)
+        for column in self.extras:
+            place = rows[:, self.places[column.name]]
+            given = extras.get(column.name)
+            place[...] = column.initial if given is None else given.reshape(place.shape)
         return rows
 
     def pack_tensors(

@@ -162,6 +162,8 @@ class Collector:
         if ended:
             self.returns.extend(self.envs.totals[ended].tolist())
             self.lengths.extend(self.envs.lengths[ended].tolist())
+            for index in ended:
+                self.buffer.end_episode(index, int(self.envs.lengths[index]), self.reward_map)
             steps.obs[ended] = self._reset(ended)
         self._set_obs(steps.obs)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from rl_training.algorithms.fqe import FQE, FQEConfig, value_bounds
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.episodes import Episodes, Resample
+from rl_training.data.extra_columns import discounted_sums
 from rl_training.data.transitions import RowLayout
 from rl_training.errors import DatasetError
 from rl_training.models.mlp import NetworkConfig
@@ -59,20 +60,12 @@ def estimated_returns(
 ) -> NDArray[np.float64]:
     """The discounted sum of rewards from each row to the next termination or the end of its episode, `[n]`.
 
-    `gamma` is below 1. A truncated episode is assumed to continue with the mean reward. Sums over 2n rows are built
-    from sums over n.
+    `gamma` is below 1. A truncated episode is assumed to continue with the mean reward.
     """
-    sums, ends = rewards.copy(), np.union1d(episodes.ends, np.flatnonzero(dones))
+    continued, ends = rewards.copy(), np.union1d(episodes.ends, np.flatnonzero(dones))
     cut = ends[dones[ends] == 0]
-    sums[cut] += gamma * rewards.mean() / (1.0 - gamma)
-    # Rows after this one up to that termination or end.
-    left = np.repeat(ends, np.diff(ends, prepend=-1)) - np.arange(len(rewards))
-    span, weight = 1, gamma
-    while span <= left.max(initial=0) and weight > 1e-12:
-        later = np.flatnonzero(left >= span)
-        sums[later] += weight * sums[later + span]
-        span, weight = 2 * span, weight * weight
-    return sums
+    continued[cut] += gamma * rewards.mean() / (1.0 - gamma)
+    return discounted_sums(continued, ends, gamma)
 
 
 def build_fqe(

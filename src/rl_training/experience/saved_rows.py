@@ -13,10 +13,9 @@ from rl_training.experiment.checkpointing import Checkpoint, RowsToSave, Saved, 
 def saved_rows(buffer: ReplayBuffer, learner: Learner, collector: dict[str, Tensor]) -> Saved:
     """The replay buffer and the tensors of its collector, for a checkpoint."""
     random = {} if buffer.generator is learner.generator else {"host": buffer.generator.get_state()}
-    amended = 0 if buffer.n_step is None else buffer.n_step.num_envs  # see `ReplayBuffer.cut`
     return Saved(
         tensors={"collector": collector} | ({"replay_random": random} if random else {}),
-        rows=RowsToSave(buffer.rows, len(buffer), buffer.added, buffer.capacity, amended),
+        rows=RowsToSave(buffer.rows, len(buffer), buffer.added, buffer.capacity, buffer.amended),
     )
 
 

@@ -35,7 +35,11 @@ ADDED_SINCE_0_2: dict[str, Any] = {
     "residual_blocks": 2,
 }
 # The same for one algorithm.
-ADDED_TO: dict[str, dict[str, Any]] = {"rebrac": {"exploration_noise": 0.1}}
+ADDED_TO: dict[str, dict[str, Any]] = {
+    "cql": {"backup_actions": 1, "num_critics": 2, "subset_size": 2},
+    "rebrac": {"exploration_noise": 0.1},
+    "redq": {"actor_learning_rate": None, "actor_objective": "mean"},
+}
 # Algorithms whose policy was `tanh` before `policy_distribution` was a setting. BC on discrete actions, whose
 # record has no `stochastic`, has no such setting; IQL's default has not changed.
 _SQUASHED = {"awac", "bc", "crr"}

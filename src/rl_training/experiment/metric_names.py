@@ -62,6 +62,7 @@ TERMS = {
     "diversity_loss": "alignment of the critics' action gradients",
     "conservative_gap": "Q at sampled actions minus Q at the data's actions",
     "conservative_loss": "the conservative part of the critics' loss, including its weight",
+    "floored_share": "share of the policy's sampled values below the return of the data",
     "multiplier": "the learned weight of the conservative penalty",
     "multiplier_loss": "loss of that weight",
 }

@@ -56,6 +56,7 @@ _NAMES = (
     "crossq",
     "flash_sac",
     "fql",
+    "cal_ql",
 )
 # The specs imported so far, and those that `register` added.
 _SPECS: dict[str, AlgorithmSpec] = {}

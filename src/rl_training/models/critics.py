@@ -47,8 +47,8 @@ class Critics(nn.Module):
         out, statistics = self.net.by_batch(torch.cat([obs, actions], dim=-1))  # type: ignore[operator]
         return out.squeeze(-1) if self.quantiles is None else out, statistics
 
-    def over_actions(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """K actions per state, `[K, B, A]`: `[N, K, B]`.
+    def over_actions(self, obs: Tensor, actions: Tensor, members: Members = None) -> Tensor:
+        """K actions per state, `[K, B, A]`: `[N, K, B]`; `members` as in `forward`.
 
         A GPU computes all of them in one product per layer. On a CPU a few at a time are faster, because their
         activations stay in the cache.
@@ -57,8 +57,8 @@ class Critics(nn.Module):
         outputs = []
         for part in parts:
             rows = torch.cat([obs.expand(len(part), -1, -1), part], dim=-1)  # [k, B, O + A]
-            out = self.net(rows.flatten(0, 1))
-            outputs.append(out.view(self.num_critics, *rows.shape[:2]))
+            out = self.net(rows.flatten(0, 1), False, members)
+            outputs.append(out.view(len(out), *rows.shape[:2]))
         return torch.cat(outputs, dim=1)
 
     def with_action_gradients(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:

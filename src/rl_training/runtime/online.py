@@ -209,6 +209,12 @@ def make_collector(
         "scaling": scaling,
     }
     if maker is not None:
+        if late := [column for column in learner.extras if column.at_end is not None]:
+            raise ConfigError(
+                f"algo: {learner.name} needs the column {late[0].name!r}, which tensor environments do not have; "
+                "use other environments",
+                key="algo",
+            )
         require_tensor_settings(config, maker)
         env = maker(config.num_envs, learner.device, config.env_kwargs)
         return TensorCollector(env, spaces, learner, buffer, seed=config.seed or 0, **options)
