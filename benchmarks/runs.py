@@ -77,10 +77,10 @@ def dataset_settings(files: list[Path]) -> dict[str, Any]:
     return nothing | {"datasets": choices}
 
 
-def data_returns(files: Iterable[Path], spaces: SpaceSpec) -> list[float]:
+def data_returns(files: Iterable[Path], spaces: SpaceSpec, kind: str = "npz") -> list[float]:
     """The return of every episode in the files."""
     found: list[float] = []
     for path in files:
-        with read_columns(str(path), "npz") as columns:
+        with read_columns(str(path), kind) as columns:
             found += TransitionDataset.from_columns(columns, spaces=spaces).episode_returns().tolist()
     return found

@@ -41,8 +41,9 @@ def judge(place: Path, episodes: int = EPISODES) -> Judged:
         evaluator.close()
     metrics = evaluator.summary(played)
     returns = [round(value, 3) for value in played.returns.tolist()]
-    return {"step": checkpoint.step, "seed": SEED, "mean": metrics["eval_return_mean"], "returns": returns,
-            "lengths": played.lengths.tolist()}  # fmt: skip
+    found = {"step": checkpoint.step, "seed": SEED, "mean": metrics["eval_return_mean"], "returns": returns,
+             "lengths": played.lengths.tolist()}  # fmt: skip
+    return found | ({"success": metrics["eval_success_rate"]} if played.successes is not None else {})
 
 
 def _judge_alone(place: Path, episodes: int) -> Judged | str:

@@ -19,6 +19,7 @@ from benchmarks.runs import data_returns
 from rl_training.environments.making import spaces_of
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
+from rl_training.ogbench import PREFIX
 from rl_training.report.grouping import data_name, text_of
 from rl_training.report.logs import Curve
 from rl_training.report.reading import Reading, Run, Unread, read_runs
@@ -95,7 +96,7 @@ def note_data(kept: Kept, folder: Path) -> None:
         files = [folder / f"{part}.npz" for part in name.split(" + ")]
         if name not in kept["data"] and all(file.is_file() for file in files):
             spaces = spaces_of(TrainConfig(algo="bc", env_id=env_id, total_timesteps=1))
-            returns = data_returns(files, spaces)
+            returns = data_returns(files, spaces, env_id if env_id.startswith(PREFIX) else "npz")
             kept["data"][name] = {"episodes": len(returns), "mean": statistics.fmean(returns)}
 
 
