@@ -212,7 +212,7 @@ def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
         ("online-v4", 6, 30),
         ("pendulum", 6, 30),
         ("pendulum-prior", 3, 15),
-        ("pendulum-replay", 8, 24),
+        ("pendulum-replay", 9, 27),
         ("sac-halfcheetah", 1, 5),
         ("sac-v4", 2, 20),
         ("sac-v4-rate", 2, 10),
