@@ -18,9 +18,9 @@ from rl_training.study.claims import read_claim
 from rl_training.study.plan import read_plan
 from rl_training.study.ray_pool import Cluster
 from tests.ray_clusters import SOURCE, Nodes, nodes
-from tests.reliability.processes import usual_signals, wait_for
+from tests.reliability.processes import is_there, usual_signals, wait_for
 from tests.studies import differing, study_in, tiny_study
-from tests.test_study_worker_pool import LONGER, is_there, owners
+from tests.test_study_worker_pool import LONGER, owners
 
 pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray")

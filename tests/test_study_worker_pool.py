@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.strict_yaml import dump_yaml
-from rl_training.study import Study
-from rl_training.study.claims import read_claim
+from rl_training.runs.session import Session
+from rl_training.study import Study, worker_pool
+from rl_training.study.claims import Owner, read_claim, take
 from rl_training.study.plan import read_plan
 from rl_training.study.worker_pool import LocalPool, parse_gpus
-from tests.reliability.processes import Child, command, fork_for_spawn, wait_for
+from tests.reliability.processes import Child, command, fork_for_spawn, is_there, wait_for
 from tests.studies import differing, study_in, tiny_study
 
 SOURCE = Path(__file__).parents[1]
@@ -36,19 +39,11 @@ def owners(folder: Path) -> set[int]:
     return {claim.owner.pid for claim in claims if claim and claim.owner and not claim.released}
 
 
-def sweeping(tmp_path: Path, **fields: object) -> tuple[Child, Path]:
-    """A sweep with two workers, under way."""
-    (tmp_path / "tiny.yaml").write_text(dump_yaml(tiny_study(set=LONGER, **fields)))
-    words = ("sweep", tmp_path / "tiny.yaml", "--workers", 2, "--output-dir", tmp_path / "studies")
+def sweeping(tmp_path: Path, workers: int = 2, steps: int = 1000, **fields: object) -> tuple[Child, Path]:
+    """A sweep with several workers, under way."""
+    (tmp_path / "tiny.yaml").write_text(dump_yaml(tiny_study(set={**LONGER, "total_timesteps": steps}, **fields)))
+    words = ("sweep", tmp_path / "tiny.yaml", "--workers", workers, "--output-dir", tmp_path / "studies")
     return Child(command(*words), tmp_path / "output"), tmp_path / "studies" / "tiny"
-
-
-def is_there(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
 
 
 @pytest.mark.slow
@@ -79,6 +74,62 @@ def test_a_signal_to_the_sweep_stops_its_workers_who_save(
     assert not any(is_there(pid) for pid in workers)
     assert owners(folder) == set()
     assert Study(folder).run().counts["done"] == 2
+
+
+def test_a_worker_that_compiles_is_killed_with_its_compiler_and_loses_only_what_it_had_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Session.save
+
+    def compile_after_saving(session: Session) -> None:
+        save(session)
+        if session.config.seed == 1:
+            compiler = subprocess.Popen(["sleep", "1000"])
+            (tmp_path / "compiler").write_text(f"{compiler.pid}\n")
+            while True:  # handlers of signals run, and nothing reads their flags
+                time.sleep(0.01)
+
+    monkeypatch.setattr(os, "posix_spawn", fork_for_spawn)
+    monkeypatch.setattr(worker_pool, "_PATIENCE", 0.3)
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "save", compile_after_saving)
+        sweep, folder = sweeping(tmp_path, workers=3, steps=300, seeds=[0, 1, 2], population="off")
+        wait_for(lambda: len({path.parent for path in folder.glob("runs/*/checkpoints/step_*")}) == 3)
+        wait_for(lambda: (tmp_path / "compiler").exists() and "\n" in (tmp_path / "compiler").read_text())
+        workers = owners(folder) | {int((tmp_path / "compiler").read_text())}
+        sweep.send(signal.SIGTERM)
+        assert sweep.wait() == 128 + signal.SIGTERM, sweep.text()
+    assert not any(is_there(pid) for pid in workers)
+    claims = [read_claim(folder, group.name) for group in read_plan(folder).groups]
+    assert [claim is not None and claim.released for claim in claims] == [True, False, True]
+    assert Study(folder).run().counts["done"] == 3
+    study_in(tmp_path / "b", set={**LONGER, "total_timesteps": 300}, seeds=[0, 1, 2], population="off").run()
+    assert differing(folder, tmp_path / "b" / "tiny") == []
+
+
+def test_a_worker_that_saves_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "_PATIENCE", 0.0)
+    study = study_in(tmp_path, seeds=[0])
+    (home,) = (study.folder / "runs" / trial.name for trial in study.plan().trials)
+    home.mkdir(parents=True)
+    child = Child(lambda: _write_until_stopped(study.folder, home), tmp_path / "output")
+    wait_for(lambda: (home / "0").exists())
+    process = worker_pool.WorkerProcess(child.pid, study.folder)
+    process.stop(signal.SIGUSR1)
+    for number in range(1, 5):
+        assert process.exit_code() is None
+        (home / str(number)).touch()
+    assert is_there(child.pid)
+    wait_for(lambda: process.exit_code() == -signal.SIGKILL)
+
+
+def _write_until_stopped(folder: Path, home: Path) -> None:
+    os.setsid()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    assert take(folder, "g00000", Owner.me(), 60.0) is not None
+    (home / "0").touch()
+    while True:
+        time.sleep(1.0)
 
 
 @pytest.mark.slow

@@ -153,3 +153,12 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "what was waited for did not happen"
         time.sleep(0.002)
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process exists that has not exited."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"

@@ -236,14 +236,12 @@ def _work(
     received: list[int] = []
     before = signal.signal(signal.SIGINT, lambda signum, frame: received.append(signum))
     try:
-        pid = start_worker(Path(marker).parent, index, threads, variables, allow_import=allow_import)
-        while True:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                return os.waitstatus_to_exitcode(status), None
+        worker = start_worker(Path(marker).parent, index, threads, variables, allow_import=allow_import)
+        while (code := worker.exit_code()) is None:
             while received:
-                os.kill(pid, received.pop())
+                worker.stop(received.pop())
             time.sleep(_POLL)
+        return code, None
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -147,7 +147,7 @@ class Study:
         from rl_training.study.worker_pool import LocalPool
 
         pool = LocalPool(self.folder, plan, workers, [str(gpu) for gpu in gpus], allow_import=allow_import)
-        pool.run(_Watcher(self.folder, say))
+        pool.run(TrialWatcher(self.folder, say))
 
     def _run_on_ray(
         self, address: str, workers: int | None, gpus: bool, retry_failed: bool, allow_import: bool, say: Say
@@ -165,7 +165,7 @@ class Study:
                 if waiting:
                     size = min(workers or room, waiting)
                     pool = RayPool(cluster.ray, folder, plan, size, needs, allow_import=allow_import, say=say)
-                    pool.run(_Watcher(folder, say))
+                    pool.run(TrialWatcher(folder, say))
 
             return self._until_over(plan, work, retry_failed, say)
 
@@ -274,7 +274,7 @@ def _scored(
     }
 
 
-class _Watcher:
+class TrialWatcher:
     """Each call prints the trials that have ended since the last one, at most once per `_POLL` seconds."""
 
     def __init__(self, folder: Path, say: Say) -> None:

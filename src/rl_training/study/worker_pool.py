@@ -3,6 +3,9 @@
 On one machine each worker is `rl-training work FOLDER` in a session of its own, so that Ctrl-C reaches it once,
 through this process. If this process is killed, the workers notice, save and exit. For workers on a cluster see
 `ray_pool.py`.
+
+A worker reads a request to stop between two steps, and in the middle of an evaluation. While it compiles it cannot,
+for minutes. `WorkerProcess` therefore kills a worker that neither exits nor saves.
 """
 
 from __future__ import annotations
@@ -23,10 +26,14 @@ from typing import Any
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.platforms import require_posix, stop_handler
 from rl_training.runs.signals import TrainingInterrupted
-from rl_training.study.plan import Plan
+from rl_training.study.claims import read_claim
+from rl_training.study.plan import Plan, read_plan
+from rl_training.study.trials import home_of
 
 LOGS = "logs"
 _POLL = 0.2
+# A worker that was requested to exit is killed if it writes nothing to its runs for this many seconds.
+_PATIENCE = 10.0
 # After this many errors, or lives of less than `_SHORT_LIFE` seconds in a row, a new worker would fail again.
 _MOST_ERRORS, _MOST_SHORT_LIVES = 3, 20
 _SHORT_LIFE = 10.0
@@ -35,7 +42,7 @@ _BY_SIGNAL = 128
 
 @dataclass
 class WorkerHandle:
-    """A worker that was started; `process` is its process id, or its task on a cluster."""
+    """A worker that was started; `process` is its `WorkerProcess`, or its task on a cluster."""
 
     process: Any
     started: float = field(default_factory=time.monotonic)
@@ -76,7 +83,7 @@ class WorkerPool(ABC):
             try:
                 for index in range(len(self._workers)):
                     self._workers[index] = self._start(index) if self._stopped is None else None
-                while any(self._keep_running(index) for index in range(len(self._workers))):
+                while sum(self._keep_running(index) for index in range(len(self._workers))):
                     watch()
                     time.sleep(_POLL)
             except BaseException:
@@ -131,23 +138,69 @@ class LocalPool(WorkerPool):
         )
 
     def _exit_code(self, worker: WorkerHandle) -> int | None:
-        pid, status = os.waitpid(worker.process, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
+        process: WorkerProcess = worker.process
+        return process.exit_code()
 
     def _send(self, worker: WorkerHandle, signum: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(worker.process, signum)
+        worker.process.stop(signum)
 
     def _wait(self, worker: WorkerHandle) -> None:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(worker.process, 0)
+            while self._exit_code(worker) is None:
+                time.sleep(_POLL)
         worker.ended = True
+
+
+class WorkerProcess:
+    """A worker of the study in `folder` that is a child of this process and leads a process group.
+
+    `stop` requests it to save and exit. If it does not exit, and none of its runs is written to for `_PATIENCE`
+    seconds, it and its children are killed; its runs then resume from their newest checkpoints.
+    """
+
+    def __init__(self, pid: int, folder: Path) -> None:
+        self.pid, self._folder = pid, folder
+        self._quiet_since: float | None = None  # monotonic seconds; None until it is requested to exit
+        self._written = 0
+
+    def stop(self, signum: int) -> None:
+        """Send the signal; safe in a signal handler."""
+        self._quiet_since = self._quiet_since or time.monotonic()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signum)
+
+    def exit_code(self) -> int | None:
+        """The exit code, negative if it was killed; None while it is running. Call it regularly after `stop`."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        if self._quiet_since is not None:
+            if (written := self._last_write()) != self._written:
+                self._written, self._quiet_since = written, time.monotonic()
+            elif time.monotonic() - self._quiet_since > _PATIENCE:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+        return None
+
+    def _last_write(self) -> int:
+        """When something in a run that this worker trains was last changed, in nanoseconds of the disk's clock."""
+        newest = 0
+        for group in read_plan(self._folder).groups:
+            claim = read_claim(self._folder, group.name)
+            if claim is None or claim.released or claim.owner is None or claim.owner.pid != self.pid:
+                continue
+            for trial in group.trials:
+                for folder, _, names in os.walk(home_of(self._folder, trial)):
+                    for name in ("", *names):
+                        with contextlib.suppress(OSError):
+                            newest = max(newest, Path(folder, name).stat().st_mtime_ns)
+        return newest
 
 
 def start_worker(
     folder: Path, index: int, threads: int, variables: Mapping[str, str], *, allow_import: bool = False
-) -> int:
-    """Start a worker as a child of this process and return its process id.
+) -> WorkerProcess:
+    """Start a worker as a child of this process.
 
     Its output goes to a log in the study's folder. `variables` are added to this process's environment variables.
     Signals that are blocked in this process are not blocked in the worker.
@@ -164,11 +217,10 @@ def start_worker(
             (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
-        return os.posix_spawn(
-            sys.executable, command, environment, file_actions=actions, setsid=True, setsigmask=()
-        )
+        pid = os.posix_spawn(sys.executable, command, environment, file_actions=actions, setsid=True, setsigmask=())
     except OSError as error:
         raise ConfigError(f"{log}: a worker cannot be started: {error.strerror or error}") from None
+    return WorkerProcess(pid, folder)
 
 
 def parse_gpus(text: str | None) -> Sequence[str]:
