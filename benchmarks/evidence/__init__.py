@@ -2,8 +2,9 @@
 
     python -m benchmarks.evidence run STUDY… --data DIR --minutes 9 --output-dir DIR
         Work on the studies of these files, one after the other, for so many minutes; then judge what is done and
-        leave NAME.json (scores and curves, small) and NAME.zip (the packed study) beside the studies' folders. The
-        same command goes on where it stopped. `--from DIR` begins with the files that an earlier machine left:
+        leave NAME.json (scores and curves, small) and NAME.zip (the packed study) beside the studies' folders.
+        NAME.json is written while the study is trained, so that a command that is killed leaves its curves. The
+        same command continues where it stopped. `--from DIR` begins with the files that an earlier machine left:
         what was done there is not done again, what was under way starts from its beginning.
     python -m benchmarks.evidence judge PACK_OR_FOLDER… --output-dir DIR
         Judge the last policies in packed studies (`--policies last`) or studies' folders, on a CPU, any time later.

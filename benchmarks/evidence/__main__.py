@@ -73,15 +73,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _judged(place: Path, folder: Path, file: Path, options: argparse.Namespace) -> Path:
     """Collect a study into `file`, judging what is not judged there; `folder` has its policies."""
-    kept = keeping.collect(place)
-    for parent in (options.earlier, file.parent):
-        keeping.add_earlier(kept, None if parent is None else keeping.load(parent / file.name))
+    kept = keeping.collect(place, working.files_of(file, options.earlier))
     if options.data is not None:
         keeping.note_data(kept, options.data)
-    try:
-        keeping.judge_all(kept, keeping.homes_of(folder), options.processes)
-    finally:
-        keeping.store(file, kept)
+    keeping.store(file, kept)
+    keeping.judge_all(kept, keeping.homes_of(folder), options.processes, lambda: keeping.store(file, kept))
     return file
 
 

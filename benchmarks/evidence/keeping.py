@@ -36,8 +36,15 @@ _OF_RECORD = ("created", "resumed", "seconds", "device", "machine", "versions", 
 _OF_METRICS = ("global_step", "update_count", "epoch")
 
 
-def collect(place: Path) -> Kept:
-    """Everything that is kept of a study in a folder or a packed file; nothing of it is judged yet."""
+def collect(place: Path, earlier: Iterable[Path] = ()) -> Kept:
+    """Everything that is kept of a study in a folder or a packed file, with the judgements in `earlier` files."""
+    kept = _collect(place)
+    for file in earlier:
+        add_earlier(kept, load(file))
+    return kept
+
+
+def _collect(place: Path) -> Kept:
     reading, (name, about, planned) = read_runs([place]), _described(place)
     settings: list[Mapping[str, Any]] = []
     runs = {run.name: _run(run, settings) for run in reading.runs}
@@ -100,8 +107,13 @@ def note_data(kept: Kept, folder: Path) -> None:
             kept["data"][name] = {"episodes": len(returns), "mean": statistics.fmean(returns)}
 
 
-def judge_all(kept: Kept, homes: Callable[[str], Path], processes: int | None = None) -> None:
-    """Judge every run that is over and has not been judged; `homes` are their folders."""
+def judge_all(
+    kept: Kept, homes: Callable[[str], Path], processes: int | None, on_result: Callable[[], None]
+) -> None:
+    """Evaluate every run that is over and was not evaluated; `homes` are their folders.
+
+    `on_result` is called after each of them.
+    """
     places = {}
     for name, run in kept["runs"].items():
         if run["status"] not in OVER or "judged" in run:
@@ -112,6 +124,7 @@ def judge_all(kept: Kept, homes: Callable[[str], Path], processes: int | None = 
             places[name] = place
     for name, found in judged(places, processes):
         kept["runs"][name]["judged"] = found
+        on_result()
         print(f"{name}: {found['mean']:.1f} over {len(found['returns'])} episodes", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Work on studies for some minutes, and leave what can travel."""
+"""Work on studies for some minutes, and write their results as they are made."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+from benchmarks.evidence import keeping
 from benchmarks.report import COMMIT, UNKNOWN, machine
 from benchmarks.report import commit as present_commit
 from rl_training.errors import ConfigError
@@ -20,12 +22,14 @@ from rl_training.runs.signals import TrainingInterrupted
 from rl_training.study.packing import Policies, pack_study, unpack_study
 from rl_training.study.plan import RUNS, Plan, read_plan
 from rl_training.study.status import StudyStatus
-from rl_training.study.study import Study
-from rl_training.study.trials import home_of, record_of
+from rl_training.study.study import Study, TrialWatcher
+from rl_training.study.trials import FULL_DISK, NEVER_RETRIED, home_of, record_of, reopen_failed
 from rl_training.study.worker import restart_unfinished
+from rl_training.study.worker_pool import LocalPool
 
 COMMITS = "commits"
 """the key of run.json with every commit that trained a run"""
+_PERIOD = 2.0  # seconds between two looks at the logs of the runs
 _WORKING = "commit.txt"  # in a study's folder: the commit that works on it, or did when it was killed
 
 
@@ -59,7 +63,7 @@ def work_on(files: list[Path], order: Order) -> list[StudyStatus]:
         left = None if end is None else end - time.monotonic()
         if left is not None and left <= 0:
             break
-        found.append(_worked(study, left, commit, order.workers))
+        found.append(_worked(study, left, commit, order))
     return found
 
 
@@ -74,15 +78,15 @@ def prepared(file: Path, order: Order) -> Study:
     return study
 
 
-def _worked(study: Study, seconds: float | None, commit: str, workers: int) -> StudyStatus:
-    plan, note = study.plan(workers), study.folder / _WORKING
+def _worked(study: Study, seconds: float | None, commit: str, order: Order) -> StudyStatus:
+    plan, note = study.plan(order.workers), study.folder / _WORKING
     killed = note.read_text(encoding="utf-8").strip() if note.is_file() else UNKNOWN
     _stamp(study.folder, plan, killed, unless_known=True)
     note.write_text(commit, encoding="utf-8")
     before = _moments(study.folder, plan)
     with stop_after(seconds) as stopped, contextlib.suppress(_OutOfTime):
         try:
-            study.run(workers, say=lambda text: print(text, flush=True))
+            _train(study, plan, order.workers, _Results(study.folder, order, before, commit))
         except TrainingInterrupted:
             if not stopped.is_set():
                 raise
@@ -100,10 +104,75 @@ class _OutOfTime(Exception):
     pass
 
 
+def _train(study: Study, plan: Plan, workers: int, results: _Results) -> None:
+    """Train what is missing in processes of their own, which can be stopped while they compile."""
+    reopen_failed(study.folder, plan, NEVER_RETRIED, only=(FULL_DISK,))
+    print(f"{plan.name}: {len(plan.trials)} trials in {study.folder}", flush=True)
+    ended = TrialWatcher(study.folder, lambda text: print(text, flush=True))
+
+    def watch() -> None:
+        ended()
+        results.update()
+
+    if waiting := study.status().counts["waiting"]:
+        LocalPool(study.folder, plan, min(workers, waiting)).run(watch)
+    results.write()
+
+
+class _Results:
+    """The file with the results of a study while it is trained; written again after runs have logged or evaluated.
+
+    A command that is killed leaves it, and so loses at most the last seconds.
+    """
+
+    def __init__(self, folder: Path, order: Order, before: Mapping[str, object], commit: str) -> None:
+        """`before`: when each run was begun and resumed before this command, which is at `commit`."""
+        self._folder, self._file = folder, folder.with_name(f"{folder.name}.json")
+        self._earlier, self._before, self._commit = order.earlier, before, commit
+        self._logs: dict[Path, int] = {}
+        self._next = time.monotonic() + _PERIOD
+
+    def update(self) -> None:
+        """Write the file if a log has changed, at most every `_PERIOD` seconds."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _PERIOD
+        logs = dict[Path, int]()
+        for log in (self._folder / RUNS).glob("*/metrics.csv"):
+            with contextlib.suppress(FileNotFoundError):  # a run that starts again
+                logs[log] = log.stat().st_mtime_ns
+        if logs != self._logs:
+            self._logs = logs
+            self.write()
+
+    def write(self) -> None:
+        kept = keeping.collect(self._folder, files_of(self._file, self._earlier))
+        for name, run in kept["runs"].items():
+            record = run["record"]
+            if self._before.get(name) != _moment(record):
+                record |= _origin(record, self._commit)
+        keeping.store(self._file, kept)
+
+
+def files_of(file: Path, earlier: Path | None) -> list[Path]:
+    """Files that may hold results of the study of `file`: from an earlier machine, and of this one."""
+    return [file] if earlier is None else [earlier / file.name, file]
+
+
 def _moments(folder: Path, plan: Plan) -> dict[str, object]:
     """When each run was begun and gone on with."""
     records = {trial.name: record_of(home_of(folder, trial)) for trial in plan.trials}
-    return {name: (record.get("created"), record.get("resumed")) for name, record in records.items() if record}
+    return {name: _moment(record) for name, record in records.items() if record}
+
+
+def _moment(record: Mapping[str, Any]) -> object:
+    return record.get("created"), record.get("resumed")
+
+
+def _origin(record: Mapping[str, Any], commit: str) -> dict[str, Any]:
+    """Fields of run.json: the commits that trained a run, now also `commit`, and this machine."""
+    commits = list(dict.fromkeys([*record.get(COMMITS, []), commit]))
+    return {COMMITS: commits, "machine": machine(str(record.get("device")))}
 
 
 def _stamp(
@@ -116,7 +185,7 @@ def _stamp(
         record = record_of(home)
         known = record.get(COMMITS, [])
         if commit not in known and not (unless_known and known):
-            amend_record(home, **{COMMITS: [*known, commit], "machine": machine(str(record.get("device")))})
+            amend_record(home, **_origin(record, commit))
 
 
 @contextlib.contextmanager
