@@ -4,7 +4,8 @@ Each program writes `benchmarks/results/<program>.json`: one entry per key, so t
 on another machine, add up to one table. The tables in `docs/` are rendered from those files and nothing else; a
 program replaces only the text between its own `<!-- begin NAME -->` and `<!-- end NAME -->`.
 
-    python -m benchmarks.report                    render every section again
+    python -m benchmarks.report                    render every page again, those of the studies too
+    python -m benchmarks.report render DIR         the same into DIR/docs, to compare with the pages there are
     python -m benchmarks.report merge FILE …       take in results measured elsewhere, then render
 """
 
@@ -31,14 +32,8 @@ from benchmarks import records
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = {
-    "results": (ROOT / "docs" / "results.md", "# What was learned\n\nMeasured by `benchmarks/`; not typed in.\n"),
-    "performance": (ROOT / "docs" / "performance.md", "# Speed\n\nMeasured by `benchmarks/`; not typed in.\n"),
-    "export": (ROOT / "docs" / "export.md", "# Policies that leave\n"),
-    "gallery": (ROOT / "docs" / "gallery.md", "# Trained policies\n"),
-    "many-environments": (ROOT / "docs" / "guides" / "many-environments.md", "# Many environments at once\n"),
-    "readme": (ROOT / "README.md", "# rl_training\n"),
-}
+output = ROOT  # the folder with the pages that are written
+README = "README"
 # Each program's results, and the module that renders them.
 PROGRAMS = {
     **{
@@ -70,7 +65,7 @@ COMMIT, UNKNOWN = "RL_TRAINING_COMMIT", "unknown"
 _PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "stable_baselines3", "sb3_contrib")
 
 Entry = dict[str, Any]
-# What a program writes: (document, section name) -> markdown.
+# What a program writes: (document, section name) -> markdown. A document is `README` or a page of docs/.
 Sections = dict[tuple[str, str], str]
 
 
@@ -169,20 +164,24 @@ class Results:
         self.render(sections)
 
 
+def path_of(document: str) -> Path:
+    return output / (f"{README}.md" if document == README else f"docs/{document}.md")
+
+
 def write_sections(sections: Sections) -> None:
     """Replace each marked section of its document, or append it."""
     for (document, name), text in sections.items():
-        path, heading = DOCUMENTS[document]
+        path = path_of(document)
         path.parent.mkdir(parents=True, exist_ok=True)
-        old = path.read_text(encoding="utf-8") if path.is_file() else heading
+        old = path.read_text(encoding="utf-8") if path.is_file() else ""
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
         block = f"{begin}\n{text.strip()}\n{end}"
         marked = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
         place = marked.search(old)
         start, stop = place.span() if place else (0, 0)
-        new = f"{old[:start]}{block}{old[stop:]}" if place else f"{old.rstrip()}\n\n{block}\n"
+        new = f"{old[:start]}{block}{old[stop:]}" if place else f"{old.rstrip()}\n\n{block}\n".lstrip()
         path.write_text(new, encoding="utf-8")
-        print(f"wrote section {name!r} of {path.relative_to(ROOT)}")
+        print(f"wrote section {name!r} of {path.relative_to(output)}")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -245,9 +244,13 @@ def checkouts_said(peers: Iterable[Entry]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    if arguments and arguments[0] not in ("merge", "render"):
+    global output
+    command, *places = arguments or ["render"]
+    if command not in ("merge", "render") or (command == "render" and len(places) > 1):
         sys.exit(__doc__)
-    for name in arguments[1:]:
+    if command == "render" and places:
+        output, places = Path(places[0]), []
+    for name in places:
         content = records.read(Path(name))
         Results(content["program"]).add(content["entries"])
         print(f"took {len(content['entries'])} entries of {content['program']} from {name}")
@@ -255,7 +258,11 @@ def main(arguments: Sequence[str]) -> None:
         results = Results(program)
         if results.path.is_file():
             results.render(importlib.import_module(module).sections)
+    for module in ("benchmarks.speed.summary", "benchmarks.evidence.rendering"):
+        importlib.import_module(module).render()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    from benchmarks import report
+
+    report.main(sys.argv[1:])  # of the module that the programs import, which is not this one

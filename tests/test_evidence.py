@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import signal
 import threading
 import time
@@ -28,6 +30,7 @@ from rl_training.seeding import EVALUATION_SEED
 from rl_training.study import Study
 from rl_training.study.description import read_description
 from rl_training.study.trials import record_of
+from tests.reliability.processes import Child, fork_for_spawn, is_there, wait_for
 from tests.studies import homes
 
 pytestmark = pytest.mark.pages
@@ -63,13 +66,20 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "root"
     document = root / "docs" / "results.md"
     document.parent.mkdir(parents=True)
-    document.write_text("# Results\n\n<!-- begin evidence-swing -->\nold\n<!-- end evidence-swing -->\n\nkept\n")
-    monkeypatch.setattr(report, "ROOT", root)
-    monkeypatch.setattr(report, "DOCUMENTS", {"results": (document, "")})
+    document.write_text(
+        "# Results\n\n<!-- begin evidence-summary -->\nold\n<!-- end evidence-summary -->\n\nkept\n"
+    )
+    monkeypatch.setattr(report, "output", root)
     monkeypatch.setattr(rendering, "STUDIES", tmp_path)
     monkeypatch.setattr(rendering, "KEPT", root / "kept")
-    monkeypatch.setattr(rendering, "PICTURES", root / "docs" / "pictures")
     return root
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages go to another folder, and workers are forked."""
+    monkeypatch.setattr(report, "output", tmp_path)
+    monkeypatch.setattr(os, "posix_spawn", fork_for_spawn)
 
 
 class AtFirstCheckpoint(threading.Timer):
@@ -142,20 +152,48 @@ def test_a_study_goes_on_is_judged_packed_and_rendered(
     assert [record_of(home)["resumed"] for home in homes(tmp_path / "third" / "swing")] == [
         record_of(home)["resumed"] for home in homes(out / "swing")
     ]
+    page = (repository / "docs" / "results" / "swing.md").read_text()
+    assert page.startswith("<!-- begin evidence-swing -->\n# Swinging\n\nTwo seeds of SAC.\n\n<picture>")
+    assert "| SAC | 0–1 | 1,000 | " in page
+    assert "abc, def |" in page
     text = (repository / "docs" / "results.md").read_text()
-    assert text.startswith(
-        "# Results\n\n<!-- begin evidence-swing -->\n## Swinging\n\nTwo seeds of SAC.\n\n<picture>"
-    )
-    assert "| SAC | 0–1 | 1,000 | " in text
-    assert "abc, def |" in text
-    assert "<!-- end evidence-swing -->\n\nkept\n" in text
-    assert "Planned" not in text
+    assert text.startswith("# Results\n\n<!-- begin evidence-summary -->\n| task | algorithm |")
+    assert "| Pendulum-v1 | SAC | 1,000 | 2 | " in text
+    assert "| [swing](results/swing.md) |" in text
+    assert "<!-- end evidence-summary -->\n\nkept\n" in text
+    assert "Not finished" not in text
     for ground in ("light", "dark"):
         assert (repository / "docs" / "pictures" / f"evidence-swing-{ground}.svg").read_text().count("<svg") == 1
 
     started = working.prepared(study, working.Order(tmp_path / "fourth", earlier=first))
     assert started.status().counts["waiting"] == 2
     assert list((started.folder / "runs").iterdir()) == []
+
+
+def test_a_command_that_is_killed_leaves_what_all_members_were_evaluated_at(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study.write_text(study.read_text().replace("total_timesteps: 1000", "total_timesteps: 1000000"))
+    monkeypatch.setattr(working, "_PERIOD", 0.0)
+    file = tmp_path / "out" / "swing.json"
+
+    def curves() -> list[list[int]]:
+        kept = keeping.load(file)
+        return [] if kept is None else [run["curve"]["steps"][:2] for run in kept["runs"].values()]
+
+    words = (study, "--output-dir", tmp_path / "out", "--commit", "abc")
+    command = Child(lambda: work(*words), tmp_path / "output")
+    wait_for(lambda: curves() == [[500, 1000]] * 2)
+    workers = [
+        json.loads(claim.read_text())["owner"]["pid"] for claim in tmp_path.glob("out/swing/claims/*/1.json")
+    ]
+    command.kill()
+    kept = keeping.load(file)
+    assert kept is not None
+    assert curves() == [[500, 1000]] * 2
+    assert [run["record"]["commits"] for run in kept["runs"].values()] == [["abc"]] * 2
+    assert {run["status"] for run in kept["runs"].values()} == {"running"}
+    wait_for(lambda: not any(is_there(pid) for pid in workers))
 
 
 @pytest.mark.slow
@@ -203,19 +241,18 @@ def test_the_clock_stops_and_a_signal_from_elsewhere_is_none_of_its() -> None:
         ("discrete-lunarlander", 9, 27),
         ("dqn-cartpole", 1, 5),
         ("dqn-lunarlander", 1, 5),
-        ("flash-v4", 12, 60),
+        ("finetune", 3, 9),
         ("hopper-v5", 3, 9),
         ("iql-choosing", 12, 12),
         ("iql-hopper", 4, 20),
         ("offline-medium", 12, 120),
         ("ogbench", 12, 96),
-        ("online-v4", 6, 30),
+        ("online-v4", 28, 280),
         ("pendulum", 6, 30),
         ("pendulum-prior", 3, 15),
         ("pendulum-replay", 9, 27),
         ("sac-halfcheetah", 1, 5),
-        ("sac-v4", 2, 20),
-        ("sac-v4-rate", 2, 10),
+        ("sac-v4", 4, 40),
         ("weights", 24, 240),
     ],
 )
@@ -242,7 +279,7 @@ def test_a_study_goes_on_from_the_runs_of_another_and_from_nothing_else(
 
 
 def test_no_study_of_the_repository_is_forgotten() -> None:
-    assert len(list(STUDIES.glob("*.yaml"))) == 25
+    assert len(list(STUDIES.glob("*.yaml"))) == 23
 
 
 def _files(config: TrainConfig) -> list[str]:
@@ -281,46 +318,48 @@ def made(
 
 
 def test_an_incomplete_study_says_so_and_stands_beside_what_is_published(tmp_path: Path) -> None:
-    text = rendering.section(made(range(4)), tmp_path)
-    assert "Of 10 runs, 4 are made." in text
+    text = rendering.section(made(range(4)))
+    assert "4 of 10 runs are made." in text
     assert "| SAC | 0–3 (4 of 10) | 300,000 | 5,150 [" in text
-    assert "| *published SAC* | 10 | 300,000 |  | 8,593 |" in text
+    assert "| *published SAC* | 10 | 300,000 |  | 8,593 ± 1,016 |" in text
+    assert "published REDQ" not in text, "the study has no run of it"
     assert "| HalfCheetah-v4 | 100,000 | SAC | 4 | 1,000 [1,000, 1,000] | 1,000 |" in text
-    assert "| HalfCheetah-v4 | 100,000 | *published SAC* | 10 |  | 6,156 |" in text
+    assert "| HalfCheetah-v4 | 100,000 | *published SAC* | 10 |  | 6,156 ± 738 |" in text
     assert "SimbaV2" in text
 
 
 def test_a_published_mean_outside_the_interval_is_told(tmp_path: Path) -> None:
-    text = rendering.section(made(range(4)), tmp_path)
+    text = rendering.section(made(range(4)))
     assert "\n\nThe published mean of SAC lies above the interval of our IQM.\n" in text
     assert "\n\nHalfCheetah-v4, 100,000 steps: the published mean of SAC lies above the interval" in text
     kept = made(range(4))
     for number, run in enumerate(kept["runs"].values()):
         run["judged"]["mean"] = 8_593.0 + number * (-1) ** number
-    assert "\n\nThe published mean" not in rendering.section(kept, tmp_path)
+    assert "\n\nThe published mean" not in rendering.section(kept)
 
 
 def test_words_and_seeds_are_those_of_the_file_today(tmp_path: Path) -> None:
     (tmp_path / "made.yaml").write_text("# Again\n# In other words.\nbase: sac/halfcheetah\nseeds: 0..11\n")
-    text = rendering.section(rendering.as_planned(made(range(10)), tmp_path / "made.yaml"), tmp_path)
+    text = rendering.section(rendering.as_planned(made(range(10)), tmp_path / "made.yaml"))
     assert "| SAC | 0–9 (10 of 12) |" in text
-    assert text.startswith("## Again\n\nIn other words. Of 12 runs, 10 are made.\n")
+    assert text.startswith("# Again\n\nIn other words.\n")
+    assert "10 of 12 runs are made." in text
 
 
 def test_methods_are_called_by_their_algorithm_and_equal_ones_are_not_told_apart(tmp_path: Path) -> None:
     one = made(range(10))
     others = {name.replace("0" * 8, "1" * 8): run | {"settings": 1} for name, run in one["runs"].items()}
     settings = [one["settings"][0] | {"algo_kwargs.tau": tau} for tau in (0.1, 0.2)]
-    text = rendering.section({**one, "runs": one["runs"] | others, "settings": settings}, tmp_path)
+    text = rendering.section({**one, "runs": one["runs"] | others, "settings": settings})
     assert "| SAC (tau=0.1) | 0–9 |" in text
-    assert "\n\nThese seeds do not say which is better.\n" in text
+    assert "\n\nNo difference between two of them is significant.\n" in text
 
 
 def test_a_method_that_ends_later_is_shown_where_another_ends(tmp_path: Path) -> None:
     long, brief = made(range(4)), made(range(4), algo="redq", step=200_000)
     brief["runs"] = {name: run | {"settings": 1} for name, run in brief["runs"].items()}
     both = {**long, "runs": long["runs"] | brief["runs"], "settings": [*long["settings"], *brief["settings"]]}
-    text = rendering.section(both, tmp_path)
+    text = rendering.section(both)
     assert "| HalfCheetah-v4 | 200,000 | SAC | 4 | 1,000 [1,000, 1,000] | 1,000 |" in text
     assert "| HalfCheetah-v4 | 200,000 | REDQ | 4 | 5,150 [" in text
 
@@ -330,36 +369,59 @@ def test_a_run_under_way_has_the_name_of_its_settings(tmp_path: Path) -> None:
     others = {name.replace("0" * 8, "1" * 8): run | {"settings": 1, "status": "interrupted"}
               for name, run in begun["runs"].items()}  # fmt: skip
     settings = [over["settings"][0] | {"algo_kwargs.tau": tau} for tau in (0.1, 0.2)]
-    text = rendering.section({**over, "runs": over["runs"] | others, "settings": settings}, tmp_path)
-    assert "| SAC (tau=0.2) | HalfCheetah-v4 | 0–3 |" in text.partition("### Under way")[2]
+    text = rendering.section({**over, "runs": over["runs"] | others, "settings": settings})
+    assert "| SAC (tau=0.2) | HalfCheetah-v4 | 0–3 |" in text.partition("## Not finished")[2]
 
 
-def test_all_results_stand_in_one_table_with_what_they_took() -> None:
+def test_all_results_are_in_one_table_with_what_they_took() -> None:
     alone, together = made(range(4)), made(range(4, 8), study="many")
     for run in together["runs"].values():
         run["record"] = run["record"] | {"population": {"members": list(together["runs"])}}
-    text = rendering.overview([alone, made(range(2), judged=False, study="none"), together])
+    text = rendering.summary([alone, made(range(2), judged=False, study="none"), together])
     # Four runs of 1.5 minutes, and four as one.
     assert "8 runs with 2 million updates took 8 minutes on None" in text
-    assert "| HalfCheetah-v4 | SAC | 0–3 | 300,000 | 5,150 [" in text
-    assert text.count("| published 8,593 |") == 2
-    assert "`none`" not in text
-    assert rendering.overview([]) == ""
+    assert "| HalfCheetah-v4 | SAC | 300,000 | 4 | 5,150 [" in text
+    assert text.count("| 8,593 ± 1,016, above our interval | [m") == 2
+    assert "[none]" not in text
+    assert rendering.summary([]) == ""
+
+
+def test_the_summary_has_varied_settings_only_of_an_algorithm_without_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, varied = made(range(4)), made(range(4), study="varied")
+    others = {name.replace("0" * 8, "1" * 8): run | {"settings": 1} for name, run in varied["runs"].items()}
+    settings = [varied["settings"][0] | {"algo_kwargs.tau": tau} for tau in (0.1, 0.2)]
+    varied |= {"runs": varied["runs"] | others, "settings": settings}
+    assert rendering.summary([varied]).count("| SAC (tau=") == 2
+    assert "SAC (tau=" not in rendering.summary([one, varied])
+
+
+def test_the_best_peer_has_the_same_algorithm_task_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry(library: str, algo: str, steps: int, value: float) -> dict[str, Any]:
+        return {"library": library, "algo": algo, "env": "HalfCheetah-v4", "steps": steps, "seed": 0, "episodes": 9,
+                "final": {"eval_return_mean": value}}  # fmt: skip
+
+    peers = [entry("sb3", "sac", 300_000, 10.0), entry("sb3", "sac", 300_000, 20.0),
+             entry("d3rlpy", "sac", 300_000, 14.0), entry("corl", "sac", 100_000, 99.0),
+             entry("corl", "td3", 300_000, 99.0)]  # fmt: skip
+    entries = {str(number): peer for number, peer in enumerate(peers)}
+    monkeypatch.setattr(report.Results, "load", lambda self: entries if self.program == "learning" else {})
+    assert "| Stable-Baselines3 15 ± 7 (2 seeds) |" in rendering.summary([made(range(4))])
 
 
 def test_one_seed_has_no_interval_and_a_diverged_run_is_told(tmp_path: Path) -> None:
     kept = made(range(1))
     next(iter(kept["runs"].values())).update(status="diverged", cause="the loss is not finite")
-    text = rendering.section(kept, tmp_path)
+    text = rendering.section(kept)
     assert "| SAC | 0 (1 of 10) | 300,000 | 5,000 | 5,000 |" in text
     assert "the loss is not finite (counted)" in text
 
 
-def test_a_study_without_results_has_its_command(study: Path, repository: Path) -> None:
+def test_a_study_without_results_is_not_finished(study: Path, repository: Path) -> None:
     rendering.render()
     text = (repository / "docs" / "results.md").read_text()
-    planned = text.partition("## Planned")[2]
-    assert "`python -m benchmarks.evidence run benchmarks/studies/swing.yaml --data DIR --render`" in planned
+    assert "- Swinging: `swing`, not started." in text.partition("## Not finished")[2]
     assert not list((repository / "docs").glob("pictures/*"))
 
 
@@ -397,17 +459,17 @@ def test_runs_that_were_cut_off_are_shown_as_such(tmp_path: Path) -> None:
         values = [1_000.0 + 100 * run["seed"], 9_000.0][: len(steps)]
         curve = {"steps": steps, "updates": steps, "seconds": steps, "values": values}
         run |= {"status": "interrupted", "step": reached, "curve": curve}
-    text = rendering.section(kept, tmp_path)
-    assert "Of 10 runs, 0 are made." in text
+    text = rendering.section(kept)
+    assert "0 of 10 runs are made." in text
     assert (
         "| SAC | HalfCheetah-v4 | 0–2 | 150,000 of 300,000 | 100,000 | 1,100 [1,000, 1,200] | 1,100 ± 100.0 |"
         in text
     )
-    assert list(tmp_path.glob("*.svg"))
+    assert list(tmp_path.glob("docs/pictures/*.svg"))
     assert "The last checkpoint" not in text
     both = {**kept, "runs": kept["runs"] | made(range(5, 8))["runs"]}
-    assert "### Under way" in rendering.section(both, tmp_path)
-    assert "| SAC | 5–7 (3 of 10) |" in rendering.section(both, tmp_path)
+    assert "## Not finished" in rendering.section(both)
+    assert "| SAC | 5–7 (3 of 10) |" in rendering.section(both)
 
 
 def test_results_of_different_budgets_are_not_called_better(tmp_path: Path) -> None:
@@ -415,10 +477,10 @@ def test_results_of_different_budgets_are_not_called_better(tmp_path: Path) -> N
     for run in other["runs"].values():
         run["settings"], run["judged"]["mean"] = 1, run["judged"]["mean"] - 4000
     both = {**ours, "settings": [*ours["settings"], *other["settings"]], "runs": ours["runs"] | other["runs"]}
-    assert "etter" not in rendering.section(both, tmp_path)
+    assert "etter" not in rendering.section(both)
     for run in other["runs"].values():
         run["judged"]["step"] = 300_000
-    assert "excludes 0): SAC than TD3." in rendering.section(both, tmp_path)
+    assert "excludes 0): SAC than TD3." in rendering.section(both)
 
 
 def test_what_the_data_returned_stands_beside_what_learned_from_them(tmp_path: Path) -> None:
@@ -438,7 +500,7 @@ def test_what_the_data_returned_stands_beside_what_learned_from_them(tmp_path: P
     keeping.note_data(kept, tmp_path)
     assert kept["data"] == {"some": {"episodes": 2, "mean": 7.5}}
     del kept["settings"][0]["algo_kwargs.buffer_capacity"]
-    assert "| *the data, 2 episodes* |  |  |  | 7.50 |" in rendering.section(kept, tmp_path)
+    assert "| *the data, 2 episodes* |  |  |  | 7.50 |" in rendering.section(kept)
 
 
 def test_judging_has_other_episodes_than_training() -> None:
@@ -446,8 +508,8 @@ def test_judging_has_other_episodes_than_training() -> None:
 
 
 def test_published_results_are_found_by_environment_and_budget() -> None:
-    assert [one.algo for one in published("Hopper-v4", 1_000_000)] == ["sac", "redq"]
-    assert published("Hopper-v5", 1_000_000) == []
+    assert [one.algo for one in published("Hopper-v4", 300_000)] == ["sac", "redq", "crossq", "flash_sac", "td3"]
+    assert published("Hopper-v5", 300_000) == []
     assert all(math.isfinite(one.mean) for one in PUBLISHED)
 
 
@@ -479,3 +541,26 @@ def test_what_is_wrong_is_one_line(
 def test_results_of_another_study_are_not_mixed_in() -> None:
     with pytest.raises(ConfigError, match="results of made cannot be added to those of other"):
         keeping.merged(made(range(1), study="other"), made(range(1)))
+
+
+def _sections(page: Path) -> dict[str, str]:
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    return dict(re.findall(r"<!-- begin (\S+) -->\n(.*?)\n<!-- end \1 -->", text, re.S))
+
+
+def test_the_page_of_a_study_is_made_from_its_file() -> None:
+    kept = keeping.load(rendering.KEPT / "dqn-lunarlander.json")
+    assert kept is not None
+    page = rendering.section(rendering.as_planned(kept, STUDIES / "dqn-lunarlander.yaml"))
+    assert _sections(report.ROOT / "docs" / "results" / "dqn-lunarlander.md") == {"evidence-dqn-lunarlander": page}
+
+
+@pytest.mark.slow
+def test_every_measured_page_is_made_from_its_files(tmp_path: Path) -> None:
+    report.main(["render", str(tmp_path)])
+    made = {path.relative_to(tmp_path): _sections(path) for path in tmp_path.rglob("*.md")}
+    assert sum(map(len, made.values())) > 30
+    assert made == {
+        place: {name: _sections(report.ROOT / place).get(name) for name in sections}
+        for place, sections in made.items()
+    }

@@ -19,7 +19,7 @@ from benchmarks.evidence import earlier
 from benchmarks.peers import leanrl, learn, loops, sb3
 from benchmarks.peers.checkouts import commit_of
 from benchmarks.runs import configure
-from benchmarks.speed import cases, training, updates
+from benchmarks.speed import cases, summary, training, updates
 from benchmarks.speed.timing import Rates, alternate, ratios_of
 from rl_training.data.transitions import TransitionBatch
 from rl_training.environments.making import spaces_of
@@ -611,6 +611,15 @@ def test_tables_have_a_row_for_every_peer_and_say_how_it_was_run() -> None:
     assert "Unifloral (checkout abc, torch 2): its own loop.\n" in text
 
 
+def test_the_short_table_has_a_column_for_each_library() -> None:
+    installed = {"peer": "d3rlpy:IQL", "peer_rate": 80.0, "ratio": 1.25, "ratio_spread": [1.2, 1.3]}
+    given = [given_peer("CORL:IQL", 50.0), given_peer("Unifloral:IQL", 200.0)]
+    text = summary._updates([measured(**installed, given_peers=given), measured(case="SAC")])
+    assert "| algorithm | here | d3rlpy | CORL | Unifloral (JAX) |" in text
+    assert "| IQL | 100 | 80 (1.25×) | 50 (2.00×) | 200 (0.50×) |" in text
+    assert "| SAC | 100 |  |  |  |" in text
+
+
 def test_peer_of_a_checkout_stands_in_the_first_row_where_none_is_installed() -> None:
     (row,) = updates.rate_rows([measured(given_peers=[given_peer("CORL:IQL", 50.0)])])
     assert row[0] == "IQL"
@@ -732,7 +741,7 @@ def test_steps_beside_leanrl_are_told_from_those_beside_stable_baselines() -> No
     lean = pair | {"peer": "LeanRL", "peer_versions": {"checkout": "abc"}, "how": "its script"}
     (text,) = training.sections({"a": pair, "b": lean}).values()
     several = pair | {"steady": [9.0, 8.0], "whole": [8.0, 8.0], "ratio_spread": [2.0, 4.0]}
-    assert "| 3.00 (2.00 to 4.00) |" in training.sections({"a": several})["performance", "training"]
+    assert "| 3.00 (2.00 to 4.00) |" in training.sections({"a": several})["performance/steps", "training"]
     assert "| 9 (8) | Stable-Baselines3 on cpu | 3 (2) | 3.00 (one pair) |" in text
     assert "| 9 (8) | LeanRL on cpu | 3 (2) | 3.00 (one pair) |" in text
     assert "LeanRL (checkout abc): its script.\n" in text

@@ -3,7 +3,7 @@
     python -m tools.describe_algorithm sac      # prints the page as the site shows it
 
 Settings come from the settings classes, departures from the learner's module docstring, presets from the heads of
-the packaged configurations, metrics from one update of a small learner, results from the rows of docs/results.md.
+the packaged configurations, metrics from one update of a small learner, results from the pages of docs/results/.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tools.describe_config import rows
 
 ROOT = Path(rl_training.__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "algorithms"
-RESULTS = ROOT / "docs" / "results.md"
+RESULTS = ROOT / "docs" / "results"
 CONFIGS = Path(rl_training.__file__).resolve().parent / "assets" / "configs"
 # The sections that an algorithm's own file must have, and those it may have.
 NEEDED, ALLOWED = ("Idea", "Update", "When to use it", "Citation"), ("Watching",)
@@ -47,7 +47,7 @@ SECTIONS = {
 
 
 class Table(NamedTuple):
-    """A table of docs/results.md, with the headings it stands under."""
+    """A table of a page of docs/results/, with the headings above it."""
 
     heading: str
     caption: str
@@ -152,16 +152,18 @@ def metric_rows(spec: AlgorithmSpec) -> list[str]:
 def tables_of(text: str) -> list[Table]:
     """The tables of a page, in order."""
     found: list[Table] = []
-    heading = caption = ""
+    title = heading = caption = ""
     for block in re.split(r"\n{2,}", text):
         lines = [line for line in block.splitlines() if not line.startswith("<!--")]
         for line in lines:
-            if line.startswith("## "):
+            if line.startswith("# "):
+                title, heading, caption = line.removeprefix("# "), "", ""
+            elif line.startswith("## "):
                 heading, caption = line.removeprefix("## "), ""
             elif line.startswith(("### ", "**")):
                 caption = line.removeprefix("### ").strip()
         if len(lines) > 2 and lines[0].startswith("|") and lines[1].startswith("|-"):
-            found.append(Table(heading, caption, lines[:2], lines[2:]))
+            found.append(Table(": ".join(filter(None, (title, heading))), caption, lines[:2], lines[2:]))
     return found
 
 
@@ -182,8 +184,8 @@ def of_algorithm(label: str, names: tuple[str, ...]) -> bool:
     return any(label == name or label.startswith((f"{name} ", f"{name},")) for name in names)
 
 
-def results(names: tuple[str, ...], text: str) -> list[str]:
-    """The rows of docs/results.md that are about an algorithm, each under a link to where it stands.
+def results(names: tuple[str, ...], text: str, page: str = "") -> list[str]:
+    """The rows of a `page` of docs/results/ that are about an algorithm, each table under a link to the page.
 
     Of tables in which it has runs, what the data returned and what others reach stand there too.
     """
@@ -193,8 +195,7 @@ def results(names: tuple[str, ...], text: str) -> list[str]:
         body = [row for row in table.body if any(of_algorithm(label, names) for label in called[row])]
         if not all(any(label.startswith("published") for label in called[row]) for row in body):
             data = [row for row in table.body if any(label.startswith("the data") for label in called[row])]
-            anchor = re.sub(r"[^\w\- ]", "", table.heading.lower()).replace(" ", "-")
-            title = f"[{table.heading}](../results.md#{anchor})" + (f": {table.caption}" if table.caption else "")
+            title = f"[{table.heading}](../results/{page})" + (f": {table.caption}" if table.caption else "")
             lines += [title, "", *table.head, *(row for row in table.body if row in data or row in body), ""]
     return lines
 
@@ -226,7 +227,11 @@ def render(name: str) -> str:
         presets="\n".join(preset_rows(spec)),
         settings=[(heading, "\n".join(table)) for heading, table in setting_tables(spec)],
         metrics="\n".join(metric_rows(spec)),
-        results="\n".join(results((title, managed), RESULTS.read_text(encoding="utf-8"))),
+        results="\n".join(
+            line
+            for page in sorted(RESULTS.glob("*.md"))
+            for line in results((title, managed), page.read_text(encoding="utf-8"), page.name)
+        ),
     )
 
 

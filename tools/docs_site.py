@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LOG = getLogger(__name__)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 # A picture in HTML, which Sphinx does not look into; docs/pictures is copied to the site's static files.
-PICTURE = re.compile(r'\b(src|srcset)="(?:docs/)?pictures/')
+PICTURE = re.compile(r'\b(src|srcset)="(?:docs/|\.\./)?pictures/')
 # What TeX sets otherwise than MathML: the index of an accented letter would stand below it, and log would touch its
 # neighbours.
 ACCENTED = re.compile(r"(\\(?:bar|tilde|hat) ?(?:\\[a-z]+|\w))(?=[_^])")
@@ -80,7 +80,7 @@ def read_source(app: Sphinx, docname: str, source: list[str]) -> None:
     folder, _, name = docname.rpartition("/")
     if folder == "algorithms" and name != "index":
         source[0] = describe_algorithm.render(name)
-        for used in (describe_algorithm.RESULTS, describe_algorithm.FOLDER / "_template.md"):
+        for used in (*describe_algorithm.RESULTS.glob("*.md"), describe_algorithm.FOLDER / "_template.md"):
             app.env.note_dependency(str(used))
 
     def filled(slot: re.Match[str]) -> str:

@@ -193,13 +193,13 @@ def _interval(one: Entry) -> str:
 
 def sections(entries: dict[str, Entry]) -> Sections:
     head = (
-        "## Choosing without an environment\n\nWritten by `python -m benchmarks.evidence.choosing`: `select --by "
+        "# Choosing without an environment\n\nWritten by `python -m benchmarks.evidence.choosing`: `select --by "
         f"fqe` ({MOST_OUTSIDE:.0%} of the actions of an eligible candidate may be outside the data; discount "
         f"{defaults.SELECTION_GAMMA}), then FQE of all candidates, eligible or not. The optimist is TD3 without a "
         "bound to the data. Regret is a share of the range of returns."
     )
     parts = [text_of(entry) for entry in entries.values()]
-    return {("results", "choosing"): "\n\n".join([head, *parts, report.origins(entries.values())])}
+    return {("results/choosing", "choosing"): "\n\n".join([head, *parts, report.origins(entries.values())])}
 
 
 def main(given: list[str] | None = None) -> None:

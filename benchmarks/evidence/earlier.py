@@ -61,63 +61,6 @@ def verdict(values: list[float], wanted: float, runs: list[Entry], budget: int) 
     return "pass" if statistics.fmean(values) >= wanted else "FAIL"
 
 
-def threshold_text(entries: list[Entry]) -> str:
-    rows = []
-    on_device = [groups(e for e in entries if e["device"] == device) for device in ("cpu", "cuda")]
-    for (env, name), runs in (item for found in on_device for item in found.items()):
-        values, wanted = finals(runs), runs[0]["threshold"]
-        passed = verdict(values, wanted, runs, runs[0]["budget"])
-        seeds = " ".join(str(run["seed"]) for run in runs)
-        done, budget = min(run["steps"] for run in runs), max(run["total_timesteps"] for run in runs)
-        steps = f"{budget:,}" if done == budget else f"{budget:,}, cut short at {done:,}"
-        settings = " ".join([f"`{runs[0]['config']}`", *runs[0]["overrides"]])
-        how = f"{runs[0]['judged']}, {runs[0]['episodes']} episodes"
-        rows.append([name, env, runs[0]["device"], steps, settings, how, seeds, report.returns(values),
-                     report.spread(values), f"{wanted:g}", passed])  # fmt: skip
-    header = ["", "environment", "on", "steps", "config", "judged by", "seeds", "returns", "mean ± std",
-              "at least", ""]  # fmt: skip
-    note = (
-        "A best checkpoint was chosen by evaluations during the run, whose episodes are among those it is judged "
-        "by; a last checkpoint was chosen by nothing."
-    )
-    return f"{table(header, rows)}\n\n{note}"
-
-
-def curve_text(entries: list[Entry]) -> str:
-    parts = []
-    by_env = groups(entries)
-    for env in sorted({env for env, _ in by_env}):
-        runs_of = {name: runs for (place, name), runs in by_env.items() if place == env}
-        points = sorted({step for runs in runs_of.values() for run in runs for step, *_ in run["curve"]})
-        rows = []
-        for name, runs in runs_of.items():
-            cells = []
-            for point in points:
-                values = [mean for run in runs for step, mean, _ in run["curve"] if step == point]
-                cells.append(report.spread(values) if values else "–")
-            speed = statistics.fmean(run["steps"] / run["seconds"] for run in runs)
-            rows.append([name, " ".join(str(r["seed"]) for r in runs), *cells, report.returns(finals(runs)),
-                         report.spread(finals(runs)), f"{speed:.0f}"])  # fmt: skip
-        header = ["", "seeds", *(f"{point / 1000:g}k" for point in points), "last, per seed", "last", "steps/s"]
-        configs = " ".join(sorted({f"`{run['config']}`" for runs in runs_of.values() for run in runs}))
-        parts.append(f"**{env}** ({configs})\n\n{table(header, rows)}\n")
-        if "SAC" in runs_of and "Stable-Baselines3 SAC" in runs_of:
-            parts.append(at_common_step(runs_of["SAC"], runs_of["Stable-Baselines3 SAC"]) + "\n")
-    return "\n".join(parts)
-
-
-def at_common_step(ours: list[Entry], theirs: list[Entry]) -> str:
-    """The comparison at the last step that every run of both sides was evaluated at."""
-    curves = [{step: mean for step, mean, _ in run["curve"]} for run in (*ours, *theirs)]
-    common = set(curves[0]).intersection(*curves[1:])
-    if not common:
-        return "No step was evaluated by every run, so the two are not compared."
-    step = max(common)
-    values = [curve[step] for curve in curves]
-    found = comparison(values[: len(ours)], values[len(ours) :])
-    return f"At {step:,} steps, the last that all runs reached: {found}"
-
-
 def comparison(ours: list[float], theirs: list[float]) -> str:
     """Whether the difference of two means is more than the seeds' noise explains (two standard errors)."""
     difference = statistics.fmean(ours) - statistics.fmean(theirs)
@@ -287,8 +230,6 @@ def offline_text(entries: list[Entry]) -> str:
 
 # By the kind of an entry: the section, its heading, the studies that measure the same, and what writes it.
 WRITERS = {
-    "threshold": ("learning", "Online algorithms", "the studies `pendulum` and `dqn-cartpole`", threshold_text),
-    "curve": ("learning-curves", "Learning curves", "the studies `sac-halfcheetah` and `hopper-v5`", curve_text),
     "defaults": ("learning-defaults", "Bare classes", "the study `bare-classes`", bare_text),
     "race": (
         "learning-prior-data",
@@ -317,7 +258,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
     for entry in entries.values():
         kinds[entry.get("kind", "discrete")].append(entry)
     return {
-        ("results", name): f"## {heading}\n\n{origin(studies)}\n\n{write(kinds[kind])}\n\n"
+        ("results/earlier", name): f"## {heading}\n\n{origin(studies)}\n\n{write(kinds[kind])}\n\n"
         f"{report.origins(kinds[kind])}"
         for kind, (name, heading, studies, write) in WRITERS.items()
         if kind in kinds

@@ -239,7 +239,9 @@ def sections(entries: dict[str, Entry]) -> Sections:
         f"{origins(entries.values())} Seconds are of all fits together, beside other work: on a GPU as one "
         "population, on a CPU on one thread."
     )
-    return {("results", "ope"): f"## Judging without an environment\n\n{words}\n\n{table(header, rows)}\n\n{where}"}
+    return {
+        ("results/ope", "ope"): f"# Judging without an environment\n\n{words}\n\n{table(header, rows)}\n\n{where}"
+    }
 
 
 def _told(entry: Entry, name: str, digits: int) -> str:

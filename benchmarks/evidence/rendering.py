@@ -1,7 +1,8 @@
-"""Sections of docs/results.md and figures in docs/pictures, from what the repository keeps of each study."""
+"""docs/results.md, a page for each study and its figure, from what the repository keeps of each study."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.evidence.judging import EPISODES
 from benchmarks.evidence.keeping import OVER, Kept, about_of, load, reading_of
-from benchmarks.evidence.published import SOURCE, STEPS, Published, published
+from benchmarks.evidence.published import NOTE, STEPS, Published, published
 from benchmarks.report import UNKNOWN, Entry, Results, Sections
 from rl_training.display.text import number
 from rl_training.experiment.strict_yaml import parse_yaml
@@ -26,9 +27,9 @@ from rl_training.study.description import StudyFile
 
 STUDIES = report.ROOT / "benchmarks" / "studies"
 KEPT = report.RESULTS / "evidence"
-PICTURES = report.ROOT / "docs" / "pictures"
 _INKS = {"light": "#1f2328", "dark": "#e6edf3"}
-_NAMES = {"td3_bc": "TD3+BC", "rebrac": "ReBRAC"}
+_NAMES = {"td3_bc": "TD3+BC", "rebrac": "ReBRAC", "crossq": "CrossQ", "flash_sac": "FlashSAC", "cal_ql": "Cal-QL"}
+_BUDGET = re.compile(r"(?<=[( ])(?:total_timesteps|buffer_capacity)=[^,)]+(?:, |(?=\)))")  # a column has the steps
 _PEERS = {"sb3": "Stable-Baselines3", "d3rlpy": "d3rlpy", "corl": "CORL"}
 
 
@@ -41,18 +42,19 @@ def summary_of(kept: Kept, *, judgements: bool, at: float | None = None) -> Summ
     reading = reading_of(kept, judgements=judgements)
     algos = group(reading, Selection()).algos
     names = {method: name_of(algo) + method.removeprefix(algo) for method, algo in algos.items()}
+    short = {method: _BUDGET.sub("", name).replace(" ()", "") for method, name in names.items()}
+    names = short if len({*short.values()}) == len(names) else names
     return summarise(reading, Options(Selection(at=at, names=names)))
 
 
-def section(kept: Kept, pictures: Path) -> str:
-    """Everything docs/results.md says of a study; draws its figure."""
+def section(kept: Kept) -> str:
+    """The page of a study; draws its figure."""
     title, words = kept["about"]
-    over = [run for run in kept["runs"].values() if "judged" in run]
+    over = _over(kept)
     begun = {name: run for name, run in kept["runs"].items() if run["status"] not in OVER and run["curve"]["steps"]}
-    state = "" if len(over) == len(kept["planned"]) else f" Of {len(kept['planned'])} runs, {len(over)} are made."
-    parts = [f"## {title or kept['study']}", f"{words}{state}".strip()]
+    parts = [f"# {title or kept['study']}", words]
     if over or begun:
-        parts.append(draw(kept, pictures))
+        parts.append(draw(kept))
     if over:
         summary = summary_of(kept, judgements=True)
         parts += [*(_task(kept, summary, task) for task in summary.tasks), *_on_the_way(kept), *_troubles(summary)]
@@ -60,22 +62,24 @@ def section(kept: Kept, pictures: Path) -> str:
         parts.append(_under_way(kept, begun))
     if over or begun:
         parts.append(_origin(kept, over or list(begun.values())))
-    parts.append(f"Made by `{_command(kept['study'])}`.")
+    state = "" if len(over) == len(kept["planned"]) else f" {len(over)} of {len(kept['planned'])} runs are made."
+    parts.append(f"Made by `{_command(kept['study'])}`.{state}")
     return "\n\n".join(part for part in parts if part)
 
 
-def draw(kept: Kept, pictures: Path) -> str:
+def draw(kept: Kept) -> str:
     """The learning curves of a study as files for light and for dark ground; returns how a page shows them."""
     summary = summary_of(kept, judgements=False)
     if not summary.bands:
         return ""
     name = f"evidence-{kept['study']}"
     drawing = rendered(figures.all_curves(summary), "svg", name).decode()
+    pictures = report.output / "docs" / "pictures"
     pictures.mkdir(parents=True, exist_ok=True)
     for ground, ink in _INKS.items():
         (pictures / f"{name}-{ground}.svg").write_text(drawing.replace(figures.INK, ink), encoding="utf-8")
     words = f"Learning curves: {', '.join(summary.groups.methods)}"
-    dark, light = (f"pictures/{name}-{ground}.svg" for ground in ("dark", "light"))
+    dark, light = (f"../pictures/{name}-{ground}.svg" for ground in ("dark", "light"))
     return (
         f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
         f'<img alt="{words}" src="{light}"></picture>\n\n'
@@ -100,7 +104,7 @@ def _task(kept: Kept, summary: Summary, task: str) -> str:
     note = ["Normalised: the mean, by D4RL's v2 references; not comparable with published v2 tables."] * scored
     note += _better(summary, task)
     note += [] if first.dataset else _outside(summary, task, steps)
-    return "\n\n".join([f"### {task}", report.table(header, rows), *note])
+    return "\n\n".join([f"## {task}", report.table(header, rows), *note])
 
 
 def _under_way(kept: Kept, begun: Mapping[str, Any]) -> str:
@@ -118,8 +122,8 @@ def _under_way(kept: Kept, begun: Mapping[str, Any]) -> str:
         named = methods[runs[0].name]
         rows.append([named, task, _seeds(runs), reached, f"{at:,.0f}", *_scores(result), _commits(runs)])
     header = ["", "", "seeds", "reached", "evaluated at", "IQM [95 %]", "mean ± std", "commit"]
-    words = "Ended before their last step, and not judged: what evaluations during training said last."
-    return f"### Under way\n\n{words}\n\n{report.table(header, rows)}"
+    words = "Not finished: the last evaluation during training that all of these seeds have."
+    return f"## Not finished\n\n{words}\n\n{report.table(header, rows)}"
 
 
 def _scores(result: Result) -> tuple[str, str]:
@@ -148,7 +152,7 @@ def _better(summary: Summary, task: str) -> list[str]:
         told.append(f"{pair.better} than {pair.second if pair.better == pair.first else pair.first}")
     if told:
         return [f"Better (the interval of the difference of the IQMs excludes 0): {', '.join(told)}."]
-    return ["These seeds do not say which is better."] if pairs else []
+    return ["No difference between two of them is significant."] if pairs else []
 
 
 def _outside(summary: Summary, task: str, steps: Iterable[float]) -> list[str]:
@@ -187,8 +191,8 @@ def _beside(kept: Kept, run: Run, steps: set[float]) -> Iterator[list[str]]:
         yield [f"*the data, {data['episodes']:,} episodes*", "", "", "", number(data["mean"])]
     if not run.dataset:
         for budget in sorted(steps):
-            for one in published(run.env_id, budget):
-                yield [_published_name(one), "10", f"{budget:,.0f}", "", _published_return(one)]
+            for one in (one for one in published(run.env_id, budget) if one.algo in _algos(kept)):
+                yield [_published_name(one), str(one.seeds), f"{budget:,.0f}", "", _published_return(one)]
     for (library, algo), entries in _peers(run).items():
         values = [entry["final"]["eval_return_mean"] for entry in entries]
         seeds = ranges(entry["seed"] for entry in entries)
@@ -197,12 +201,16 @@ def _beside(kept: Kept, run: Run, steps: set[float]) -> Iterator[list[str]]:
         yield [name, seeds, budget, "", report.spread(values)]
 
 
+def _algos(kept: Kept) -> set[str]:
+    return {run["algo"] for run in kept["runs"].values()}
+
+
 def _published_name(one: Published) -> str:
     return f"*published {one.what or name_of(one.algo)}*"
 
 
 def _published_return(one: Published) -> str:
-    return f"{one.mean:,.0f}" + ("" if one.std is None else f" ± {one.std:,.0f}")
+    return f"{one.mean:,.0f} ± {one.std:,.0f}"
 
 
 def _peers(run: Run) -> dict[tuple[str, str], list[Entry]]:
@@ -226,7 +234,10 @@ def _on_the_way(kept: Kept) -> list[str]:
     for task in groups.tasks:
         env_id = groups.env_ids[task]
         seen = [run for method in groups.methods for run in groups.cell(method, task).seen]
-        of_others = {steps: [] if any(run.dataset for run in seen) else published(env_id, steps) for steps in STEPS}
+        of_others = {
+            steps: [one for one in published(env_id, steps) if one.algo in _algos(kept)]
+            for steps in (() if any(run.dataset for run in seen) else STEPS)
+        }
         any_published |= any(of_others.values())
         ends = {int(run.settings["total_timesteps"]) for run in seen}
         for steps in sorted(ends | {steps for steps, found in of_others.items() if found}):
@@ -235,21 +246,21 @@ def _on_the_way(kept: Kept) -> list[str]:
             found, references = summary_of(kept, judgements=False, at=steps), of_others.get(steps, [])
             rows += [[task, f"{steps:,}", one.method, str(one.seeds), text_of(one.chosen), number(one.mean)]
                      for one in found.results.values() if one.task == task]  # fmt: skip
-            rows += [[task, f"{steps:,}", _published_name(one), "10", "", _published_return(one)]
+            rows += [[task, f"{steps:,}", _published_name(one), str(one.seeds), "", _published_return(one)]
                      for one in references]  # fmt: skip
             for said in _outside(found, task, [steps] if references else []):
                 notes.append(f"{task}, {steps:,} steps: {said[0].lower()}{said[1:]}")
     header = ["", "step", "", "seeds", "IQM [95 %]", "mean"]
-    words = "Evaluations during training, up to a step at which not all of them end."
-    table = [f"### On the way\n\n{words}\n\n{report.table(header, rows)}"] if rows else []
-    return [*table, *notes, *([SOURCE] if any_published else [])]
+    words = "The last evaluation during training up to this step."
+    table = [f"## During training\n\n{words}\n\n{report.table(header, rows)}"] if rows else []
+    return [*table, *notes, *([NOTE] if any_published else [])]
 
 
 def _troubles(summary: Summary) -> list[str]:
     """Runs that failed or diverged; those that are not made yet are counted in the tables."""
     told = [f"- {one.place}: {one.reason} ({one.effect})" for one in summary.troubles
             if one.what in ("failed", "diverged", "broken")]  # fmt: skip
-    return ["\n".join(["Not as they should be:", "", *told])] if told else []
+    return ["\n".join(["Failed or diverged:", "", *told])] if told else []
 
 
 def _origin(kept: Kept, over: Sequence[Mapping[str, Any]]) -> str:
@@ -262,58 +273,99 @@ def _origin(kept: Kept, over: Sequence[Mapping[str, Any]]) -> str:
     named = ("rl_training", "torch", "gymnasium", "mujoco")
     used = {name: {run["record"]["versions"].get(name, UNKNOWN) for run in over} - {UNKNOWN} for name in named}
     versions = [f"{name} {' / '.join(sorted(found))}" for name, found in used.items() if found]
-    parts = [f"The last checkpoint of each seed, {EPISODES} episodes on seeds that no run was evaluated on before "
-             f"({', '.join(map(str, seed))})"] if seed else []  # fmt: skip
+    parts = [f"The last checkpoint of each seed played {EPISODES} episodes with seeds that no evaluation "
+             f"during training used ({', '.join(map(str, seed))})"] if seed else []  # fmt: skip
     parts += [f"data: {'; '.join(data)}"] if data else []
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     told = "; ".join([*parts, f"{when} on {' · '.join(machines)}", ", ".join(versions)])
     return f"{told[0].upper()}{told[1:]}."
 
 
-def render(kept_in: Path | None = None, pictures: Path | None = None, studies: Path | None = None) -> None:
-    """Write the section of every study of the repository; then all results in one table, and what has none."""
+def render(kept_in: Path | None = None, studies: Path | None = None) -> None:
+    """Write the summary of all studies, a page for each study that has results, and what is not finished."""
     kept_in, studies = kept_in or KEPT, studies or STUDIES
     sections: Sections = {}
-    made, planned = [], []
+    made, left = [], []
     for file in sorted(studies.glob("*.yaml")):
-        sections["results", f"evidence-{file.stem}"] = ""
         if (found := load(kept_in / f"{file.stem}.json")) is None:
-            planned.append(_not_made(file))
-        else:
-            made.append(as_planned(found, file))
-            sections["results", f"evidence-{file.stem}"] = section(made[-1], pictures or PICTURES)
-    words = (
-        "Studies of the repository that have no results yet. Some repeat runs that are older than the studies: "
-        "their results are further below.\n\n" + "\n".join(planned)
-    )
-    sections["results", "evidence-overview"] = overview(made)
-    sections["results", "evidence-planned"] = f"## Planned\n\n{words}" if planned else ""
+            left.append(f"- {about_of(file.read_text(encoding='utf-8'))[0]}: `{file.stem}`, not started.")
+            continue
+        made.append(as_planned(found, file))
+        sections[f"results/{file.stem}", f"evidence-{file.stem}"] = section(made[-1])
+        over, planned = len(_over(made[-1])), len(made[-1]["planned"])
+        left += [f"- {_link(made[-1])}: {over} of {planned} runs."] if over < planned else []
+    sections["results", "evidence-summary"] = summary(made)
+    sections["results", "evidence-unfinished"] = "\n\n".join(["## Not finished", "\n".join(left)]) if left else ""
     report.write_sections(sections)
 
 
-def overview(studies: Iterable[Kept]) -> str:
-    """Every result in a line, by task, beside the data's mean or what is published; and what all of them took."""
-    rows, over = [], []
+def _over(kept: Kept) -> list[Mapping[str, Any]]:
+    return [run for run in kept["runs"].values() if "judged" in run]
+
+
+def _link(kept: Kept) -> str:
+    return f"[{kept['about'][0]}](results/{kept['study']}.md)"
+
+
+def summary(studies: Iterable[Kept]) -> str:
+    """A line for each task and algorithm; then what all runs took.
+
+    Settings that a study varies are on its own page, unless they are all there is of an algorithm on a task.
+    """
+    found, over = [], []
     for kept in studies:
-        if not (done := [run for run in kept["runs"].values() if "judged" in run]):
-            continue
-        over += done
-        summary = summary_of(kept, judgements=True)
-        for result in summary.results.values():
-            runs = summary.groups.cell(result.method, result.task).runs
-            rows.append([result.task, result.method, _seeds(runs), f"{result.step:,.0f}", text_of(result.chosen),
-                         _reference(kept, runs[0], result.step), f"`{kept['study']}`"])  # fmt: skip
-    header = ["", "", "seeds", "steps", "IQM [95 %]", "beside it", "study"]
-    found = report.table(header, sorted(rows, key=lambda row: row[0]))
-    return f"## All of them\n\n{_cost(over)}\n\n{found}" if rows else ""
+        over += _over(kept)
+        results = summary_of(kept, judgements=True)
+        for result in results.results.values():
+            run = results.groups.cell(result.method, result.task).runs[0]
+            found.append((kept, result, run))
+    plain = {(result.task, run.algo) for _, result, run in found if result.method == name_of(run.algo)}
+    rows = [
+        (_regime(run), result.task, result.method, _summary_line(kept, result, run))
+        for kept, result, run in found
+        if result.method == name_of(run.algo) or (result.task, run.algo) not in plain
+    ]
+    header = ["task", "algorithm", "steps", "seeds", "IQM [95 %]", "data", "best peer", "published", "study"]
+    lines = [line for *_, line in sorted(rows, key=lambda row: row[:3])]
+    return f"{report.table(header, lines)}\n\n{NOTE}\n\n{_cost(over)}" if lines else ""
 
 
-def _reference(kept: Kept, run: Run, step: float) -> str:
-    if is_offline(run):
-        data = kept["data"].get(run.dataset["name"])
-        return "" if data is None else f"data {number(data['mean'])}"
-    found = [one for one in published(run.env_id, step) if one.algo == run.algo and not run.dataset]
-    return "".join(f"published {_published_return(one)}" for one in found)
+def _regime(run: Run) -> int:
+    """Tasks in the order of the table: online, offline, offline to online, small ones."""
+    if not str(run.env_id).endswith(("-v4", "-v5")):
+        return 3
+    return 1 if is_offline(run) else 2 if run.dataset or run.settings.get("init_from") else 0
+
+
+def _summary_line(kept: Kept, result: Result, run: Run) -> list[str]:
+    data = kept["data"].get(run.dataset["name"]) if is_offline(run) else None
+    others = [one for one in published(run.env_id, result.step) if one.algo == run.algo and not run.dataset]
+    told = [f"{_published_return(one)}{_compared(one, result)}" for one in others]
+    return [result.task, result.method, f"{result.step:,.0f}", str(result.seeds), text_of(result.chosen),
+            "" if data is None else number(data["mean"]), _best_peer(run, result.step), "".join(told),
+            f"[{kept['study']}](results/{kept['study']}.md)"]  # fmt: skip
+
+
+def _compared(one: Published, result: Result) -> str:
+    """Whether a published mean lies outside the interval of our IQM."""
+    low, high = result.chosen.low, result.chosen.high
+    if low is None or low <= one.mean <= high:
+        return ""
+    return ", above our interval" if one.mean > high else ", below our interval"
+
+
+def _best_peer(run: Run, step: float) -> str:
+    """The peer with the best mean return by the same algorithm after as many steps; empty if there is none."""
+    peers = {
+        library: [entry["final"]["eval_return_mean"] for entry in entries if entry["steps"] == step]
+        for (library, algo), entries in _peers(run).items()
+        if algo == run.algo
+    }
+    means = {library: statistics.fmean(values) for library, values in peers.items() if values}
+    if not means:
+        return ""
+    best = max(means, key=lambda library: means[library])
+    return f"{best} {report.spread(peers[best])} ({len(peers[best])} seeds)"
 
 
 def _cost(over: Sequence[Mapping[str, Any]]) -> str:
@@ -336,11 +388,6 @@ def as_planned(kept: Kept, file: Path) -> Kept:
     beginnings = dict.fromkeys(name.rpartition("__s")[0] for name in kept["planned"])
     wanted = [f"{beginning}__s{seed}" for beginning in beginnings for seed in seeds]
     return {**kept, "about": about_of(text), "planned": list(dict.fromkeys([*kept["planned"], *wanted]))}
-
-
-def _not_made(file: Path) -> str:
-    title, words = about_of(file.read_text(encoding="utf-8"))
-    return f"- **{title}.** {words} `{_command(file.stem)}`"
 
 
 def _command(study: str) -> str:

@@ -190,7 +190,7 @@ def _stamp(
 
 @contextlib.contextmanager
 def stop_after(seconds: float | None) -> Iterator[threading.Event]:
-    """After so many seconds, ask this process to stop as SIGTERM would: runs save and end. The event tells that."""
+    """Send this process a SIGTERM after this many seconds, so that runs save and end; the event is then set."""
     over = threading.Event()
     if seconds is None:
         yield over

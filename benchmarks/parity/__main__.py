@@ -106,7 +106,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
     order = {case.name: i for i, case in enumerate(CASES)}
     listed = sorted(entries.values(), key=lambda entry: order.get(entry["name"], len(order)))
     text = (
-        "## The same updates as the references\n\n"
+        "# The same updates as the references\n\n"
         f"Written by `python -m benchmarks.parity`. {UPDATES} updates in float64 from the same weights, batches "
         "and noise: the largest relative difference of a loss, of an entry of a gradient, and of an entry of a "
         "parameter or target after the last update (entries relative to the largest of their tensor); at most "
@@ -118,7 +118,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
         "(`tests/test_peer_parity.py`).\n\n"
         f"{as_table(listed)}\n\n{report.origins(listed)}"
     )
-    return {("results", "parity"): text}
+    return {("results/parity", "parity"): text}
 
 
 def left_out(case: Case, options: argparse.Namespace) -> str | None:

@@ -213,7 +213,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
         "file that the system may take back; the process's own at its end, in brackets, does not.\n\n"
         f"{table(head, rows)}\n\n{report.origins(order)} Load of the machine: {load}."
     )
-    return {("performance", "data_sizes"): text}
+    return {("performance/data-sizes", "data_sizes"): text}
 
 
 def main() -> None:

@@ -255,7 +255,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
         kinds[entry["kind"]].append(entry)
     writers = {"check": _check_text, "scaling": _scaling_text, "floor": _floor_text, "profile": _profile_text}
     return {
-        ("performance", kind): f"{write(kinds[kind])}\n\n{report.origins(kinds[kind])}"
+        ("performance/updates", kind): f"{write(kinds[kind])}\n\n{report.origins(kinds[kind])}"
         for kind, write in writers.items()
         if kinds[kind]
     }

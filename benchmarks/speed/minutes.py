@@ -208,7 +208,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
         "out. The return is reached at the first evaluation whose mean is not below it. Humanoid is without "
         "contact forces."
     )
-    return {("performance", "minutes"): f"{text}\n\n{text_of(found)}\n\n{report.origins(found)}"}
+    return {("performance/steps", "minutes"): f"{text}\n\n{text_of(found)}\n\n{report.origins(found)}"}
 
 
 def keeper(results: Results, key: str, about: Entry, kept: dict[str, Entry]) -> Callable[[Entry], None]:

@@ -179,9 +179,9 @@ def sections(entries: dict[str, Entry]) -> Sections:
         text = (
             f"{written}\n\n{table(['machine', '', 'episodes', 'seconds'], rows)}\n\n{report.origins(evaluations)}"
         )
-        found["performance", "evaluation"] = f"## Seconds of an evaluation\n\n{text}"
+        found["performance/stepping", "evaluation"] = f"## Seconds of an evaluation\n\n{text}"
     if tensors:
-        found["performance", "tensor"] = tensor_text(tensors)
+        found["performance/stepping", "tensor"] = tensor_text(tensors)
     return found
 
 

@@ -209,10 +209,12 @@ def sections(entries: dict[str, Entry]) -> Sections:
     saved = [e for e in entries.values() if e["kind"] == "checkpoint"]
     found: Sections = {}
     if runs:
-        found["performance", "overhead"] = f"## What safety costs\n\n{share_text(runs)}\n\n{report.origins(runs)}"
+        found["performance/overhead", "overhead"] = (
+            f"## What safety costs\n\n{share_text(runs)}\n\n{report.origins(runs)}"
+        )
     if saved:
         text = checkpoint_text(saved, runs)
-        found["performance", "checkpoints"] = f"## Checkpoints\n\n{text}\n\n{report.origins(saved)}"
+        found["performance/overhead", "checkpoints"] = f"## Checkpoints\n\n{text}\n\n{report.origins(saved)}"
     return found
 
 

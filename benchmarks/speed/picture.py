@@ -15,16 +15,10 @@ from matplotlib.figure import Figure
 
 from benchmarks import report
 from benchmarks.report import Entry, Results, number, table
+from benchmarks.speed.summary import LIBRARIES
 from benchmarks.speed.updates import beside
 
 FOLDER = report.ROOT / "docs" / "pictures"
-_PEERS = {
-    "sb3": "Stable-Baselines3",
-    "sb3_contrib": "SB3-Contrib",
-    "d3rlpy": "d3rlpy",
-    "CORL": "CORL",
-    "Unifloral": "Unifloral (JAX)",
-}
 # Okabe and Ito's: ours, theirs.
 _OURS, _THEIRS = "#0072B2", "#E69F00"
 _INKS = {"light": "#1f2328", "dark": "#e6edf3"}
@@ -75,10 +69,10 @@ def speed() -> str:
     rows = []
     for e in reversed([e for e in beside_peers() if e["case"] in _TOLD]):
         rows.append([f"updates/s of {e['case']}, {e['machine']}", number(e["rate"]),
-                     f"{_PEERS[e['peer'].partition(':')[0]]}: {number(e['peer_rate'])}", times(e)])  # fmt: skip
+                     f"{LIBRARIES[e['peer'].partition(':')[0]]}: {number(e['peer_rate'])}", times(e)])  # fmt: skip
     for e, peer in on_a_gpu():
         rows.append([f"updates/s of {e['case']}, {e['machine'].partition(',')[0]}", number(e["rate"]),
-                     f"{_PEERS[peer['peer'].partition(':')[0]]}: {number(peer['peer_rate'])}",
+                     f"{LIBRARIES[peer['peer'].partition(':')[0]]}: {number(peer['peer_rate'])}",
                      times(peer)])  # fmt: skip
     for name, single, many in reversed([found for found in together() if found[0] in _TOLD]):
         ratio = many["rate"] / single["rate"]
@@ -102,7 +96,7 @@ def draw(ink: str) -> Figure:
 
 def _draw_peers(axes: Any) -> None:
     found = beside_peers()
-    names = [f"{e['case'].partition(',')[0]}  ({_PEERS[e['peer'].partition(':')[0]]})" for e in found]
+    names = [f"{e['case'].partition(',')[0]}  ({LIBRARIES[e['peer'].partition(':')[0]]})" for e in found]
     ratios = [float(e["ratio"]) for e in found]
     axes.bar_label(axes.barh(range(len(names)), ratios, color=_OURS), [f"{r:.2f}×" for r in ratios], padding=3)
     axes.axvline(1.0, color=_THEIRS, linewidth=2.0)
@@ -136,7 +130,7 @@ def main() -> None:
         path = FOLDER / f"speed-{name}.svg"
         draw(ink).savefig(path, metadata={"Date": None})
         print(f"wrote {path.relative_to(report.ROOT)}")
-    report.write_sections({("readme", "speed"): speed()})
+    report.write_sections({(report.README, "speed"): speed()})
 
 
 if __name__ == "__main__":

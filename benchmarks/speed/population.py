@@ -145,8 +145,8 @@ def sections(entries: dict[str, Entry]) -> Sections:
     found = list(entries.values())
     if not found:
         return {}
-    origin = "Written by `python -m benchmarks.speed.population`; what it is: [population.md](population.md)."
-    return {("performance", "population"): f"## Many members as one\n\n{origin}\n\n{text_of(found)}"}
+    origin = "Written by `python -m benchmarks.speed.population`; what it is: [population.md](../population.md)."
+    return {("performance/population", "population"): f"## Many members as one\n\n{origin}\n\n{text_of(found)}"}
 
 
 def main() -> None:

@@ -226,7 +226,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
         f"{table(['instruction set', 'killed', 'members at different steps', 'equal to the bit'], killed)}\n\n"
         f"{report.origins(entries.values())}"
     )
-    return {("performance", "rounding"): text}
+    return {("performance/population", "rounding"): text}
 
 
 def main() -> None:

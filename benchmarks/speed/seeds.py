@@ -126,9 +126,9 @@ def sections(entries: dict[str, Entry]) -> Sections:
         minutes = f"{entry['seconds'] / 60:.1f}"
         rows.append([task(entry), entry["machine"], entry["way"], minutes, ratio, entry["how"]])
     header = ["", "machine", "way", "minutes", "beside the population", "how"]
-    origin = "Written by `python -m benchmarks.speed.seeds`; what it is: [population.md](population.md)."
+    origin = "Written by `python -m benchmarks.speed.seeds`; what it is: [population.md](../population.md)."
     text = f"## Many seeds, end to end\n\n{origin}\n\n{table(header, rows)}\n\n{report.origins(found)}"
-    return {("performance", "seeds"): text}
+    return {("performance/population", "seeds"): text}
 
 
 def main() -> None:

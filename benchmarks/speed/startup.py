@@ -198,7 +198,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
         "",
         f"{report.origins(here)} Load of the machine at the end: {load}.",
     ]
-    return {("performance", "startup"): "\n".join(text)}
+    return {("performance/startup", "startup"): "\n".join(text)}
 
 
 def main() -> None:
@@ -208,7 +208,7 @@ def main() -> None:
     results = Results("startup", options.json)
     entries = measure(options.repeats)
     results.add(entries)
-    print("\n" + sections(entries)["performance", "startup"] + "\n")
+    print("\n" + sections(entries)["performance/startup", "startup"] + "\n")
     results.render(sections)
 
 

@@ -184,7 +184,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
         "## Stepping environments",
         "Written by `python -m benchmarks.speed.stepping`: environment steps per second with random actions, "
         "resets included, without policy and updates; the median of blocks of all ways in turn. The settings are "
-        "in [Many environments at once](guides/many-environments.md).",
+        "in [Many environments at once](../guides/many-environments.md).",
     ]
     if simulated:
         parts += [_simulated(simulated)]
@@ -193,11 +193,17 @@ def sections(entries: dict[str, Entry]) -> Sections:
         rows = [[e["task"], e["machine"], f"{e['environments']:,}", number(e["rate"])] for e in order]
         parts += [table(["tensor environment", "machine", "environments", "steps/s"], rows)]
     parts += [report.origins([*simulated, *tensors])]
-    found: Sections = {("performance", "stepping"): "\n\n".join(parts)} if entries else {}
-    return found | ({("many-environments", "stepping-summary"): summary(simulated)} if simulated else {})
+    found: Sections = {("performance/stepping", "stepping"): "\n\n".join(parts)} if entries else {}
+    return found | ({("guides/many-environments", "stepping-summary"): summary(simulated)} if simulated else {})
 
 
 def summary(entries: Sequence[Entry]) -> str:
+    """The table of the guide."""
+    said = "Environment steps per second without policy and updates (and the number of environments)"
+    return f"{said}, from [Speed](../performance.md):\n\n{best_of(entries)}"
+
+
+def best_of(entries: Sequence[Entry]) -> str:
     """The largest rate of each way, by task and machine."""
     best: dict[tuple[str, str], dict[str, Entry]] = {}
     for e in entries:
@@ -209,8 +215,7 @@ def summary(entries: Sequence[Entry]) -> str:
         return "–" if e is None else f"{number(e['rate'])} ({e['environments']:,})"
 
     rows = [[*case, *(cell(found.get(way)) for way in WAYS)] for case, found in sorted(best.items())]
-    said = "Environment steps per second without policy and updates (and the number of environments)"
-    return f"{said}, from [Speed](../performance.md):\n\n{table(['machine', 'task', *WAYS], rows)}"
+    return table(["machine", "task", *WAYS], rows)
 
 
 def _simulated(entries: Sequence[Entry]) -> str:

@@ -227,8 +227,8 @@ def growth_text(entries: list[Entry]) -> str:
 def sections(entries: dict[str, Entry]) -> Sections:
     growth = [entry for entry in entries.values() if entry.get("kind") == "environments"]
     steps = [entry for entry in entries.values() if entry.get("kind") != "environments"]
-    found: Sections = {("performance", "environments"): growth_text(growth)} if growth else {}
-    return found | ({("performance", "steps"): step_text(steps)} if steps else {})
+    found: Sections = {("performance/steps", "environments"): growth_text(growth)} if growth else {}
+    return found | ({("performance/steps", "steps"): step_text(steps)} if steps else {})
 
 
 def step_text(entries: list[Entry]) -> str:

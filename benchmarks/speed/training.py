@@ -282,25 +282,11 @@ def sections(entries: dict[str, Entry]) -> Sections:
         parts += [table(header, rows), ""]
     if not pairs and not runs:
         return {}
-    found = {("performance", "training"): "\n".join([*parts, report.origins([*pairs, *runs])])}
-    return found | ({("results", "single-runs"): returns_text(runs)} if runs else {})
+    return {("performance/steps", "training"): "\n".join([*parts, report.origins([*pairs, *runs])])}
 
 
 def final(entry: Entry) -> str:
     return f"{entry['return']:.0f} ± {entry['return_std']:.0f} over {entry['episodes']} episodes"
-
-
-def returns_text(runs: list[Entry]) -> str:
-    """The returns of single runs on their way."""
-    points = sorted({step for e in runs for step, *_ in e["curve"]})
-    rows = []
-    for e in runs:
-        means = {step: f"{mean:.0f}" for step, mean, _ in e["curve"]}
-        on_the_way = [means.get(point, "–") for point in points]
-        rows.append([f"{e['algo'].upper()} {e['env']}", settings(e), e["seed"], *on_the_way, final(e)])
-    header = ["", "settings", "seed", *(f"{point / 1000:g}k" for point in points), "last"]
-    written = "Written by `python -m benchmarks.speed.training`; evaluation episodes are the same for every run."
-    return f"## Single runs\n\n{written}\n\n{table(header, rows)}\n\n{report.origins(runs)}"
 
 
 def configured(options: argparse.Namespace, source: str, alone: bool) -> TrainConfig:

@@ -142,6 +142,16 @@ def verdicts(entry: Entry, case: cases.Case) -> str:
     return " ".join(found) or "–"
 
 
+def _as_agreed(entry: Entry, case: cases.Case) -> bool:
+    return entry["hidden"] == list(case.hidden) and entry["batch"] == 256
+
+
+def label_of(entry: Entry) -> str:
+    """The case, with its sizes if they are not the usual ones."""
+    case = next(case for case in cases.CASES if case.name == entry["case"])
+    return case.name if _as_agreed(entry, case) else f"{case.name} ({entry['hidden']}, batch {entry['batch']})"
+
+
 def rate_rows(entries: list[Entry]) -> list[list[str]]:
     """One row for each peer of an entry; ours and the goal are said in the first."""
     known = {case.name: case for case in cases.CASES}
@@ -149,9 +159,9 @@ def rate_rows(entries: list[Entry]) -> list[list[str]]:
     rows = []
     for entry in sorted(entries, key=lambda e: (order[e["case"]], e["tf32"], e["mode"], e["threads"])):
         case = known[entry["case"]]
-        as_agreed = entry["hidden"] == list(case.hidden) and entry["batch"] == 256
+        as_agreed = _as_agreed(entry, case)
         ours = [
-            entry["case"] if as_agreed else f"{entry['case']} ({entry['hidden']}, batch {entry['batch']})",
+            label_of(entry),
             mode(entry),
             number(entry["rate"]),
             f"{1e6 / entry['rate']:,.0f}",
@@ -191,7 +201,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
         ]
         given = [peer for entry in here for peer in entry.get("given_peers", [])]
         parts += ["", table(header, rate_rows(here)), "", *report.checkouts_said(given)]
-    found: Sections = {("performance", "updates"): "\n".join(parts)} if rates else {}
+    found: Sections = {("performance/updates", "updates"): "\n".join(parts)} if rates else {}
     return found | depth.sections(entries)
 
 
