@@ -10,7 +10,7 @@ import pytest
 from benchmarks.evidence import bare, earlier
 from benchmarks.evidence.bare import BARE
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs, resolve
+from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.study.description import WantedConfig, read_description
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
@@ -29,7 +29,9 @@ def test_the_readme_names_the_budget_of_every_class() -> None:
 def test_a_budget_is_longer_than_the_steps_before_the_first_update() -> None:
     for spec in list_algorithm_specs():
         one = BARE[spec.name]
-        settings = resolve(TrainConfig(algo=spec.name, env_id=one.env, total_timesteps=one.budget)).to_dict()
+        settings = spec.run_spec(
+            TrainConfig(algo=spec.name, env_id=one.env, total_timesteps=one.budget)
+        ).resolved.to_dict()
         assert one.budget >= settings.get("learning_starts", 0) + 1_000, spec.name
 
 
@@ -47,7 +49,7 @@ def test_nothing_is_set_but_device_and_data(wanted: list[WantedConfig]) -> None:
             algo=algo, env_id=kind.env, total_timesteps=kind.budget, device="cpu", algo_kwargs=given, seed=0
         )
         assert one.config.replace(seed=0, algo_kwargs={}) == plain.replace(algo_kwargs={})
-        assert resolve(one.config).to_dict() == resolve(plain).to_dict()
+        assert one.config.algo_kwargs == get_algorithm_spec(algo).run_spec(plain).resolved.to_dict()
 
 
 def entry(seed: int, value: float, steps: int = 10_000) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from rl_training.cli import main
 from rl_training.experiment.config import TrainConfig, load_config, packaged_configs
 from rl_training.experiment.metric_names import TERMS
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.runtime.online import OnlineConfig
 from tests import test_readme
 from tests.reliability.processes import Child, command
 from tests.test_readme import shortened
@@ -92,11 +91,11 @@ def quick(words: list[str]) -> list[str]:
     if name and name not in packaged_configs():  # a file of the page, whose numbers are small already
         return words
     config = load_config(name).config if name else None
-    sections = get_algorithm_spec(config.algo if config else words[words.index("--algo") + 1]).sections
-    more = [] if config is None or "--steps" in words else ["--steps", str(config.total_timesteps // 100)]
-    if OnlineConfig in sections.parts and "learning_starts" not in " ".join(words):
-        starts = sections.resolve(config.algo_kwargs if config else {})[OnlineConfig].learning_starts
-        more += ["--set", f"learning_starts={starts // 100}"]
+    if config is None:
+        return words
+    more = [] if "--steps" in words else ["--steps", str(config.total_timesteps // 100)]
+    if "learning_starts" in config.algo_kwargs and "learning_starts" not in " ".join(words):
+        more += ["--set", f"learning_starts={config.algo_kwargs['learning_starts'] // 100}"]
     return [*words, *more]
 
 

@@ -41,7 +41,7 @@ def test_the_learning_rate_falls_and_rewards_are_scaled(tmp_path: Path) -> None:
     """By default. The rate that is logged is the actor's, which makes half as many steps: it ends half-way."""
     spec = get_algorithm_spec("flash_sac").sections
     assert spec.default("learning_rate_schedule") == {"type": "cosine", "final_factor": 0.5}
-    assert (spec.default("batch_size"), spec.default("learning_starts")) == (512, 10_000)
+    assert (spec.default("batch_size"), spec.learner.most_first_steps) == (512, 10_000)
     result = train(tiny("flash_sac", tmp_path))
     assert float(logged(result.run_dir)[-1]["train/learning_rate"]) == pytest.approx(2.25e-4, rel=0.02)
     saved = read_checkpoint(result.checkpoint_path).tensors

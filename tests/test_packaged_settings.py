@@ -50,4 +50,6 @@ def test_a_packaged_config_means_what_it_meant_in_0_1_unless_measured_otherwise(
 @pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "tqc", "redq", "rlpd", "dqn"])
 def test_a_bare_class_learns_early(algo: str) -> None:
     expected = 5_000 if algo == "sac" else 1_000
-    assert get_algorithm_spec(algo).sections.resolve({}).to_dict()["learning_starts"] == expected
+    for steps, starts in ((3_000, 300), (1_000_000, expected)):
+        config = TrainConfig(algo=algo, env_id="Pendulum-v1", total_timesteps=steps)
+        assert get_algorithm_spec(algo).run_spec(config).settings["algo_kwargs"]["learning_starts"] == starts

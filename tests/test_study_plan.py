@@ -67,7 +67,7 @@ def test_early_stopping_has_the_identity_it_had_in_0_2() -> None:
         algo="dqn",
         env_id="CartPole-v1",
         total_timesteps=60,
-        algo_kwargs={"eval_interval": 10, "early_stopping": {"patience": 2}},
+        algo_kwargs={"eval_interval": 10, "early_stopping": {"patience": 2}, "learning_starts": 1_000},
     )
     spelt_out = config.replace(algo_kwargs=resolve(config).to_dict())
     assert hash_of(identity(spelt_out.to_dict())).startswith("7c0d6337")

@@ -18,6 +18,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.runs.callbacks import Cadence, Callback, EarlyStoppingCallback, EvaluationCallback
 from rl_training.runs.clock import Clock
 from rl_training.runs.session import Session
+from rl_training.runs.state import config_of, read_run_checkpoint
 from rl_training.runtime.controls import ControlConfig, EarlyStopping, build_control_callbacks
 from rl_training.runtime.offline import BudgetConfig, updates_per_epoch
 from rl_training.runtime.online import OnlineConfig
@@ -122,6 +123,22 @@ def test_updates_earned_do_not_depend_on_how_the_steps_were_taken(
     assert online.earned(120) == by_hand
     steps = range(0, 121, num_envs)
     assert sum(online.earned(b) - online.earned(a) for a, b in itertools.pairwise(steps)) == by_hand
+
+
+def test_automatic_learning_starts_are_recorded_and_stay_if_the_total_grows(tmp_path: Path) -> None:
+    kwargs = {"learning_starts": "auto"}
+    result = train(tiny("sac", tmp_path, kwargs=kwargs, total_timesteps=60, checkpoint_interval=30))
+    assert "learning_starts: 6\n" in (result.run_dir / "config.resolved.yaml").read_text(encoding="utf-8")
+    assert result.metrics["update_count"] == 55
+    resumed = resume(result.run_dir, changes={"total_timesteps": 90})
+    assert config_of(read_run_checkpoint(resumed.checkpoint_path)).algo_kwargs["learning_starts"] == 6
+    assert resumed.metrics["update_count"] == 85
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "never", None])
+def test_learning_starts_is_a_number_or_auto(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"learning_starts must be a whole number >= 0 or 'auto', got"):
+        OnlineConfig.parse({"learning_starts": value})
 
 
 # Early stopping.

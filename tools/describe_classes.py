@@ -52,6 +52,7 @@ CLASS = """class {name}(ManagedAlgorithm[Seeds]):
 WRITTEN = {
     "eval_env": "Environment | None",
     "alpha": 'float | Literal["auto"]',
+    "learning_starts": 'int | float | Literal["auto"]',
     "dataset_kind": "str | Reader | None",
     "loggers": "Sequence[str | type[Logger]]",
     "network": "str | Callable[..., nn.Module]",

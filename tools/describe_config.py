@@ -63,6 +63,7 @@ ALLOWED = {
     "host_memory": "size or null",
     "offline_batch_ratio": "number ≥ 0, ≤ 1, or `proportional`",
     "learning_rate_schedule": "name or mapping",
+    "learning_starts": "whole number ≥ 0, or `auto`",
     "wrappers": "list of names or mappings",
 }
 

@@ -114,6 +114,8 @@ class Learner:
     least_batch: ClassVar[int] = 1
     # The setting that divides the advantage in cloning weights, if they depend on critics of the policy.
     advantage_divisor: ClassVar[str | None] = None
+    # Online, the most environment steps before the first update with `learning_starts: auto`.
+    most_first_steps: ClassVar[int] = 1_000
     # Extra columns of minibatches: computed when data are loaded; online runs are refused.
     extras: ClassVar[tuple[Column, ...]] = ()
 

@@ -59,6 +59,7 @@ class CrossQ(DelayedActor):
     """CrossQ on an `MLPCrossQModel`."""
 
     name = "crossq"
+    most_first_steps = 5_000
     Config = CrossQConfig
     Model = MLPCrossQModel
     Network = CrossQNetworkConfig

@@ -123,6 +123,7 @@ class FlashSAC(DelayedActor):
     """FlashSAC on an `MLPFlashSACModel`."""
 
     name = "flash_sac"
+    most_first_steps = 10_000
     Config = FlashSACConfig
     Model = MLPFlashSACModel
     Network = FlashSACNetworkConfig

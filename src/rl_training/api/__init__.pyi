@@ -191,8 +191,9 @@ class _PriorDataKeys(TypedDict, total=False):
 class _OnlineKeys(TypedDict, total=False):
     buffer_capacity: int | float
     """maximum number of transitions in the replay buffer; ≥ 1; default 1000000"""
-    learning_starts: int | float
-    """environment steps before the first update; ≥ 0; default 1000 (SAC, CrossQ: 5000; FlashSAC: 10000)"""
+    learning_starts: int | float | Literal["auto"]
+    """environment steps before the first update; `auto`: a tenth of `total_timesteps`, at most 1,000 (SAC, CrossQ:
+    5,000; FlashSAC: 10,000); the number is recorded when a run starts; default 'auto'"""
     random_steps: int | float | None
     """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy; ≥ 0;
     default None (AWAC, CQL, FQL, IQL, TD3BC, CalQL, ReBRAC: 0)"""

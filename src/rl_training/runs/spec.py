@@ -75,7 +75,7 @@ class RunSpec:
         **others: Any,
     ) -> Self:
         """Validate the settings of a run; `others` are further fields of this class."""
-        config = config.with_seed()
+        config = _with_learning_starts(config.with_seed(), sections)
         resolved = sections.resolve(config.algo_kwargs)
         if resolved[ControlConfig].early_stopping is not None and (
             (config.env_id is None and config.eval_env is None) or config.eval_episodes == 0
@@ -133,6 +133,14 @@ class RunSpec:
         """This run with `values`, which are decided when it starts, in its settings and checkpoints."""
         resolved = self.sections.resolve({**self.config.algo_kwargs, **values})
         return replace(self, resolved=resolved, settings=_settings(self.config, resolved))
+
+
+def _with_learning_starts(config: TrainConfig, sections: Sections) -> TrainConfig:
+    """`config` with `learning_starts: auto` replaced by a number, which a resumed run keeps."""
+    if sections.resolve(config.algo_kwargs).to_dict().get("learning_starts") != "auto":
+        return config
+    steps = min(config.total_timesteps // 10, sections.learner.most_first_steps)
+    return config.replace(algo_kwargs={**config.algo_kwargs, "learning_starts": steps})
 
 
 def _settings(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:

@@ -10,7 +10,6 @@ SPEC = algorithm(
     "FlashSAC: Fast and Stable Off-Policy RL",
     2026,
     batch_size=512,
-    learning_starts=10_000,
     learning_rate_schedule={"type": "cosine", "final_factor": 0.5},
     normalize_rewards=True,
 )

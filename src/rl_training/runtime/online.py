@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import PlainValidator
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.n_step import NStepConfig, NStepReturns
@@ -39,13 +40,21 @@ from rl_training.updates.updater import Updater
 _log = logging.getLogger(__name__)
 
 
+def _steps_or_auto(value: Any) -> int | str:
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if value == "auto" or (type(number) is int and number >= 0):
+        return number
+    raise ValueError(f"must be a whole number >= 0 or 'auto', got {value!r}")
+
+
 class OnlineConfig(Settings):
     """When to collect and when to update, in environment steps, independent of `num_envs`."""
 
     buffer_capacity: PositiveInt = 1_000_000
     """maximum number of transitions in the replay buffer"""
-    learning_starts: NonNegativeInt = 1_000
-    """environment steps before the first update"""
+    learning_starts: Annotated[int | str, PlainValidator(_steps_or_auto)] = "auto"
+    """environment steps before the first update; `auto`: a tenth of `total_timesteps`, at most 1,000 (SAC, CrossQ:
+    5,000; FlashSAC: 10,000); the number is recorded when a run starts"""
     random_steps: NonNegativeInt | None = None
     """environment steps with random actions; null: `learning_starts`, or 0 if `init_from` provides a policy"""
     random_block_steps: NonNegativeInt = 50
@@ -59,9 +68,14 @@ class OnlineConfig(Settings):
     """compute the updates of a step while the environments execute it; minibatches then contain rows up to the
     previous step"""
 
+    @property
+    def first_steps(self) -> int:
+        """`learning_starts` as a number; `RunSpec.of` has replaced `auto`."""
+        return int(self.learning_starts)
+
     def earned(self, step: int) -> int:
         """Number of updates due by `step`; none before `learning_starts`."""
-        first = max(self.learning_starts, 1)
+        first = max(self.first_steps, 1)
         if step < first:
             return 0
         return (step // self.train_frequency - (first - 1) // self.train_frequency) * self.gradient_updates_per_step
@@ -74,7 +88,7 @@ class OnlineConfig(Settings):
         """Number of steps with random actions."""
         if self.random_steps is not None:
             return self.random_steps
-        return self.learning_starts if config.init_from is None else 0
+        return self.first_steps if config.init_from is None else 0
 
     def remarks(
         self, spec: RunSpec, learner: Learner, before: int = 0, starts: str = "learning_starts"
@@ -86,10 +100,10 @@ class OnlineConfig(Settings):
         done = 1 if spec.checkpoint is None else max(1, spec.checkpoint.step - before)
         random_until = self.acts_randomly_until(spec.config)
         spans = [
-            ("no updates", self.learning_starts, starts),
+            ("no updates", self.first_steps, starts),
             ("random actions", random_until, "random_steps"),
         ]
-        if random_until == self.learning_starts:
+        if random_until == self.first_steps:
             spans = [("random actions and no updates", random_until, starts)]
         parts = [f"{what} in the first {steps:,} steps ({name})" for what, steps, name in spans if steps > done]
         lines = [", ".join(parts)] if parts else []
@@ -120,7 +134,7 @@ def require_updates(spec: RunSpec, online: OnlineConfig, updates: int) -> None:
         every = f" and then every {online.train_frequency} steps" if online.train_frequency > 1 else ""
         raise ConfigError(
             f"total_timesteps: {total:,} steps end before the first update: updates begin after learning_starts, "
-            f"{online.learning_starts:,} steps{every}; raise total_timesteps or lower learning_starts",
+            f"{online.first_steps:,} steps{every}; raise total_timesteps or lower learning_starts",
             key="total_timesteps",
         )
 
