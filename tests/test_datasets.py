@@ -169,6 +169,24 @@ def test_top_fraction_keeps_whole_episodes_by_discounted_return():
     assert "best 1 of 3 episodes" in best.notes
 
 
+def test_episodes_are_sliced_saved_and_shown_in_one_line(tmp_path):
+    result = dataset(name="log")
+    assert repr(result) == "TransitionDataset('log', 12 rows, 3 episodes, obs 3, actions 2)"
+    later = result[1:]
+    np.testing.assert_array_equal(later.rows, result.rows[4:])
+    assert later.episode_ends.tolist() == [2, 7]
+    np.testing.assert_array_equal(result[::-2].rows, result.rows[[0, 1, 2, 3, 7, 8, 9, 10, 11]])
+    np.testing.assert_allclose(
+        TransitionDataset.load(later.save(tmp_path / "later.npz")).rows, later.rows, atol=1e-6
+    )
+    with pytest.raises(DatasetError, match="none of 3 episodes"):
+        result[7:]
+    with pytest.raises(TypeError, match=r"a slice, as in dataset\[:100\], got 0"):
+        result[0]
+    with pytest.raises(DatasetError, match="rows of 2 steps cannot be saved"):
+        result.with_n_step(2, 0.9).save(tmp_path / "two.npz")
+
+
 def test_a_mixture_draws_each_component_with_its_weight():
     one = line_world([1.0] * 10, [0] * 9 + [1], [0] * 10)
     other = line_world([2.0] * 1000, [0] * 999 + [1], [0] * 1000)

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from rl_training import seeding
 from rl_training.data.columns import Columns
 from rl_training.data.datasets import TransitionDataset
-from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_columns, write_columns
+from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_columns
 from rl_training.data.formats.minari import minari_folder
 from rl_training.data.formats.own import find_reader
 from rl_training.data.loading import DatasetConfig
+from rl_training.data.mixing import mix
 from rl_training.data.packing import allocate_rows, faults_of
 from rl_training.data.statistics import DatasetStatistics
 from rl_training.data.transitions import RowLayout
@@ -112,6 +113,18 @@ def convert(
     print(f"wrote {convert_dataset(source, new, target, spaces=spaces, download=download, source_kind=kind)}")
 
 
+def merge(sources: list[str], output: str, env: str | None, *, allow_import: bool) -> None:
+    _refuse_existing(output, _kind_of_target(output))
+    spaces = _spaces(env, allow_import)
+    loaded = [TransitionDataset.load(one, spaces=spaces) for one in sources]
+    _write(mix([(one, len(one)) for one in loaded]), output)
+
+
+def _write(dataset: TransitionDataset, output: str) -> None:
+    place = dataset.save(output)
+    show_table([*_statistics_rows(dataset.statistics(), dataset.spaces), ("written to", str(place))])
+
+
 def _permitted(kind: str | None, allow_import: bool) -> str | None:
     """`kind`; if it is `module:function`, it is imported, or refused."""
     if kind is not None and ":" in kind:
@@ -122,8 +135,7 @@ def _permitted(kind: str | None, allow_import: bool) -> str | None:
 def collect(
     env: str, output: str, size: int, seed: int, policy: str | None, *, stochastic: bool, allow_import: bool
 ) -> None:
-    kind = _kind_of_target(output)
-    _refuse_existing(output, kind)
+    _refuse_existing(output, _kind_of_target(output))
     if stochastic and policy is None:
         raise ConfigError("--stochastic: needs --policy CHECKPOINT; without one actions are random anyway")
     config = TrainConfig(algo="bc", env_id=env, total_timesteps=1, seed=seed, allow_import=allow_import)
@@ -134,16 +146,12 @@ def collect(
     else:
         act = _policy_actions(policy, config, spaces, stochastic)
         dataset = collect_dataset(config, spaces, size, seed, act, name=f"{policy} in {env}")
-    place = write_columns(output, dataset.columns(), kind)
-    show_table([*_statistics_rows(dataset.statistics(), spaces), ("written to", str(place))])
+    _write(dataset, output)
 
 
 def from_run(run: str, output: str, *, allow_import: bool) -> None:
-    kind = _kind_of_target(output)
-    _refuse_existing(output, kind)
-    dataset = replay_of(open_checkpoint(run), allow_import=allow_import)
-    place = write_columns(output, dataset.columns(), kind)
-    show_table([*_statistics_rows(dataset.statistics(), dataset.spaces), ("written to", str(place))])
+    _refuse_existing(output, _kind_of_target(output))
+    _write(replay_of(open_checkpoint(run), allow_import=allow_import), output)
 
 
 def replay_of(checkpoint: Checkpoint, *, allow_import: bool = False) -> TransitionDataset:

@@ -1,4 +1,4 @@
-"""`rl-training dataset`: show, validate, convert and collect data sets."""
+"""`rl-training dataset`: show, validate, convert, merge and collect data sets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-datasets = typer.Typer(no_args_is_help=True, help="Show, validate, convert and collect data sets.")
+datasets = typer.Typer(no_args_is_help=True, help="Show, validate, convert, merge and collect data sets.")
 
 Source = Annotated[str, typer.Argument(metavar="PATH|MINARI_ID", help="An .npz or .hdf5 file, or a Minari id.")]
 Env = Annotated[str | None, typer.Option("--env", help="The environment the data belong to, for its spaces.")]
@@ -80,6 +80,21 @@ def convert(
     actions = dataset_tasks.action_space(action_low, action_high, num_actions)
     options = {"download": download, "allow_import": allow_import}
     dataset_tasks.convert(source, target, to, env, actions, kind=kind, **options)
+
+
+@datasets.command()
+def merge(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="PATH|MINARI_ID…", help="Data sets with the same spaces.")
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="PATH|MINARI_ID")],
+    env: Env = None,
+    allow_import: AllowImport = False,
+) -> None:
+    """Write the episodes of several data sets to a new one, in their order."""
+    from rl_training.console import dataset_tasks
+
+    dataset_tasks.merge(sources, output, env, allow_import=allow_import)
 
 
 @datasets.command()

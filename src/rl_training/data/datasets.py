@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -19,9 +20,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from rl_training.data import formats
 from rl_training.data.columns import ArrayColumn, Columns, bounds_of
 from rl_training.data.extra_columns import NEXT_ACTIONS, Column, describe
-from rl_training.data.formats import read_columns
 from rl_training.data.formats.own import Reader
 from rl_training.data.mapped import as_tensor, read_ahead
 from rl_training.data.packing import allocate_rows, pack
@@ -30,7 +31,7 @@ from rl_training.data.statistics import DatasetStatistics, moments_of, returns_o
 from rl_training.data.transforms import chunks, keep_spans, map_rewards, sum_n_steps, write_columns
 from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.data.validation import settled_spaces, with_action_space
-from rl_training.data.weighted import Part, WeightedSource
+from rl_training.data.weighted import Part, WeightedSource, remaining_parts
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.memory import room_on_gpu
 from rl_training.spaces import SpaceSpec
@@ -66,9 +67,9 @@ class TransitionDataset:
     reward_map: tuple[float, float] = (1.0, 0.0)
     extras: tuple[Column, ...] = ()
     n_step: int = 1
-    memory_limit: int | None = field(default=None, repr=False)
-    checksum: str | None = field(default=None, repr=False)  # `fingerprint()`, if known
-    raw: RawRows | None = field(default=None, repr=False)  # of the source rows, see `as_raw`
+    memory_limit: int | None = None
+    checksum: str | None = None  # `fingerprint()`, if known
+    raw: RawRows | None = None  # of the source rows, see `as_raw`
 
     @classmethod
     def from_arrays(
@@ -134,7 +135,7 @@ class TransitionDataset:
         file of your own format. `download` allows to download a Minari data set. If the file does not declare its
         action space, pass it as in `from_arrays`.
         """
-        with read_columns(place, kind, download=download) as columns:
+        with formats.read_columns(place, kind, download=download) as columns:
             if action_low is not None or action_high is not None or num_actions:
                 low, high = bounds_of(action_low), bounds_of(action_high)
                 columns = with_action_space(columns, low, high, num_actions or 0, start)
@@ -162,6 +163,27 @@ class TransitionDataset:
         if len(ends) == 1:
             notes = (*notes, "one episode only")
         return cls(packed, spaces, ends, columns.name, notes, extras=reserve, memory_limit=memory_limit)
+
+    def save(self, place: str | os.PathLike[str]) -> Path:
+        """Write a new `.npz` or `.hdf5` file or Minari data set, with these rewards; returns its path."""
+        if self.n_step > 1:
+            raise DatasetError(f"{self.name}: rows of {self.n_step} steps cannot be saved; save before with_n_step")
+        return formats.write_columns(place, self.columns())
+
+    def __repr__(self) -> str:
+        spaces, number = self.spaces, len(self.episode_ends)
+        episodes = f"{number:,} episode{'s' * (number > 1)}" if number else "unordered"
+        actions = f"{spaces.num_actions} discrete actions" if spaces.discrete else f"actions {spaces.action_dim}"
+        return f"TransitionDataset({self.name!r}, {len(self):,} rows, {episodes}, obs {spaces.obs_dim}, {actions})"
+
+    def __getitem__(self, episodes: slice) -> Self:
+        """The episodes of a slice, as `dataset[:100]`, copied."""
+        if not isinstance(episodes, slice):
+            raise TypeError(f"episodes are selected by a slice, as in dataset[:100], got {episodes!r}")
+        chosen = np.sort(np.arange(len(self.episodes("a slice")[0]))[episodes])
+        if not len(chosen):
+            raise DatasetError(f"{self.name}: the slice contains none of {len(self.episode_ends):,} episodes")
+        return self.of_episodes(chosen, f"{len(chosen):,} of {len(self.episode_ends):,} episodes")
 
     @property
     def layout(self) -> RowLayout:
@@ -281,17 +303,21 @@ class TransitionDataset:
         if fraction == 1:
             return self
         returns = self.episode_returns(RANKING_DISCOUNT)
-        starts, lengths = self.episodes("top_fraction")
         keep = max(1, int(fraction * len(returns)))
         best = np.sort(np.argsort(-returns, kind="stable")[:keep])
-        ends = np.cumsum(lengths[best])
+        return self.of_episodes(best, f"best {keep} of {len(returns)} episodes", in_place=in_place)
+
+    def of_episodes(self, chosen: NDArray[np.int64], remark: str, *, in_place: bool = False) -> Self:
+        """The `chosen` episodes, in ascending order."""
+        starts, lengths = (column[chosen] for column in self.episodes("a choice of episodes"))
+        ends = np.cumsum(lengths)
         rows = self._room(int(ends[-1]), in_place)
-        keep_spans(self.rows, rows, starts[best], lengths[best], _CHUNK_ROWS)
+        keep_spans(self.rows, rows, starts, lengths, _CHUNK_ROWS)
         return self._changed(
             rows[: ends[-1]],
             episode_ends=ends - 1,
-            notes=(*self.notes, f"best {keep} of {len(returns)} episodes"),
-            parts=self._remaining_parts(starts[best], lengths[best]),
+            notes=(*self.notes, remark),
+            parts=remaining_parts(self.parts, starts, lengths),
         )
 
     def with_next_actions(self) -> Self:
@@ -333,7 +359,7 @@ class TransitionDataset:
             rows[: remaining.sum()],
             episode_ends=np.cumsum(remaining[remaining > 0]) - 1,
             notes=(*self.notes, *notes),
-            parts=self._remaining_parts(starts, remaining),
+            parts=remaining_parts(self.parts, starts, remaining),
             extras=extras,
         )
 
@@ -363,20 +389,6 @@ class TransitionDataset:
     def _changed(self, rows: NDArray[np.float32], **changes: Any) -> Self:
         """This data set with other rows."""
         return replace(self, rows=rows, checksum=None, **changes)
-
-    def _remaining_parts(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Part, ...]:
-        """The parts of a mixture after rows were left out; episodes that began at `starts` now have `lengths`.
-
-        The weight of a part is reduced in proportion to its rows, so that a row-uniform mixture stays uniform.
-        Empty parts are removed.
-        """
-        if not self.parts:
-            return ()
-        home = np.searchsorted(np.cumsum([part.rows for part in self.parts]), starts, side="right")
-        counts = np.bincount(home, weights=lengths, minlength=len(self.parts)).astype(int)
-        return tuple(
-            Part(int(count), part.weight * count / part.rows) for count, part in zip(counts, self.parts) if count
-        )
 
     def episodes(self, purpose: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First row and length of each episode."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.data.datasets import TransitionDataset
-from rl_training.data.packing import allocate_rows
 from rl_training.data.statistics import rows_to_termination
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.seeding import held_out_episodes
@@ -66,21 +65,9 @@ def hold_out(dataset: TransitionDataset, fraction: float) -> Split:
     held = min(count - 1, max(1, round(fraction * count)))
     order = held_out_episodes().permutation(count)
     return Split(
-        with_episodes(dataset, np.sort(order[held:]), f"{held} of {count} episodes held out"),
-        with_episodes(dataset, np.sort(order[:held]), f"{held} held-out episodes of {count}"),
+        dataset.of_episodes(np.sort(order[held:]), f"{held} of {count} episodes held out"),
+        dataset.of_episodes(np.sort(order[:held]), f"{held} held-out episodes of {count}"),
     )
-
-
-def with_episodes(dataset: TransitionDataset, chosen: Numbers, note: str) -> TransitionDataset:
-    """The episodes with the ascending indices `chosen`."""
-    starts, lengths = (column[chosen] for column in Episodes.of(dataset, "choosing episodes"))
-    ends = np.cumsum(lengths)
-    rows = allocate_rows(dataset.name, int(ends[-1]), dataset.layout.width, dataset.memory_limit)
-    for start, length, end in zip(starts.tolist(), lengths.tolist(), ends.tolist()):
-        rows[end - length : end] = dataset.rows[start : start + length]
-    parts = dataset._remaining_parts(starts, lengths)
-    notes = (*dataset.notes, note)
-    return replace(dataset, rows=rows, episode_ends=ends - 1, notes=notes, parts=parts, checksum=None)
 
 
 @dataclass(frozen=True)

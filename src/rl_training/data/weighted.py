@@ -21,6 +21,21 @@ class Part(NamedTuple):
     weight: float
 
 
+def remaining_parts(
+    parts: Sequence[Part], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> tuple[Part, ...]:
+    """The parts of a mixture after rows were left out; episodes that began at `starts` now have `lengths`.
+
+    The weight of a part is reduced in proportion to its rows, so that a row-uniform mixture stays uniform.
+    Empty parts are removed.
+    """
+    if not parts:
+        return ()
+    home = np.searchsorted(np.cumsum([part.rows for part in parts]), starts, side="right")
+    counts = np.bincount(home, weights=lengths, minlength=len(parts)).astype(int)
+    return tuple(Part(int(count), part.weight * count / part.rows) for count, part in zip(counts, parts) if count)
+
+
 class WeightedSource(TensorSource):
     """For each row of a batch, draws a part by weight, then one of its rows uniformly."""
 

@@ -26,7 +26,7 @@ def require(module: str, purpose: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise MissingDependencyError(
-            f"{purpose} needs {module}, which is not installed; pip install 'rl-training[offline]'"
+            f"{purpose} needs {module}, which is not installed; pip install h5py 'minari[hdf5]' pillow"
         ) from None
 
 
