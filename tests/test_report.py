@@ -542,3 +542,57 @@ def test_long_names_fit_under_a_figure(tasks: tuple[str, ...], tmp_path: Path) -
         box = legend.get_window_extent()
         assert 0 <= box.x0 < box.x1 <= figure.bbox.width
         assert 0 <= box.y0 < box.y1 < figure.axes[0].get_window_extent().y0
+
+
+def test_results_of_another_program_are_a_method(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / "runs" / str(seed), (1.0, 2.0 + seed), seed=seed)
+    rows = ["seed,step,value", *(f"{seed},{step},{seed + step / 100}" for seed in range(4) for step in (200, 100))]
+    (tmp_path / "corl.csv").write_text("\n".join(rows), encoding="utf-8")
+    found = report.read(tmp_path / "runs", external={"CORL": tmp_path / "corl.csv"})
+    assert found.summary.methods == ("sac", "CORL")
+    (task,) = found.summary.groups.tasks
+    result = found.summary.results["CORL", task]
+    assert (result.seeds, task) == (4, "Pendulum-v1")
+    assert [run.last for run in found.summary.groups.cell("CORL", task).runs] == [2, 3, 4, 5]
+    assert "CORL" in found.html()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("step,value\n1,2\n", r"x.csv: has no column 'seed'; needed: step, seed, value, maybe task$"),
+        ("step,seed,value\n1,0,high\n", r"x.csv:2: could not convert string to float: 'high'$"),
+        ("step,seed,value\n1,0,nan\n", r"x.csv:2: step and value must be finite, got 1, nan$"),
+        ("step,seed,value\n1,0\n", r"x.csv:2: "),
+        ("step,seed,value\n", r"x.csv: has no rows$"),
+        (None, r"x.csv: No such file or directory$"),
+    ],
+)
+def test_a_broken_file_of_another_program_is_refused(text: str | None, message: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    if text is not None:
+        (tmp_path / "x.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        report.read(tmp_path / "run", external={"other": tmp_path / "x.csv"})
+
+
+def test_several_tasks_need_a_column(tmp_path: Path) -> None:
+    for env_id in ("Pendulum-v1", "Hopper-v5"):
+        write_run(tmp_path / "runs" / env_id, settings=settings_of(env_id=env_id), env_id=env_id)
+    (tmp_path / "x.csv").write_text("step,seed,value\n1,0,1\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="several tasks; add a column 'task'"):
+        report.read(tmp_path / "runs", external={"other": tmp_path / "x.csv"})
+
+
+def test_methods_with_many_settings_are_numbered_and_explained(tmp_path: Path) -> None:
+    settings = {"policy_distribution": "gaussian", "reward_range_scaling": True, "learning_rate_schedule": "cosine"}
+    write_run(tmp_path / "a", settings=settings_of(**settings))
+    write_run(tmp_path / "b", settings=settings_of(**dict.fromkeys(settings, "other")))
+    write_run(tmp_path / "c", settings=settings_of("td3"), algo="td3")
+    found = report.read(tmp_path)
+    assert found.summary.methods == ("sac 1", "sac 2", "td3")
+    legend = found.summary.groups.legend
+    assert list(legend) == ["sac 1", "sac 2"]
+    assert legend["sac 1"].startswith("policy_distribution=gaussian, ")
+    assert f"<li>sac 1: {legend['sac 1']}</li>" in found.html()

@@ -58,6 +58,12 @@ def report(
         list[str] | None,
         typer.Option(metavar="[TASK=]VALUE", help="Count the steps until this result; may be repeated."),
     ] = None,
+    external: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE.csv", help="Results of another program: columns step, seed, value; may be repeated."
+        ),
+    ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page; by default the names of the paths.")] = None,
 ) -> None:
     """Compare runs on a self-contained page: tables, intervals, curves, and what the number of seeds allows."""
@@ -77,6 +83,7 @@ def report(
         references={task: _ends(value) for task, value in (_pair(text, "--reference") for text in reference or ())},
         threshold=_thresholds(threshold or ()),
         title=title,
+        external=dict(_pair(text, "--external") for text in external or ()),
     )
     found.save(output)
     _show_summary(found, output)
@@ -116,6 +123,8 @@ def _show_summary(report: Report, output: Path) -> None:
             f"{len(found)} run{'s' * several} could not be read or {'are' if several else 'is'} missing"
             f"{', the first' * several}: {found[0].place}: {found[0].reason}"
         )
+    for method, settings in summary.groups.legend.items():
+        note(f"{method}: {settings}")
     note(f"{len(summary.reading.runs)} runs, {len(summary.methods)} methods, {len(summary.groups.tasks)} tasks")
     print(output)
 

@@ -35,7 +35,7 @@ _PREPARATION = {
 # Algorithms whose runs of 0.2 recorded only the rows with a next action.
 _NEXT_ACTIONS = frozenset({"rebrac"})
 _ENDED = ("finished", "stopped", "diverged")
-_MOST_WORDS = 120
+_MOST_WORDS = 60  # characters of settings in the name of a method
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,19 @@ class Groups:
     env_ids: Mapping[str, str | None]  # by task
     troubles: tuple[Trouble, ...]
 
+    @property
+    def legend(self) -> dict[str, str]:
+        """The settings of each method whose name is a number."""
+        words = {method: _words(self.changes[method]) for method in self.methods}
+        return {method: text for method, text in words.items() if text and text not in method}
+
     def cell(self, method: str, task: str) -> Cell:
         return self.cells.get((method, task), Cell(method, task))
 
 
 def group(reading: Reading, selection: Selection) -> Groups:
     """Group runs into methods and tasks."""
-    tasks = _tasks(reading.runs)
+    tasks = tasks_of(reading.runs)
     varying = _varying(reading.runs, tasks)
     varied = {
         run: {key: run.settings[key] for key in varying.get(run.algo, ()) if key in run.settings}
@@ -138,23 +144,30 @@ def _folders(given: Iterable[str]) -> dict[str, str]:
 
 
 def _labels(methods: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[tuple[str, str], str]:
-    """Names of methods by algorithm and settings, short if that is unique."""
+    """Names of methods by algorithm and settings; numbers if the settings of an algorithm are long."""
     known = {(algo, text_of(changes)): changes for algo, changes in methods}
     found: dict[tuple[str, str], str] = {}
     taken: Counter[str] = Counter(_label(algo, changes, short=True) for (algo, _), changes in known.items())
+    longest = {
+        algo: max(len(described(changes)) for (one, _), changes in known.items() if one == algo)
+        for algo, _ in known
+    }
     for key, changes in known.items():
         name = _label(key[0], changes, short=True)
         name = name if taken[name] == 1 else _label(key[0], changes, short=False)
+        if longest[key[0]] > _MOST_WORDS:
+            name = f"{key[0]} {1 + sum(algo == key[0] for algo, _ in found)}"
         found[key] = name if name not in found.values() else f"{name} #{len(found) + 1}"
     return found
 
 
 def _label(algo: str, changes: Mapping[str, Any], *, short: bool) -> str:
-    rounded = {key: f"{value:.4g}" if type(value) is float else value for key, value in changes.items()}
-    words = described(rounded if short else changes)
-    if short and len(words) > _MOST_WORDS:
-        words = words[: _MOST_WORDS - 1] + "…"
+    words = _words(changes) if short else described(changes)
     return f"{algo} ({words})" if words else algo
+
+
+def _words(changes: Mapping[str, Any]) -> str:
+    return described({key: f"{value:.4g}" if type(value) is float else value for key, value in changes.items()})
 
 
 def is_offline(run: Run) -> bool:
@@ -162,7 +175,7 @@ def is_offline(run: Run) -> bool:
     return bool(run.dataset) and "algo_kwargs.buffer_capacity" not in run.settings
 
 
-def _tasks(runs: Iterable[Run]) -> dict[Run, str]:
+def tasks_of(runs: Iterable[Run]) -> dict[Run, str]:
     """The task of each run: environment and, offline, data set, with its fingerprint if names are ambiguous."""
     of_data: dict[tuple[str | None, str], list[Run]] = {}
     for run in filter(is_offline, runs):

@@ -18,6 +18,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.files import package_version, replace_atomically
 from rl_training.report import figures as drawing
 from rl_training.report.curves import Axis
+from rl_training.report.external import with_external
 from rl_training.report.facts import bases, facts_of
 from rl_training.report.grouping import Score, Selection, checked_by
 from rl_training.report.page import Picture, pictures, render
@@ -98,6 +99,7 @@ def read(
     references: Mapping[str, tuple[float, float]] | None = None,
     threshold: Mapping[str, float] | float | None = None,
     title: str | None = None,
+    external: Mapping[str, str | Path] | None = None,
 ) -> Report:
     """Report on every run below some paths: run folders, folders of run folders, studies, packed studies.
 
@@ -105,12 +107,14 @@ def read(
     step `at` if given. `unfinished` includes runs that have not ended. `by` groups runs into methods: by
     `settings`, by the `path` given here, or by `tags`; `names` renames methods and tasks. `normalize` is `auto`,
     `d4rl` or `range`; `references` are the results that score 0 and 1, by task. `threshold` is the result until
-    which steps are counted, for all tasks or by task.
+    which steps are counted, for all tasks or by task. `external` are results of other programs: CSV files with the
+    columns step, seed and value, and task if there are several tasks, by the name of the method.
     """
     places = [paths, *more] if isinstance(paths, str | Path) else [*paths, *more]
     selection = Selection(checked_by(by), score, at, unfinished, names or {})
     options = Options(selection, normalize, references or {}, threshold)
-    return Report(summarise(read_runs(places, metric), options), title or _title(places))
+    reading = with_external(read_runs(places, metric), external or {})
+    return Report(summarise(reading, options), title or _title(places))
 
 
 def _title(places: Iterable[str | Path]) -> str:

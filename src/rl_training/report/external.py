@@ -1,0 +1,75 @@
+"""Results of another program, from a CSV file with the columns `step`, `seed` and `value`, and maybe `task`."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from rl_training.errors import ConfigError
+from rl_training.report.grouping import tasks_of
+from rl_training.report.logs import Curve
+from rl_training.report.reading import Reading, Run, printable
+
+_COLUMNS = ("step", "seed", "value")
+
+
+def with_external(reading: Reading, files: Mapping[str, str | Path]) -> Reading:
+    """`reading` with a run for each seed and task of `files`, which are methods by name."""
+    tasks = dict.fromkeys(tasks_of(reading.runs).values())
+    only = next(iter(tasks)) if len(tasks) == 1 else None
+    runs = [run for name, path in files.items() for run in _runs(name, Path(path), only)]
+    return replace(reading, runs=(*reading.runs, *runs))
+
+
+def _runs(name: str, path: Path, only: str | None) -> list[Run]:
+    points: dict[tuple[str, int], dict[float, float]] = {}
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file)
+            if missing := [column for column in _COLUMNS if column not in (rows.fieldnames or ())]:
+                raise ConfigError(
+                    f"{path}: has no column {missing[0]!r}; needed: {', '.join(_COLUMNS)}, maybe task"
+                )
+            for row in rows:
+                task = row.get("task") or only
+                if task is None:
+                    raise ConfigError(f"{path}: the runs have several tasks; add a column 'task' with their names")
+                step, value = float(row["step"]), float(row["value"])
+                if not math.isfinite(step) or not math.isfinite(value):
+                    raise ValueError(f"step and value must be finite, got {row['step']}, {row['value']}")
+                points.setdefault((task, int(row["seed"])), {})[step] = value
+    except (ValueError, TypeError, csv.Error) as error:
+        raise ConfigError(f"{path}:{rows.line_num}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    if not points:
+        raise ConfigError(f"{path}: has no rows")
+    return [_run(name, path, task, seed, found) for (task, seed), found in points.items()]
+
+
+def _run(name: str, path: Path, task: str, seed: int, points: Mapping[float, float]) -> Run:
+    steps = np.array(sorted(points))
+    unknown = np.full(len(steps), math.nan)
+    return Run(
+        place=printable(f"{path}, seed {seed}"),
+        name=printable(name),
+        given=printable(str(path)),
+        study=None,
+        algo=printable(name),
+        env_id=printable(task),
+        seed=seed,
+        status="finished",
+        cause=None,
+        settings={},
+        varied={},
+        tags=(),
+        record={},
+        curve=Curve(steps, unknown, unknown, np.array([points[step] for step in steps])),
+        step=int(steps[-1]),
+        updated=None,
+    )
