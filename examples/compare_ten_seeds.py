@@ -1,6 +1,6 @@
 """Two algorithms on one task, ten seeds each: what their returns say, and what they leave open.
 
-    pip install 'rl-training[report]'
+    pip install matplotlib scipy jinja2
     python examples/compare_ten_seeds.py --algorithms sac td3 --env Pendulum-v1 --steps 10000
 
 The seeds of an algorithm are trained as one population, each in a run folder of its own, so that `rl-training runs`

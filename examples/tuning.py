@@ -1,6 +1,6 @@
 """A search for better settings of SAC on Pendulum, and what is left of the find on seeds that chose nothing.
 
-    pip install 'rl-training[tune]'
+    pip install optuna
     python examples/tuning.py --trials 20 --steps 5000 --workers 2
 
 What it does as a YAML file for `rl-training tune` is in docs/tuning.md. Run again, it goes on where it was stopped;

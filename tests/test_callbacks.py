@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rl_training import SAC, Callback
+import rl_training
+from rl_training import SAC, Callback, TransitionDataset
 from rl_training.runs.session import Session
 from tests.runs import (
     KillAt,
@@ -83,6 +85,25 @@ class Counter(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps = state["steps"]
+
+
+class Predicting(Callback):
+    """Keeps the session and what its policy does in each step."""
+
+    def on_step(self, session: Session) -> None:
+        self.session, self.actions = session, session.predict([[1.0, 0.0, 0.0]] * 2)
+        session.predict([1.0, 0.0, 0.0], deterministic=False)
+
+
+@pytest.mark.parametrize("algo", ["sac", "bc"])
+def test_a_callback_uses_the_policy_and_the_data(algo: str, tmp_path: Path) -> None:
+    watching = Predicting()
+    plain, watched = train(tiny(algo, tmp_path / "a")), train(tiny(algo, tmp_path / "b"), [watching])
+    assert differences(plain, watched) == []
+    expected = rl_training.load(watched.checkpoint_path).predict([1.0, 0.0, 0.0])
+    np.testing.assert_allclose(watching.actions[0], expected, rtol=1e-6)
+    data = watching.session.data
+    assert data is None if algo == "sac" else isinstance(data, TransitionDataset)
 
 
 def test_the_order_of_calls_online(tmp_path: Path) -> None:

@@ -598,6 +598,26 @@ def test_data_go_round_through_every_format(tmp_path: Path, monkeypatch: pytest.
     assert "250 transitions, 2 episodes" in succeed("dataset", "validate", "data.hdf5", "--env", "Pendulum-v1")
 
 
+def test_data_sets_are_merged_and_trained_on_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    collect = ("--quiet", "dataset", "collect", "--env", "Pendulum-v1", "--size", 250)
+    succeed(*collect, "--seed", 1, "-o", "a.npz")
+    succeed(*collect, "--seed", 2, "-o", "b.hdf5")
+    table = rows(succeed("dataset", "merge", "a.npz", "b.hdf5", "-o", "c.npz"))
+    assert (table["transitions"].strip(), table["episodes"].split()[0]) == ("500", "4")
+    with np.load("a.npz") as first, np.load("c.npz") as both:
+        np.testing.assert_array_equal(both["observations"][:250], first["observations"])
+    fails(run("dataset", "merge", "a.npz", "-o", "c.npz"), 3, "already exists")
+    small = ("--set", "batch_size=8", "--set", "hidden_sizes=[8]", "--set", "eval_episodes=0", "--steps", 2)
+    succeed("--quiet", "train", "--algo", "bc", "--dataset", "c.npz", *small)
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    kept = yaml.safe_load((run_dir / "config.resolved.yaml").read_text())["algo_kwargs"]
+    assert (kept["dataset_kind"], kept["dataset_path"]) == ("npz", "c.npz")
+    message = "sac learns from an environment alone"
+    fails(run("train", "--algo", "sac", "--env", "Pendulum-v1", "--dataset", "c.npz", "--steps", 9), 2, message)
+
+
 def test_collecting_repeats_itself_and_overwrites_nothing(tmp_path: Path) -> None:
     command = ("--quiet", "dataset", "collect", "--env", "CartPole-v1", "--size", 60, "--seed", 1, "--output")
     succeed(*command, tmp_path / "a.npz")
@@ -855,11 +875,11 @@ def test_the_doctor_tells_which_extras_are_there(names: tuple[str, str], monkeyp
     known = {"mujoco", "box2d", "ogbench", "offline", "video", "wandb", "tune", "ray", "report", "export"}
     assert found.keys() == {f"extra {name}" for name in known}
     assert (found["extra box2d"].state, found["extra box2d"].text) == ("ok", f"{box2d} 2.3.10, {pygame} 2.5.7")
-    assert found["extra offline"].text == "missing minari, pillow; pip install 'rl-training[offline]'"
+    assert found["extra offline"].text == "missing minari, pillow; pip install minari pillow"
     monkeypatch.setattr(doctor, "_step", {"LunarLander-v3": "ImportError: _Box2D"}.get)
     (finding,) = doctor.box2d()
     assert finding.state == "broken"
-    assert "LunarLander-v3 fails: ImportError: _Box2D; pip install 'rl-training[box2d]'" in finding.text
+    assert "LunarLander-v3 fails: ImportError: _Box2D; pip install 'gymnasium[box2d]'" in finding.text
     monkeypatch.setattr(doctor, "_version", {pygame: "2.5.7"}.get)
     assert list(doctor.box2d()) == []
 

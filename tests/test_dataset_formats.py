@@ -262,7 +262,7 @@ def test_nothing_is_downloaded_unless_asked(monkeypatch):
 
 def test_a_missing_package_is_named_with_its_install_line(places, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'rl-training\[offline\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install h5py 'minari\[hdf5\]' pillow"):
         read_columns(places[1])
 
 

@@ -162,9 +162,7 @@ def test_a_deterministic_policy_takes_no_noise(runs: Callable[[str], TrainResult
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])
 def test_without_its_extra(missing: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    message = (
-        f"an .onnx file needs {missing}, which is not installed; pip install 'rl-training[export]', or write .npz"
-    )
+    message = f"an .onnx file needs {missing}, which is not installed; pip install onnx onnxruntime, or write .npz"
     fails(2, message, run, "-o", tmp_path / "policy.onnx")
     assert names(tmp_path) == []
     export_checkpoint(run, tmp_path / "policy.npz")

@@ -105,9 +105,9 @@ def test_a_module_that_is_not_there(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
-        ("LunarLander-v3", r"pip install 'rl-training\[box2d\]'$"),
-        ("BipedalWalker-v3", r"pip install 'rl-training\[box2d\]'$"),
-        ("HalfCheetah-v5", r"pip install 'rl-training\[mujoco\]'$"),
+        ("LunarLander-v3", r"pip install 'gymnasium\[box2d\]'$"),
+        ("BipedalWalker-v3", r"pip install 'gymnasium\[box2d\]'$"),
+        ("HalfCheetah-v5", r"pip install 'gymnasium\[mujoco\]'$"),
         ("Taxi-v3", r"is it importable from here\?$"),
     ],
 )

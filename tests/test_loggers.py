@@ -264,13 +264,17 @@ def test_no_loggers_are_none() -> None:
     [
         (["wandbb"], r"^loggers: unknown logger 'wandbb'; did you mean 'wandb'\?; known: wandb$"),
         (["wandb", "wandb"], r"^loggers: 'wandb' is given twice$"),
-        ("wandb", r"^loggers must be a list, got 'wandb'$"),
+        (3, r"^loggers must be a list, got 3$"),
         ([Diary()], r"^loggers: takes names \(wandb\); objects are given to learn\(loggers=\[…\]\)$"),
     ],
 )
 def test_the_setting_takes_known_names(given: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny("bc", tmp_path, loggers=given)
+
+
+def test_one_name_is_a_list_of_one(tmp_path: Path) -> None:
+    assert tiny("bc", tmp_path, loggers="wandb").loggers == ("wandb",)
 
 
 def test_one_table_of_names() -> None:

@@ -115,6 +115,16 @@ def test_the_pace_of_late() -> None:
     assert pace.rate is None
 
 
+def test_steps_before_the_first_update_do_not_count_for_the_time_left() -> None:
+    pace = Pace(0, now=0.0, first_update=1_000)
+    pace.note(500, now=1.0)
+    assert (pace.rate, pace.left(10_000)) == (pytest.approx(500), None)
+    pace.note(1_000, now=2.0)
+    pace.note(1_100, now=4.0)
+    assert pace.left(2_100) == pytest.approx(20)
+    assert Pace(2_000, now=0.0, first_update=1_000).left(2_000) == 0
+
+
 # On a terminal.
 
 

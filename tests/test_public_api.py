@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pydoc
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import numpy as np
 import pytest
 
 import rl_training
-from rl_training import BC, REDQ, RLPD, SAC, TD3BC, ManagedAlgorithm, TrainConfig, TransitionDataset
+from rl_training import BC, REDQ, RLPD, SAC, TD3BC, ManagedAlgorithm, TrainConfig, TransitionDataset, errors
 from rl_training.data.formats import write_columns
 from rl_training.environments.making import spaces_of
 from rl_training.errors import CheckpointError, ConfigError, DatasetError, RLTrainingError
 from rl_training.experience.collecting import collect_random
 from rl_training.experiment.config import load_config
-from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs, setting_names
 from rl_training.runs.callbacks import Callback
 from rl_training.runs.session import Session
 from rl_training.runtime.loading import load_policy, open_checkpoint
@@ -472,3 +473,47 @@ def test_env_processes_is_still_a_keyword() -> None:
     assert SAC("Pendulum-v1", env_processes=True).config == SAC("Pendulum-v1", environments="processes").config
     with pytest.raises(ConfigError, match=r"^env_processes: true contradicts environments: local"):
         SAC("Pendulum-v1", env_processes=True, environments="local")
+
+
+@pytest.mark.parametrize(
+    ("managed", "name", "here"),
+    [
+        (SAC, "ent_coef", "alpha"),
+        (SAC, "net_arch", "hidden_sizes"),
+        (SAC, "policy_kwargs", "hidden_sizes"),
+        (SAC, "gradient_steps", "gradient_updates_per_step"),
+        (SAC, "n_steps", "n_step"),
+        (SAC, "tensorboard_log", "output_dir"),
+        (SAC, "verbose", "progress_bar of learn()"),
+        (MANAGED["iql"], "iql_tau", "expectile"),
+        (MANAGED["iql"], "weight_temp", "beta"),
+    ],
+)
+def test_settings_of_other_libraries_are_answered_by_the_name_here(managed: Any, name: str, here: str) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown setting '{name}'; here it is '{re.escape(here)}'$"):
+        managed("Pendulum-v1", **{name: 1})
+    with pytest.raises(ConfigError, match=rf"unknown key '{name}'; here it is '{re.escape(here)}'$"):
+        managed("Pendulum-v1").config.with_overrides([f"{name}=1"], setting_names)
+
+
+def test_every_setting_named_for_another_library_exists() -> None:
+    known = {key for spec in list_algorithm_specs() for kind in spec.kinds for key in kind.owners()}
+    known |= set(TrainConfig.model_fields)
+    assert {here for here in errors._OTHER_LIBRARIES.values() if " " not in here} <= known
+    assert not known & errors._OTHER_LIBRARIES.keys()
+
+
+def test_habits_of_stable_baselines3_are_answered_in_one_line() -> None:
+    with pytest.raises(TypeError, match=r"give the environment first and .*SAC\('Pendulum-v1', seed=0\)$"):
+        SAC("MlpPolicy", "Pendulum-v1")  # type: ignore[call-arg]
+    model = SAC("Pendulum-v1")
+    with pytest.raises(TypeError, match=r"^learn\(\) has no argument 'callback'; use callbacks=…$"):
+        model.learn(10, callback=None)  # type: ignore[call-arg]
+    with pytest.raises(AttributeError, match=r"^SAC has no attribute 'save'; every run is saved"):
+        model.save("x")  # type: ignore[attr-defined]
+    assert not hasattr(model, "anything")
+
+
+def test_a_data_set_of_d4rl_is_not_an_environment() -> None:
+    with pytest.raises(ConfigError, match=r"'hopper-medium-v2'; that is a data set of D4RL; .* iql/hopper-medium$"):
+        MANAGED["iql"]("hopper-medium-v2", dataset_kind="random").learn(1)

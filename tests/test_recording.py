@@ -247,7 +247,7 @@ def test_without_ffmpeg_one_line_says_what_to_install(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'rl-training\[video\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install imageio-ffmpeg pygame-ce"):
         record_checkpoint(run_dir, tmp_path / "film.mp4")
 
 
@@ -255,7 +255,7 @@ def test_without_pygame_one_line_says_what_to_install(tmp_path: Path, monkeypatc
     model = SAC("Pendulum-v1", output_dir=tmp_path / "runs", **TINY)
     model.learn(20, progress_bar=False)
     monkeypatch.setitem(sys.modules, "pygame", None)
-    with pytest.raises(MissingDependencyError, match=r"Pendulum-v1 cannot be drawn .*rl-training\[video\]"):
+    with pytest.raises(MissingDependencyError, match=r"Pendulum-v1 cannot be drawn .*pip install imageio-ffmpeg pygame-ce"):
         model.record(tmp_path / "film.mp4")
     monkeypatch.undo()
     made = model.record(tmp_path / "film.mp4", max_steps=3)

@@ -159,7 +159,7 @@ def test_reports_without_their_extra_say_what_to_install(tmp_path: Path, module:
     assert child.wait() == 2, child.text()
     [error] = child.text().splitlines()
     assert error.startswith("error: reports need matplotlib, scipy and jinja2")
-    assert error.endswith("pip install 'rl-training[report]'")
+    assert error.endswith("pip install matplotlib scipy jinja2")
 
 
 def test_names_are_there_when_they_are_used(loaded: Bare) -> None:

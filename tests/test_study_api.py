@@ -153,6 +153,11 @@ def test_time_left_is_known_from_what_is_done(tmp_path: Path) -> None:
     assert made.status().seconds_left == pytest.approx(took)
 
 
+def test_status_is_shown_again_until_the_study_is_over(study: Study) -> None:
+    once = command("status", study.folder).stdout
+    assert command("status", study.folder, "--watch", "0.1").stdout == once  # it is over
+
+
 def test_status_and_help_are_answered_without_torch(study: Study, commanded: Bare) -> None:
     for words in (["status", str(study.folder)], ["status", str(study.folder), "--json"], ["sweep", "--help"]):
         done = commanded.run(COMMAND, *words)

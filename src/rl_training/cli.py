@@ -100,6 +100,9 @@ def train(
     steps: Annotated[
         str | None, typer.Option(metavar="N", help="Environment steps, 1e5 for example; offline, updates.")
     ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(metavar="FILE|ID", help="Data: an .npz or .hdf5 file, or a Minari id.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     seeds: Annotated[
         str | None, typer.Option(metavar="0..9|0,3,7", help="Train several runs at once, one per seed.")
@@ -134,10 +137,15 @@ def train(
     with _explained(loaded):
         chosen = loaded.config
         algorithm_name(chosen.algo, chosen.plugin, allow_import=chosen.allow_import)
+        from rl_training.api.data import resolve_data
         from rl_training.console.results import show_results
         from rl_training.experiment.manager import ExperimentManager
         from rl_training.runs.spec import RunOptions
 
+        chosen, _ = resolve_data(dataset, chosen)
+        if config is None and chosen.env_id is not None and chosen.eval_episodes:
+            interval = max(1, chosen.total_timesteps // 10)
+            chosen = chosen.replace(algo_kwargs={"eval_interval": interval, **chosen.algo_kwargs})
         options = RunOptions(quiet=flags.quiet, text=loaded.text)
         results = ExperimentManager().train_all(chosen, options=options)
     show_results(results)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class RLTrainingError(Exception):
@@ -81,6 +81,53 @@ class ClaimLost(RLTrainingError):
 
 class MissingDependencyError(ConfigError):
     """A feature needs an optional package; the message contains the install command."""
+
+
+# Names of settings in Stable-Baselines3, d3rlpy and CORL, with the names here.
+_OTHER_LIBRARIES = {
+    **dict.fromkeys(("net_arch", "hidden_dim", "actor_encoder_factory", "critic_encoder_factory"), "hidden_sizes"),
+    **dict.fromkeys(("policy_kwargs", "features_extractor_class"), "hidden_sizes"),
+    **dict.fromkeys(("max_timesteps", "num_train_ops"), "total_timesteps"),
+    **dict.fromkeys(("eval_freq", "eval_frequency", "eval_every"), "eval_interval"),
+    **dict.fromkeys(("n_episodes", "n_eval_episodes", "n_test_episodes"), "eval_episodes"),
+    **dict.fromkeys(("normalize", "normalize_states", "observation_scaler"), "normalize_observations"),
+    **dict.fromkeys(("policy_freq", "update_actor_interval"), "policy_delay"),
+    **dict.fromkeys(("policy_noise", "target_smoothing_sigma"), "target_policy_noise"),
+    **dict.fromkeys(("noise_clip", "target_smoothing_clip"), "target_noise_clip"),
+    **dict.fromkeys(("lr", "actor_lr", "critic_lr", "qf_lr", "vf_lr", "critic_learning_rate"), "learning_rate"),
+    **dict.fromkeys(("tensorboard_log", "checkpoints_path", "logdir"), "output_dir"),
+    "ent_coef": "alpha",
+    "activation_fn": "activation",
+    "action_noise": "exploration_noise",
+    "buffer_size": "buffer_capacity",
+    "train_freq": "train_frequency",
+    "gradient_steps": "gradient_updates_per_step",
+    "n_steps": "n_step",
+    "n_envs": "num_envs",
+    "n_critics": "num_critics",
+    "verbose": "progress_bar of learn()",
+    "discount": "gamma",
+    "env_name": "env_id",
+    "iql_tau": "expectile",
+    "weight_temp": "beta",
+    "conservative_weight": "cql_alpha",
+    "cql_n_actions": "n_actions",
+    "alpha_threshold": "lagrange_threshold",
+    "policy_lr": "actor_learning_rate",
+    "lam": "awac_lambda",
+    "actor_beta": "actor_bc_coef",
+    "critic_beta": "critic_bc_coef",
+    "normalize_reward": "reward_range_scaling",
+    "reward_scaler": "reward_scale",
+    "reward_bias": "reward_shift",
+    "compile_graph": "acceleration",
+}
+
+
+def setting_hint(name: str, known: Collection[str]) -> str:
+    """`; here it is 'alpha'` for the name of a setting in another library, else `nearest`."""
+    here = _OTHER_LIBRARIES.get(name, "")
+    return f"; here it is {here!r}" if here in known or " " in here else nearest(name, known)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

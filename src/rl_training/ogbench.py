@@ -25,7 +25,7 @@ def require_ogbench() -> Any:
             return importlib.import_module("ogbench")
     except ImportError as error:
         raise MissingDependencyError(
-            f"OGBench needs a package that is not installed ({error}); pip install 'rl-training[ogbench]'",
+            f"OGBench needs a package that is not installed ({error}); pip install ogbench",
             key="env_id",
         ) from error
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from rl_training.errors import ConfigError, nearest
+from rl_training.errors import ConfigError, setting_hint
 
 _LIMITS = {
     "greater_than_equal": (">=", "ge"),
@@ -145,7 +145,7 @@ def describe(error: ValidationError, fields: Mapping[str, FieldInfo], place: str
         head, _, name = path.rpartition(".")
         where = ".".join(part for part in (place, head) if part)
         known = _fields_at(problem["loc"][:-1], fields)
-        return (f"{where}: " if where else "") + f"unknown key {name!r}{nearest(name, known)}"
+        return (f"{where}: " if where else "") + f"unknown key {name!r}{setting_hint(name, known)}"
     if kind == "missing":
         return f"{dotted} is required"
     if kind in _LIMITS:

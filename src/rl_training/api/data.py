@@ -21,7 +21,7 @@ _DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "datasets")
 
 
 def resolve_data(
-    given: Data, config: TrainConfig, environments: UserEnvironments
+    given: Data, config: TrainConfig, environments: UserEnvironments | None = None
 ) -> tuple[TrainConfig, TransitionDataset | None]:
     """The configuration, with settings that name the file `given`, and data in memory."""
     if given is None or isinstance(given, TransitionDataset):
@@ -43,7 +43,9 @@ def resolve_data(
     return config, None
 
 
-def _from_mapping(arrays: Mapping[str, Any], config: TrainConfig, given: UserEnvironments) -> TransitionDataset:
+def _from_mapping(
+    arrays: Mapping[str, Any], config: TrainConfig, given: UserEnvironments | None
+) -> TransitionDataset:
     """Call `from_arrays`; the environment or the settings supply missing action bounds."""
     parameters = inspect.signature(TransitionDataset.from_arrays).parameters
     needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]

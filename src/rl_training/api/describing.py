@@ -56,7 +56,7 @@ def signature_of(managed: type[Any], given: dict[str, Any]) -> inspect.Signature
     own = [
         parameter
         for name, parameter in inspect.signature(managed.__init__).parameters.items()
-        if name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        if name != "self" and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     ]
     taken = {parameter.name for parameter in own}
     keywords = [

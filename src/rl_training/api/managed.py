@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,12 +13,13 @@ from typing_extensions import TypeVar
 
 from rl_training.api.data import Data, resolve_data
 from rl_training.api.describing import LazyAttribute, documented, managed_class, signature_of
+from rl_training.api.hints import attribute_hint, with_argument_hints
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.formats.own import KIND
 from rl_training.environments.tensor_env import TensorEnv
 from rl_training.environments.user_environments import Env, TensorEnvMaker, UserEnvironments, resolve_env
 from rl_training.environments.wrapping import name_wrappers
-from rl_training.errors import ConfigError, nearest
+from rl_training.errors import ConfigError, setting_hint
 from rl_training.experiment.checkpointing import checkpoint_errors
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger, as_loggers
@@ -58,7 +59,7 @@ class _Training(Protocol[P]):
 
 
 def _training(method: Callable[Concatenate[Any, P], TrainResult | list[TrainResult]]) -> _Training[P]:
-    return method  # type: ignore[return-value]
+    return with_argument_hints(method)  # type: ignore[return-value]
 
 
 class ManagedAlgorithm(Generic[Seeds]):
@@ -97,7 +98,17 @@ class ManagedAlgorithm(Generic[Seeds]):
         run = place.parent if place.name in ("checkpoints", "best") else place  # a published policy has no run
         return f"{head}: trained {self._steps:,} {'updates' if regime.name == 'offline' else 'steps'}, {run}"
 
-    def __init__(self, env: Environment | TrainConfig | None = None, **settings: Any) -> None:
+    if not TYPE_CHECKING:  # type checkers report missing attributes themselves
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{attribute_hint(name)}")
+
+    def __init__(self, env: Environment | TrainConfig | None = None, *others: Any, **settings: Any) -> None:
+        if others:
+            name, second = type(self).__name__, others[0]
+            raise TypeError(
+                f"{name}: give the environment first and settings by name, as {name}({second!r}, seed=0)"
+            )
         self._given = UserEnvironments()
         if isinstance(env, TrainConfig):
             self.config = env
@@ -133,7 +144,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         fields = {key: value for key, value in settings.items() if TrainConfig.has(key)}
         extra = {key: value for key, value in settings.items() if key not in fields}
         if unknown := [key for key in extra if key not in owned]:
-            hint = nearest(unknown[0], [*TrainConfig.model_fields, *owned])
+            hint = setting_hint(unknown[0], [*TrainConfig.model_fields, *owned])
             raise ConfigError(f"{cls.__name__}: unknown setting {unknown[0]!r}{hint}", key=unknown[0])
         fields["algo_kwargs"] = {**fields.get("algo_kwargs", {}), **extra}
         return TrainConfig(**{"algo": cls.algo, "env_id": None, **_DEFAULTS, **fields})

@@ -173,7 +173,7 @@ def box2d() -> Iterator[Finding]:
         return
     problem = _step("LunarLander-v3")
     if problem:
-        yield Finding("broken", "box2d", f"LunarLander-v3 fails: {problem}; pip install 'rl-training[box2d]'")
+        yield Finding("broken", "box2d", f"LunarLander-v3 fails: {problem}; pip install 'gymnasium[box2d]'")
     else:
         yield Finding("ok", "box2d", "LunarLander-v3 steps")
 
@@ -250,7 +250,7 @@ def extras() -> Iterator[Finding]:
     """Optional packages, and the command that installs them."""
     for extra, packages in _EXTRAS.items():
         if missing := _missing(extra):
-            text = f"missing {', '.join(missing)}; pip install 'rl-training[{extra}]'"
+            text = f"missing {', '.join(missing)}; pip install {' '.join(missing)}"
             yield Finding("note", f"extra {extra}", text)
         else:
             yield Finding("ok", f"extra {extra}", ", ".join(str(_installed(p)) for p in packages))

@@ -139,9 +139,10 @@ def _next_commands(result: TrainResult) -> list[str]:
 
 
 def _example_observation(checkpoint: Path) -> str:
-    """An observation of the right length, or a file name if that is too long to type."""
-    size = int(_record_of(checkpoint, "spaces.json")["obs_dim"])
-    return ",".join(["0.0"] * size) if size <= _MOST_TYPED_NUMBERS else "@observation.json"
+    """An observation of the right length, or a file name if it has parts or is too long to type."""
+    spaces = _record_of(checkpoint, "spaces.json")
+    typed = spaces.get("observation") is None and spaces["obs_dim"] <= _MOST_TYPED_NUMBERS
+    return ",".join(["0.0"] * spaces["obs_dim"]) if typed else "@observation.json"
 
 
 def _record_of(checkpoint: Path, name: str) -> Any:

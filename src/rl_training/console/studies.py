@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -72,16 +74,28 @@ def work(
 
 
 def status(
-    folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+    folder: Folder,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    watch: Annotated[
+        float | None,
+        typer.Option(min=0.1, metavar="SECONDS", help="Show it again and again until all trials are over."),
+    ] = None,
 ) -> None:
     """Show the progress of a study: done, running, waiting, failed, time left, returns so far."""
     from rl_training.study.status import read_status
 
-    found = read_status(folder)
-    if as_json:
-        show_json(found.to_dict())
-    else:
-        _show(found)
+    while True:
+        found = read_status(folder)
+        if watch is not None and sys.stdout.isatty():
+            typer.clear()
+        if as_json:
+            show_json(found.to_dict())
+        else:
+            _show(found)
+        if watch is None or found.is_over:
+            return
+        sys.stdout.flush()
+        time.sleep(watch)
 
 
 @studies.command()

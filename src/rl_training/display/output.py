@@ -115,13 +115,13 @@ def program_name() -> str:
 def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
     """Rows on standard output, each cell on one line; without a header the first column holds the names."""
     rows = [[one_line(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
+    if header and sys.stdout.isatty():  # without a header, long paths stay on one line
         import rich.box
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(*header, box=rich.box.SIMPLE_HEAD, show_header=bool(header), pad_edge=False)
+        table = Table(*header, box=rich.box.SIMPLE_HEAD, pad_edge=False)
         for row in rows:
             table.add_row(*(Text(cell, overflow="fold") for cell in row))
         Console(file=sys.stdout).print(table)

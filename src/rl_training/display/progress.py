@@ -39,15 +39,16 @@ class Progress:
         stream: TextIO | None = None,
         unit: str = "steps",
         opening: Sequence[str] = (),
+        first_update: int = 0,
     ) -> None:
-        """`opening`: lines that stand above everything else, unless quiet."""
+        """`opening`: lines that stand above everything else, unless quiet. `first_update`: see `Pace`."""
         self._total, self._unit, self._quiet = total, unit, quiet
         self._step, self._over = start, False
         self._position: Callable[[], int] = lambda: 0
         self._doing: tuple[str, str, float] | None = None  # what, the unit meanwhile, since when
         self._known: dict[str, float] = {}
         self._told: tuple[int, frozenset[str]] = (-1, frozenset())  # the step of the last line, and what it told
-        self._pace = Pace(start)
+        self._pace = Pace(start, first_update=first_update)
         self._stream = Unbreakable(stream or sys.stderr or open_nothing())
         self._bar: TerminalBar | NotebookBar | None = None
         if quiet:
@@ -156,15 +157,22 @@ def _time_of_day(seconds: float) -> str:
 
 
 class Pace:
-    """How fast a run moves of late: over 15 seconds, or the last eighth of its time where that is longer."""
+    """How fast a run moves of late: over 15 seconds, or the last eighth of its time where that is longer.
 
-    def __init__(self, start: int, now: float | None = None) -> None:
+    Steps before `first_update` are faster, because they make no updates: until then the time left is unknown.
+    """
+
+    def __init__(self, start: int, now: float | None = None, *, first_update: int = 0) -> None:
         self.began = time.monotonic() if now is None else now
         self._marks = deque([(self.began, start)])
+        self._first_update = first_update if start < first_update else None
 
     def note(self, step: int, now: float | None = None) -> None:
         """Tell where the run stands; may be called often."""
         now = time.monotonic() if now is None else now
+        if self._first_update is not None and step >= self._first_update:
+            self._first_update = None
+            self._marks.clear()
         span = max(15.0, (now - self.began) / 8)
         if len(self._marks) > 1 and self._marks[-1][0] - self._marks[-2][0] < span / 200:
             self._marks.pop()  # so close together that the later one does for both
@@ -180,5 +188,5 @@ class Pace:
 
     def left(self, total: int) -> float | None:
         """Seconds to `total`; None while nobody knows."""
-        rate, last = self.rate, self._marks[-1][1]
+        rate, last = self.rate if self._first_update is None else None, self._marks[-1][1]
         return 0.0 if last >= total else None if rate is None else (total - last) / rate

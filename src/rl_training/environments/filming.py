@@ -65,7 +65,7 @@ class Camera(gym.Wrapper[Any, Any, Any, Any]):
             frame: Any = self.env.render()
         except gym.error.DependencyNotInstalled as error:
             raise MissingDependencyError(
-                f"{name} cannot be drawn ({one_line(error, LONGEST_CAUSE)}); pip install 'rl-training[video]'"
+                f"{name} cannot be drawn ({one_line(error, LONGEST_CAUSE)}); pip install imageio-ffmpeg pygame-ce"
             ) from error
         except RLTrainingError:
             raise

@@ -24,6 +24,7 @@ from rl_training.observation_spaces import Flattening, Image, Misfit, describe
 from rl_training.ogbench import registered_id
 from rl_training.spaces import SpaceSpec
 
+_D4RL = re.compile(r"[a-z0-9]+-(random|medium|expert|full-replay|umaze|large)")
 _TENSOR_ENV = (
     *("num_envs", "device", "single_observation_space", "single_action_space", "max_episode_steps"),
     *("reset", "step", "close"),
@@ -77,6 +78,8 @@ def _bare(config: EnvSettings, given: UserEnvironments | None) -> gym.Env[Any, A
                 f"env_id: {env_id}: Atari is not supported, its observations are images", key="env_id"
             ) from None
         hint = nearest(env_id, gym.registry) or "; see gymnasium.registry for the known ones"
+        if _D4RL.match(env_id):
+            hint = "; that is a data set of D4RL; rl-training configs lists presets, such as iql/hopper-medium"
         if env_id.endswith(".py"):
             hint = f"; a class in a file is {Path(env_id).stem}:CLASS, with --allow-import, from the file's folder"
         elif ":" in env_id:
@@ -110,9 +113,9 @@ def _missing(env_id: str, error: Exception) -> MissingDependencyError:
     if "gymnasium-robotics" in str(error):
         remedy = f"use {env_id.rpartition('-v')[0]}-v5"
     elif entry.startswith("gymnasium.envs.mujoco"):
-        remedy = "pip install 'rl-training[mujoco]'"
+        remedy = "pip install 'gymnasium[mujoco]'"
     elif entry.startswith("gymnasium.envs.box2d"):
-        remedy = "pip install 'rl-training[box2d]'"
+        remedy = "pip install 'gymnasium[box2d]'"
     else:
         remedy = "is it importable from here?"
     cause = " ".join(str(error).split())

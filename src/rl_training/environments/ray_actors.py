@@ -62,7 +62,7 @@ def require_ray(why: str) -> Any:
     try:
         import ray
     except ImportError as error:
-        raise MissingDependencyError(f"{why} needs Ray ({error}); pip install 'rl-training[ray]'") from None
+        raise MissingDependencyError(f"{why} needs Ray ({error}); pip install ray") from None
     return ray
 
 

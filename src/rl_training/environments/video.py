@@ -52,7 +52,7 @@ def _ffmpeg() -> str:
         import imageio_ffmpeg
     except ImportError:
         raise MissingDependencyError(
-            "a video needs imageio-ffmpeg, which is not installed; pip install 'rl-training[video]'"
+            "a video needs imageio-ffmpeg, which is not installed; pip install imageio-ffmpeg pygame-ce"
         ) from None
     try:
         found: str = imageio_ffmpeg.get_ffmpeg_exe()

@@ -6,13 +6,19 @@ Its weights are copied from the GPU in one transfer, which starts right after th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner
+from rl_training.experiment.config import TrainConfig
 from rl_training.models.arrays import copy_bound_to, on_arrays
 from rl_training.models.policies import Policy
+from rl_training.spaces import SpaceSpec
 
 
 class WeightTransfer:
@@ -117,3 +123,36 @@ def fetch_together(acting: Sequence[ActingPolicy], stacked: Callable[[Tensor], T
         transfer = WeightTransfer([one.learner for one in acting], [stacked(t) for t in acting[0].tensors()])
         for row, one in enumerate(acting):
             one.bind(transfer, row)
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A policy on the CPU with its spaces and configuration."""
+
+    policy: Policy
+    spaces: SpaceSpec
+    config: TrainConfig
+
+    def predict(
+        self, obs: ArrayLike, *, deterministic: bool | None = None, rng: np.random.Generator | None = None
+    ) -> NDArray[Any]:
+        """Actions in the environment's units for one observation or a batch.
+
+        A policy that is sampled (see `Policy.samples`) uses `rng`, or a new random generator.
+        """
+        batch, noise = self.spaces.observations(obs), None
+        if self.policy.samples(deterministic):
+            draws = (rng or np.random.default_rng()).standard_normal((len(batch), self.spaces.action_dim))
+            noise = draws.astype(np.float32)
+        result = self.act(batch, noise)
+        return result[0] if self.spaces.is_single(obs) else result
+
+    def act(self, batch: NDArray[np.float32], noise: NDArray[np.float32] | None = None) -> NDArray[Any]:
+        """Actions for finite flat observations `[B, O]`: the mode, or a sample given standard normal `noise`."""
+        with torch.inference_mode():
+            inputs = torch.from_numpy(batch)
+            actions = (
+                self.policy.mode(inputs) if noise is None else self.policy.sample(inputs, torch.from_numpy(noise))
+            )
+        # A very large observation may overflow inside the network; the middle of the range is a valid action.
+        return self.spaces.to_env(np.nan_to_num(actions.numpy(), nan=0.0))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from rl_training.errors import ConfigError, nearest
+from rl_training.errors import ConfigError, nearest, setting_hint
 from rl_training.experiment.config_values import (
     OLDER,
     REMOVED,
@@ -317,7 +317,7 @@ def _place_of(dotted: str, values: Mapping[str, Any], owners: Owners | None, giv
         return dotted
     owned = owners(values)
     if head not in owned:
-        raise ConfigError(f"{given_by}: unknown key {head!r}{nearest(head, [*fields, *owned])}", key=dotted)
+        raise ConfigError(f"{given_by}: unknown key {head!r}{setting_hint(head, [*fields, *owned])}", key=dotted)
     return f"algo_kwargs.{dotted}"
 
 

@@ -88,7 +88,8 @@ _PACKAGED = {"wandb": _Packaged("rl_training.experiment.wandb_logger", "WandbLog
 
 
 def known_loggers(names: Any) -> Any:
-    """Validate the setting `loggers`: distinct names of packaged loggers, or `module:Class`."""
+    """Validate the setting `loggers`: distinct names of packaged loggers, or `module:Class`; one or several."""
+    names = (names,) if isinstance(names, str) else names
     for name in names if isinstance(names, tuple) else ():
         if not isinstance(name, str):
             raise ValueError(f"takes names ({', '.join(_PACKAGED)}); objects are given to learn(loggers=[…])")
@@ -105,7 +106,7 @@ def require_installed(names: Iterable[str], *, allow_import: bool) -> None:
         if name not in _PACKAGED:
             _own(name, allow_import=allow_import)
         elif not _is_installed(_PACKAGED[name].needs):
-            raise ConfigError(f"loggers: {name} is not installed; pip install 'rl-training[{name}]'", key="loggers")
+            raise ConfigError(f"loggers: {name} is not installed; pip install {name}", key="loggers")
 
 
 def _own(name: str, *, allow_import: bool = False) -> type[Logger]:

@@ -27,7 +27,7 @@ def require_onnx() -> None:
     except ImportError as error:
         name = error.name or "onnx"
         raise MissingDependencyError(
-            f"an .onnx file needs {name}, which is not installed; pip install 'rl-training[export]', "
+            f"an .onnx file needs {name}, which is not installed; pip install onnx onnxruntime, "
             "or write .npz, which needs no extra"
         ) from None
 

@@ -36,5 +36,5 @@ else:
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("rl_training"):
                 raise
-            remedy = "pip install 'rl-training[report]'"
+            remedy = "pip install matplotlib scipy jinja2"
             raise MissingDependencyError(f"reports need matplotlib, scipy and jinja2 ({error}); {remedy}") from None

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from rl_training.algorithms.base import Learner
+from rl_training.data.datasets import TransitionDataset
 from rl_training.data.sources import BatchSource
 from rl_training.experience.acting import ActingPolicy
 from rl_training.experience.protocol import Experience
@@ -57,7 +58,9 @@ class Regime(ABC):
     spaces: SpaceSpec
     total_ticks: int
     total_updates: int
+    first_update: int = 0  # the tick before which no update is made
     experience: Experience | None = None
+    data: TransitionDataset | None = None  # as the learner sees it
     dataset_record: Mapping[str, Any] | None = None
     remarks: Sequence[str] = ()  # lines that are printed when the run starts
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rl_training.algorithms.base import Learner
-from rl_training.errors import ConfigError, nearest
+from rl_training.errors import ConfigError, setting_hint
 from rl_training.settings import Settings
 from rl_training.spaces import SpaceSpec
 
@@ -75,7 +75,7 @@ class Sections:
         for key in algo_kwargs:
             if key not in owners:
                 other = self.elsewhere.get(key)
-                hint = nearest(key, owners) if other is None else f"; it needs regime: {other}"
+                hint = setting_hint(key, owners) if other is None else f"; it needs regime: {other}"
                 raise ConfigError(f"algo_kwargs: unknown key {key!r}{hint}", key=f"algo_kwargs.{key}")
         values = {**self.defaults, **algo_kwargs}
         return Resolved(

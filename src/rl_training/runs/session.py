@@ -17,13 +17,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from numpy.typing import ArrayLike, NDArray
 
 from rl_training.display.output import program_name
 from rl_training.display.progress import Progress
 from rl_training.environments.playing import Evaluator, PlayInterrupted
 from rl_training.errors import CheckpointError, ConfigError, NotPlainDataError
+from rl_training.experience.acting import ActingPolicy, LoadedPolicy
 from rl_training.experience.finite import check_finite
 from rl_training.experiment import files
 from rl_training.experiment.checkpointing import write_checkpoint
@@ -88,7 +92,7 @@ class Session:
         controls = build_control_callbacks(spec.resolved[ControlConfig])
         self.callbacks = [*controls, *regime.callbacks(), *spec.callbacks]
         self.experience = regime.experience
-        self.dataset = dict(regime.dataset_record or {})
+        self.dataset, self.data = dict(regime.dataset_record or {}), regime.data
         self.metrics_log = log
         self.logged: dict[str, float] = {}  # values that callbacks have logged since the last report
         self.log_cadence = Cadence(self.config.log_interval)
@@ -199,6 +203,16 @@ class Session:
         if not math.isfinite(number):
             raise ValueError(f"session.log({name!r}, …): must be a finite number, got {value!r}")
         self.logged[name if "/" in name else f"custom/{name}"] = number
+
+    @cached_property
+    def _policy(self) -> ActingPolicy:
+        return ActingPolicy(self.learner)
+
+    def predict(self, obs: ArrayLike, deterministic: bool | None = None) -> NDArray[Any]:
+        """The current policy's action in the environment's units, for one observation or a batch."""
+        return LoadedPolicy(self._policy.current(), self.spaces, self.config).predict(
+            obs, deterministic=deterministic
+        )
 
     def say(self, text: str) -> None:
         """Print a line on the console."""

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rl_training.algorithms.base import LearnerConfig
 from rl_training.errors import ConfigError
+from rl_training.experience.acting import LoadedPolicy
 from rl_training.experiment.checkpointing import Checkpoint, checkpoint_errors, find_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import spec_of
@@ -31,39 +32,6 @@ from rl_training.runs.state import (
     spaces_from,
 )
 from rl_training.spaces import SpaceSpec
-
-
-@dataclass(frozen=True)
-class LoadedPolicy:
-    """A policy on the CPU with its spaces and configuration."""
-
-    policy: Policy
-    spaces: SpaceSpec
-    config: TrainConfig
-
-    def predict(
-        self, obs: ArrayLike, *, deterministic: bool | None = None, rng: np.random.Generator | None = None
-    ) -> NDArray[Any]:
-        """Actions in the environment's units for one observation or a batch.
-
-        A policy that is sampled (see `Policy.samples`) uses `rng`, or a new random generator.
-        """
-        batch, noise = self.spaces.observations(obs), None
-        if self.policy.samples(deterministic):
-            draws = (rng or np.random.default_rng()).standard_normal((len(batch), self.spaces.action_dim))
-            noise = draws.astype(np.float32)
-        result = self.act(batch, noise)
-        return result[0] if self.spaces.is_single(obs) else result
-
-    def act(self, batch: NDArray[np.float32], noise: NDArray[np.float32] | None = None) -> NDArray[Any]:
-        """Actions for finite flat observations `[B, O]`: the mode, or a sample given standard normal `noise`."""
-        with torch.inference_mode():
-            inputs = torch.from_numpy(batch)
-            actions = (
-                self.policy.mode(inputs) if noise is None else self.policy.sample(inputs, torch.from_numpy(noise))
-            )
-        # A very large observation may overflow inside the network; the middle of the range is a valid action.
-        return self.spaces.to_env(np.nan_to_num(actions.numpy(), nan=0.0))
 
 
 class Values(NamedTuple):

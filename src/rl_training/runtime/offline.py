@@ -219,6 +219,7 @@ class Offline(Regime):
         self.spec = spec = self.setup.spec
         self.learner, self.spaces = self.setup.learner, self.setup.spaces
         self.dataset_record, self.remarks = self.setup.dataset_record(), self.setup.remarks
+        self.data = self.setup.dataset
         self.size, self.batch_size = len(self.setup.dataset), spec.resolved[OptimizationConfig].batch_size
         budget = spec.resolved[BudgetConfig]
         self.total_ticks = self.total_updates = budget.updates(

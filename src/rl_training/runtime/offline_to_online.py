@@ -85,7 +85,7 @@ class OfflineToOnline(Regime):
         self.setup = OfflineSetup(spec, updates_per_step=self.online.gradient_updates_per_step)
         self.spec = spec = self.setup.spec
         self.learner, self.spaces = self.setup.learner, self.setup.spaces
-        self.dataset_record = self.setup.dataset_record()
+        self.dataset_record, self.data = self.setup.dataset_record(), self.setup.dataset
         buffer = make_buffer(self.online.buffer_capacity, self.spaces, self.learner, spec)
         if buffer.device.type != self.learner.device.type:
             raise ConfigError(

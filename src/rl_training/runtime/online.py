@@ -277,7 +277,7 @@ class Online(Regime):
             )
         self.spec, self.online = spec, spec.resolved[OnlineConfig]
         self.spaces = spaces_of(spec.config, discrete=spec.sections.takes_discrete, given=spec.given)
-        self.total_ticks = spec.config.total_timesteps
+        self.total_ticks, self.first_update = spec.config.total_timesteps, self.online.first_steps
         self.total_updates = self.online.earned(spec.config.total_timesteps)
         require_updates(spec, self.online, self.total_updates)
         normalize, origin = spec.resolved[ObservationConfig].normalize_observations, spec.origin

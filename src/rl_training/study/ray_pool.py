@@ -110,7 +110,7 @@ class Cluster:
         except (errors.NodeDiedError, errors.TaskUnschedulableError):
             return None  # it has left the cluster
         except errors.RayError as error:
-            return f"cannot run this package ({last_line(error)}); install rl-training[ray] there"
+            return f"cannot run this package ({last_line(error)}); install it there, with ray"
         if version != rl_training.__version__:
             return f"has version {version} of this package, and this is {rl_training.__version__}; install the same"
         return None if problem is None else str(problem)

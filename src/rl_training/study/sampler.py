@@ -24,7 +24,7 @@ def require_optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise MissingDependencyError(f"tuning needs Optuna ({error}); pip install 'rl-training[tune]'") from None
+        raise MissingDependencyError(f"tuning needs Optuna ({error}); pip install optuna") from None
     return optuna
 
 

@@ -1,0 +1,48 @@
+"""Hints for attributes and arguments of Stable-Baselines3's classes that the classes here do not have."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_ATTRIBUTES = {
+    "save": "every run is saved; rl_training.load(model.checkpoint_path) loads it",
+    "policy": "use predict(obs), predict_value(obs) or export(path)",
+    "actor": "use predict(obs), predict_value(obs) or export(path)",
+    "env": "see config.env_id",
+    "get_env": "see config.env_id",
+    "set_env": "use resume(env=…) or load(path, env=…)",
+    "num_timesteps": "see metrics['global_step'] of the result of learn()",
+    "replay_buffer": "rl-training dataset from-run RUN -o FILE writes it",
+    "fit": "use learn(total_timesteps, dataset=…)",
+}
+_ARGUMENTS = {
+    "callback": "use callbacks=…",
+    "reset_num_timesteps": "a new model starts anew, and a trained one continues",
+    "tb_log_name": "use run_suffix=…",
+    "log_interval": "it is a setting of the class",
+    "eval_env": "it is a setting of the class",
+    "eval_freq": "eval_interval is a setting of the class",
+}
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def attribute_hint(name: str) -> str:
+    """The remedy for a missing attribute, or an empty string."""
+    return f"; {_ATTRIBUTES[name]}" if name in _ATTRIBUTES else ""
+
+
+def with_argument_hints(method: M) -> M:
+    """`method`; its error for an unknown keyword includes a remedy."""
+    known = inspect.signature(method).parameters
+
+    @functools.wraps(method)
+    def checked(*given: Any, **keywords: Any) -> Any:
+        for name in keywords:
+            if name not in known and name in _ARGUMENTS:
+                raise TypeError(f"{method.__name__}() has no argument {name!r}; {_ARGUMENTS[name]}")
+        return method(*given, **keywords)
+
+    return checked  # type: ignore[return-value]
