@@ -20,9 +20,7 @@ from tests.studies import tiny_study
 
 def test_environments_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        MissingDependencyError, match=r"^environments: ray needs Ray .*pip install ray"
-    ):
+    with pytest.raises(MissingDependencyError, match=r"^environments: ray needs Ray .*pip install ray"):
         train(tiny("td3", tmp_path, environments="ray"))
     assert list(tmp_path.iterdir()) == []
 
