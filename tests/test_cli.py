@@ -598,6 +598,13 @@ def test_data_go_round_through_every_format(tmp_path: Path, monkeypatch: pytest.
     assert "250 transitions, 2 episodes" in succeed("dataset", "validate", "data.hdf5", "--env", "Pendulum-v1")
 
 
+@pytest.mark.parametrize("words", [(), ("train",), ("dataset", "collect")])
+def test_flags_have_no_type_in_the_help(words: tuple[str, ...]) -> None:
+    shown = succeed(*words, "--help")
+    assert "--help" in shown
+    assert "<bool>" not in shown
+
+
 def test_data_sets_are_merged_and_trained_on_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))

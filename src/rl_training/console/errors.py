@@ -36,6 +36,15 @@ class OneLineGroup(typer.core.TyperGroup):
         with _one_line_warnings():
             raise SystemExit(self._run(*args, **{**options, "standalone_mode": False}))
 
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types_of_flags(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        for command in () if found is None else (found, *getattr(found, "commands", {}).values()):
+            _without_types_of_flags(command.get_params(ctx))
+        return found
+
     def _run(self, *args: Any, **options: Any) -> int:
         try:
             result = super().main(*args, **options)
@@ -53,6 +62,14 @@ class OneLineGroup(typer.core.TyperGroup):
             code, text = _describe(error)
             print(text, file=sys.stderr, flush=True)
             return code
+
+
+def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
+    """`parameters`, of which flags have no `<bool>` in the help."""
+    for one in parameters:
+        if getattr(one, "is_flag", False):
+            one.metavar = ""
+    return parameters
 
 
 def _describe(error: Exception) -> tuple[int, str]:
