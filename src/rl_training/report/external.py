@@ -68,7 +68,7 @@ def _run(name: str, path: Path, task: str, seed: int, points: Mapping[float, flo
         settings={},
         varied={},
         tags=(),
-        record={},
+        record={"versions": {}, "device": ""},
         curve=Curve(steps, unknown, unknown, np.array([points[step] for step in steps])),
         step=int(steps[-1]),
         updated=None,
