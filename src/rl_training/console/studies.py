@@ -87,7 +87,7 @@ def status(
     while True:
         found = read_status(folder)
         if watch is not None and sys.stdout.isatty():
-            typer.clear()
+            print("\x1b[2J\x1b[H", end="")  # clear the screen
         if as_json:
             show_json(found.to_dict())
         else:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rl_training.algorithms.base import LearnerConfig
 from rl_training.errors import ConfigError
-from rl_training.experience.acting import LoadedPolicy
+from rl_training.experience.acting import LoadedPolicy as LoadedPolicy
 from rl_training.experiment.checkpointing import Checkpoint, checkpoint_errors, find_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import spec_of
