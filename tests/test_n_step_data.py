@@ -87,7 +87,7 @@ def test_every_row_equals_a_plain_loop(
 def test_rows_are_summed_once_only() -> None:
     summed = trajectories().with_n_step(3, GAMMA)
     assert summed.with_n_step(1, GAMMA) is summed
-    with pytest.raises(DatasetError, match=r"^arrays: its rows are 3-step returns already, got n_step 2; use data"):
+    with pytest.raises(DatasetError, match=r"^arrays: its rows are 3-step returns already; use single steps$"):
         summed.with_n_step(2, GAMMA)
 
 

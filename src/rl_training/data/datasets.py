@@ -371,10 +371,7 @@ class TransitionDataset:
         if n == 1:
             return self
         if self.n_step > 1:
-            raise DatasetError(
-                f"{self.name}: its rows are {self.n_step}-step returns already, got n_step {n}; use data of single "
-                "steps"
-            )
+            raise DatasetError(f"{self.name}: its rows are {self.n_step}-step returns already; use single steps")
         self.episodes("n_step")
         rows, known = self._room(len(self), in_place), self.fingerprint()
         if not in_place:
