@@ -790,6 +790,22 @@ _OFFLINE = [
         "test_rebrac_update.py",
     ),
     _mistake(
+        "stop-gradient",
+        "FQL's scale of Q has a gradient",
+        "algorithms/fql.py",
+        "value.detach().abs().mean()",
+        "value.abs().mean()",
+        "test_fql_update.py",
+    ),
+    _mistake(
+        "sign",
+        "FQL's flow learns the way from the data to the noise",
+        "algorithms/fql.py",
+        "action_error(velocities, actions - start)",
+        "action_error(velocities, start - actions)",
+        "test_fql_update.py",
+    ),
+    _mistake(
         "scale",
         "ReBRAC's distance is averaged over action dimensions",
         "algorithms/rebrac.py",

@@ -9,7 +9,7 @@ Critics: 1-step targets with the mean (`q_aggregation`) of the target critics at
 is the mean over both. The target critics are updated *before* the critics step (`targets_first`). The data's
 actions are clipped to ±(1 - 1e-5). In evaluation, too, the policy samples z.
 The authors step all networks with one Adam; one per network, with the same settings, is the same.
-Departures: none in the update. Adam's epsilon, gradients and initialisation are the authors' as well.
+Departures: none in update and networks; fine-tuning clips the actions of new experience as well as the data's.
 Axes: critics `[2, B]`, actions `[B, A]`, times `[B, 1]`.
 """
 
