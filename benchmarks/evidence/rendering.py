@@ -40,8 +40,12 @@ def name_of(algo: str) -> str:
 def summary_of(kept: Kept, *, judgements: bool, at: float | None = None) -> Summary:
     """The report's summary of a study: by judgements, or by the evaluations during training."""
     reading = reading_of(kept, judgements=judgements)
-    algos = group(reading, Selection()).algos
-    names = {method: name_of(algo) + method.removeprefix(algo) for method, algo in algos.items()}
+    groups = group(reading, Selection())
+    words = {method: f" ({text})" for method, text in groups.legend.items()}  # in place of a number
+    names = {
+        method: name_of(algo) + words.get(method, method.removeprefix(algo))
+        for method, algo in groups.algos.items()
+    }
     short = {method: _BUDGET.sub("", name).replace(" ()", "") for method, name in names.items()}
     names = short if len({*short.values()}) == len(names) else names
     return summarise(reading, Options(Selection(at=at, names=names)))
