@@ -5,7 +5,6 @@ The package `ogbench` registers its environments when it is imported, without th
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from typing import Any
 
@@ -21,8 +20,10 @@ def require_ogbench() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # GLFW warns if there is no display
-            importlib.import_module("ogbench.manipspace.envs.env")
-            return importlib.import_module("ogbench")
+            import ogbench
+            import ogbench.manipspace.envs.env
+
+            return ogbench
     except ImportError as error:
         raise MissingDependencyError(
             f"OGBench needs a package that is not installed ({error}); pip install ogbench",
