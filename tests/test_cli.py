@@ -625,6 +625,18 @@ def test_data_sets_are_merged_and_trained_on_by_name(tmp_path: Path, monkeypatch
     fails(run("train", "--algo", "sac", "--env", "Pendulum-v1", "--dataset", "c.npz", "--steps", 9), 2, message)
 
 
+def test_episodes_are_not_merged_with_shuffled_rows(tmp_path: Path) -> None:
+    obs = np.arange(22, dtype=np.float32).reshape(11, 2)
+    columns = {"observations": obs[:-1], "next_observations": obs[1:], "actions": np.zeros(10, int)}
+    columns |= {"rewards": np.ones(10), "terminals": np.zeros(10, bool), "timeouts": np.zeros(10, bool)}
+    np.savez(tmp_path / "a.npz", **columns, num_actions=2)
+    order = np.random.default_rng(0).permutation(10)
+    np.savez(tmp_path / "b.npz", **{name: column[order] for name, column in columns.items()}, num_actions=2)
+    merge = ("dataset", "merge", tmp_path / "a.npz", tmp_path / "b.npz", "-o", tmp_path / "c.npz")
+    fails(run(*merge), 3, "b.npz: its rows are unordered")
+    assert not (tmp_path / "c.npz").exists()
+
+
 def test_collecting_repeats_itself_and_overwrites_nothing(tmp_path: Path) -> None:
     command = ("--quiet", "dataset", "collect", "--env", "CartPole-v1", "--size", 60, "--seed", 1, "--output")
     succeed(*command, tmp_path / "a.npz")

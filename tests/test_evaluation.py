@@ -59,9 +59,10 @@ def test_exactly_n_episodes_whatever_their_lengths(episodes: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("environments", ["local", "processes"])
-@pytest.mark.parametrize("key", ["success", "is_success", "solved"])
-def test_success_is_that_of_the_last_step(key: str, environments: str, tmp_path: Path) -> None:
-    config = tiny("sac", tmp_path, env_id=SCRIPTED, env_kwargs={"reports": key}, environments=environments)
+@pytest.mark.parametrize(("key", "at_end"), [("success", False), ("is_success", True), ("solved", False)])
+def test_success_is_that_of_the_last_step(key: str, at_end: bool, environments: str, tmp_path: Path) -> None:
+    reports = {"reports": key, "at_end": at_end}
+    config = tiny("sac", tmp_path, env_id=SCRIPTED, env_kwargs=reports, environments=environments)
     evaluator = Evaluator(config, spaces_of(config))
     played = evaluator.play(policy_of(config), 12)
     metrics = evaluator.summary(played)

@@ -565,6 +565,7 @@ def test_results_of_another_program_are_a_method(tmp_path: Path) -> None:
         ("step,seed,value\n1,0,high\n", r"x.csv:2: could not convert string to float: 'high'$"),
         ("step,seed,value\n1,0,nan\n", r"x.csv:2: step and value must be finite, got 1, nan$"),
         ("step,seed,value\n1,0\n", r"x.csv:2: "),
+        ("step,seed,value\n1,0,1\n1,1,1\n1.0,0,2\n", r"x.csv:4: step 1.0 of seed 0 and Pendulum-v1 is given twi"),
         ("step,seed,value\n", r"x.csv: has no rows$"),
         (None, r"x.csv: No such file or directory$"),
     ],
@@ -575,6 +576,21 @@ def test_a_broken_file_of_another_program_is_refused(text: str | None, message: 
         (tmp_path / "x.csv").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         report.read(tmp_path / "run", external={"other": tmp_path / "x.csv"})
+
+
+def test_results_of_another_program_are_never_pooled_with_runs(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", seed=0)
+    (tmp_path / "x.csv").write_text("step,seed,value\n1,7,1\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"x.csv: 'sac' names an algorithm of the runs; choose another name$"):
+        report.read(tmp_path / "run", external={"sac": tmp_path / "x.csv"})
+
+
+def test_a_seed_of_another_program_that_ends_early_gets_a_remark(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    (tmp_path / "x.csv").write_text("step,seed,value\n100,0,1\n95,1,1\n20,2,9\n", encoding="utf-8")
+    found = report.read(tmp_path / "run", external={"other": tmp_path / "x.csv"}).summary.groups.troubles
+    remark = "ends at step 20, others of this method at 100"
+    assert [(one.reason, one.effect) for one in found if "x.csv" in one.place] == [(remark, "counted")]
 
 
 def test_several_tasks_need_a_column(tmp_path: Path) -> None:

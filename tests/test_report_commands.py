@@ -58,6 +58,7 @@ def test_plot(tmp_path: Path, kind: str) -> None:
         (["report", ".", "-o", "report.txt"], "a report is an .html file"),
         (["report", ".", "-o", "report.html", "--reference", "a=1"], "expected TASK=LOW,HIGH"),
         (["report", ".", "-o", "report.html", "--threshold", "x"], "expected a number"),
+        (["report", ".", "-o", "report.html", *2 * ("--external", "a=x.csv")], "a name is given twice"),
         (["plot", ".", "-o", "curve.gif"], "a figure is an .svg"),
     ],
 )

@@ -50,15 +50,19 @@ class Scripted(gym.Env[NDArray[np.float32], Any]):
     `script` maps str(seed) to `{label, length, end}` with `end` "terminated", "truncated" or "both", and
     optionally `broken`: `{"at": t, "how": "obs" | "reward" | "raise"}` (t = 0 is the reset). The observation is
     [label, t, sum of the actions so far], the reward of step t is label + t / 8. The key `reports` of `info` is 1
-    in odd steps.
+    in odd steps; with `at_end` only the last step has it.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
     def __init__(
-        self, script: dict[str, dict[str, Any]] | None = None, discrete: bool = False, reports: str | None = None
+        self,
+        script: dict[str, dict[str, Any]] | None = None,
+        discrete: bool = False,
+        reports: str | None = None,
+        at_end: bool = False,
     ) -> None:
-        self.script, self.reports = script or {}, reports
+        self.script, self.reports, self.at_end = script or {}, reports, at_end
         self.action_space = (
             gym.spaces.Discrete(3, start=5) if discrete else gym.spaces.Box(-1.0, 3.0, (1,), np.float32)
         )
@@ -92,7 +96,7 @@ class Scripted(gym.Env[NDArray[np.float32], Any]):
             np.nan if self._broken("reward") else reward,
             over and end in ("terminated", "both"),
             over and end in ("truncated", "both"),
-            {} if self.reports is None else {self.reports: float(self.t % 2)},
+            {} if self.reports is None or (self.at_end and not over) else {self.reports: float(self.t % 2)},
         )
 
 

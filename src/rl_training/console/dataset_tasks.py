@@ -117,6 +117,9 @@ def merge(sources: list[str], output: str, env: str | None, *, allow_import: boo
     _refuse_existing(output, _kind_of_target(output))
     spaces = _spaces(env, allow_import)
     loaded = [TransitionDataset.load(one, spaces=spaces) for one in sources]
+    shuffled = [one.name for one in loaded if not len(one.episode_ends)]
+    if 0 < len(shuffled) < len(loaded):
+        raise DatasetError(f"{shuffled[0]}: its rows are unordered, and other data have episodes; merge one kind")
     _write(mix([(one, len(one)) for one in loaded]), output)
 
 

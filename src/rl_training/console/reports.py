@@ -83,7 +83,7 @@ def report(
         references={task: _ends(value) for task, value in (_pair(text, "--reference") for text in reference or ())},
         threshold=_thresholds(threshold or ()),
         title=title,
-        external=dict(_pair(text, "--external") for text in external or ()),
+        external=_files(external or ()),
     )
     found.save(output)
     _show_summary(found, output)
@@ -134,6 +134,13 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     if not sign or not name:
         raise typer.BadParameter(f"{option} {text!r}: expected NAME=VALUE")
     return name, value
+
+
+def _files(texts: Sequence[str]) -> dict[str, str]:
+    found = dict(_pair(text, "--external") for text in texts)
+    if len(found) < len(texts):
+        raise typer.BadParameter("--external: a name is given twice; one file contains all seeds of a method")
+    return found
 
 
 def _ends(text: str) -> tuple[float, float]:

@@ -265,7 +265,7 @@ class EnvPool(Pool):
             np.array([answer.terminated for answer in ordered]),
             np.array([answer.truncated for answer in ordered]),
             None
-            if any(answer.success is None for answer in ordered)
+            if all(answer.success is None for answer in ordered)
             else np.array([answer.success for answer in ordered], dtype=np.float64),
         )
 

@@ -32,7 +32,7 @@ class Steps:
     rewards: NDArray[np.float64]  # [n]
     terminated: NDArray[np.bool_]  # [n]
     truncated: NDArray[np.bool_]  # [n]
-    success: NDArray[np.float64] | None = None  # [n], if the environments report it
+    success: NDArray[np.float64] | None = None  # [n], NaN where it is not reported; None if nowhere
 
     def __len__(self) -> int:
         return len(self.rewards)

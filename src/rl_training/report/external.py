@@ -16,12 +16,16 @@ from rl_training.report.logs import Curve
 from rl_training.report.reading import Reading, Run, printable
 
 _COLUMNS = ("step", "seed", "value")
+# A seed that ends before this share of the steps of the longest one gets a remark.
+_SHORT = 0.9
 
 
 def with_external(reading: Reading, files: Mapping[str, str | Path]) -> Reading:
     """`reading` with a run for each seed and task of `files`, which are methods by name."""
     tasks = dict.fromkeys(tasks_of(reading.runs).values())
     only = next(iter(tasks)) if len(tasks) == 1 else None
+    if taken := [name for name in files if any(run.algo == name for run in reading.runs)]:
+        raise ConfigError(f"{files[taken[0]]}: {taken[0]!r} names an algorithm of the runs; choose another name")
     runs = [run for name, path in files.items() for run in _runs(name, Path(path), only)]
     return replace(reading, runs=(*reading.runs, *runs))
 
@@ -42,18 +46,23 @@ def _runs(name: str, path: Path, only: str | None) -> list[Run]:
                 step, value = float(row["step"]), float(row["value"])
                 if not math.isfinite(step) or not math.isfinite(value):
                     raise ValueError(f"step and value must be finite, got {row['step']}, {row['value']}")
-                points.setdefault((task, int(row["seed"])), {})[step] = value
+                of_seed = points.setdefault((task, int(row["seed"])), {})
+                if step in of_seed:
+                    raise ValueError(f"step {row['step']} of seed {row['seed']} and {task} is given twice")
+                of_seed[step] = value
     except (ValueError, TypeError, csv.Error) as error:
         raise ConfigError(f"{path}:{rows.line_num}: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     if not points:
         raise ConfigError(f"{path}: has no rows")
-    return [_run(name, path, task, seed, found) for (task, seed), found in points.items()]
+    longest = {task: max(max(found) for (one, _), found in points.items() if one == task) for task, _ in points}
+    return [_run(name, path, task, seed, found, longest[task]) for (task, seed), found in points.items()]
 
 
-def _run(name: str, path: Path, task: str, seed: int, points: Mapping[float, float]) -> Run:
+def _run(name: str, path: Path, task: str, seed: int, points: Mapping[float, float], longest: float) -> Run:
     steps = np.array(sorted(points))
+    short = steps[-1] < _SHORT * longest
     unknown = np.full(len(steps), math.nan)
     return Run(
         place=printable(f"{path}, seed {seed}"),
@@ -72,4 +81,5 @@ def _run(name: str, path: Path, task: str, seed: int, points: Mapping[float, flo
         curve=Curve(steps, unknown, unknown, np.array([points[step] for step in steps])),
         step=int(steps[-1]),
         updated=None,
+        notes=(f"ends at step {steps[-1]:,.0f}, others of this method at {longest:,.0f}",) if short else (),
     )
