@@ -168,6 +168,7 @@ def test_a_policy_with_critics_that_fit_learns_at_once(tmp_path: Path) -> None:
     [
         ("awac", {"reward_scale": 0.1}, "sac", {}, "reward_scale 0.1 -> 1.0"),
         ("awac", {}, "awac", {"reward_shift": -1.0}, "reward_shift 0.0 -> -1.0"),
+        ("awac", {}, "sac", {"gamma": 0.9}, "gamma 0.99 -> 0.9"),
         ("flash_sac", {}, "flash_sac", {"value_limit": 9.0}, "value_limit 5.0 -> 9.0"),
         ("awac", {"reward_scale": 0.1}, "awac", {"reward_scale": 0.1}, ""),
         ("awac", {"reward_scale": 0.1}, "redq", {}, ""),  # does not copy the critics

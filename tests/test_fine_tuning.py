@@ -33,6 +33,7 @@ from tests.runs import (
     Session,
     differences,
     digest,
+    interrupted,
     logged,
     mostly_slow,
     replay_rows,
@@ -99,6 +100,31 @@ def test_a_run_whose_optimisers_differ_gives_its_networks(tmp_path: Path, caplog
     with caplog.at_level(logging.WARNING):
         train(critics)
     assert "other optimisers or networks; its optimisers are not copied" in caplog.text
+
+
+def test_a_policy_without_optimisers_is_continued_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = train(offline("iql", tmp_path / "first"))
+    best = next((first.run_dir / "best").iterdir())
+    train(tuned("iql", tmp_path / "then", init_from=str(best), total_timesteps=25))
+    assert f"{best} has no optimisers; they and the count of updates start anew" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("algo", "change", "before"),
+    [
+        ("awac", "reward_scale=2.0", "1.0"),
+        ("cal_ql", "gamma=0.5", "0.99"),
+        ("cal_ql", "failure_reward=0.0", "None"),
+    ],
+)
+def test_settings_of_stored_rows_cannot_change(algo: str, change: str, before: str, tmp_path: Path) -> None:
+    """Rewards are stored scaled, and Cal-QL's returns are stored."""
+    run = interrupted(tuned(algo, tmp_path), 30 + 20)
+    name, now = change.split("=")
+    with pytest.raises(ConfigError, match=f"{name}: {now} differs from the {before} of this run's replay buffer"):
+        resume(run, overrides=[change])
 
 
 def test_a_new_run_makes_its_evaluation_before_the_first_step(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from rl_training.spaces import SpaceSpec
 # `actor_starts` of a run whose critics start at random and whose actor does not.
 ACTOR_STARTS = 5_000
 # Settings that determine the units of values.
-_UNITS = ("reward_scale", "reward_shift", "reward_range_scaling", "normalize_rewards", "value_limit")
+_UNITS = ("gamma", "reward_scale", "reward_shift", "reward_range_scaling", "normalize_rewards", "value_limit")
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,10 @@ def continue_offline_run(learner: Learner, checkpoint: Checkpoint, config: Train
     before = config_of(checkpoint)
     with checkpoint_errors(checkpoint):
         offline = clock_of(checkpoint.records["trainer"]).phase == "offline"
-    if before.algo != config.algo or not offline or "optimizers" not in checkpoint.tensors:
+    if before.algo != config.algo or not offline:
+        return
+    if "optimizers" not in checkpoint.tensors:
+        _log.warning("init_from: %s has no optimisers; they and the count of updates start anew", checkpoint.path)
         return
     own = learner.state_dict()
     if any(_shapes(own[part]) != _shapes(checkpoint.tensors[part]) for part in ("networks", "optimizers")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from rl_training.experiment.registry import resolve, setting_names, spec_of
 from rl_training.models.mlp import NetworkShape
 from rl_training.settings import at_home
 
+# Settings of rows in a replay buffer: rewards are stored scaled, and truncations only for n-step returns.
+_OF_ROWS = ("n_step", "reward_scale", "reward_shift", "reward_range_scaling")
 # Settings for which one value determines whether a parameter is learned.
 _SWITCHES = {"alpha": "auto", "lagrange_threshold": None}
 
@@ -81,7 +84,7 @@ def require_resumable(checkpoint: Checkpoint, before: TrainConfig, now: TrainCon
     _require_same_shape(before, now)
     _require_same_capacity(checkpoint, now)
     if checkpoint.rows is not None:
-        _require_same_n_step(before, now)
+        _require_same_rows(before, now)
 
 
 def _require_same_shape(before: TrainConfig, now: TrainConfig) -> None:
@@ -117,11 +120,13 @@ def _require_same_capacity(checkpoint: Checkpoint, now: TrainConfig) -> None:
         )
 
 
-def _require_same_n_step(before: TrainConfig, now: TrainConfig) -> None:
-    """Raise if `n_step` has changed; only rows stored for n-step returns mark truncated episodes."""
-    new, old = (resolve(config).to_dict().get("n_step") for config in (now, before))
-    if new != old:
-        raise ConfigError(
-            f"algo_kwargs.n_step: {new} differs from the {old} of this run's replay buffer; start a new run",
-            key="algo_kwargs.n_step",
-        )
+def _require_same_rows(before: TrainConfig, now: TrainConfig) -> None:
+    """Raise if a setting has changed that the stored rows depend on."""
+    late = [column.settings for column in spec_of(now).learner.extras if column.at_end is not None]
+    new, old = (resolve(config).to_dict() for config in (now, before))
+    for name in (*_OF_ROWS, *chain(*late)):
+        if (value := new.get(name)) != (was := old.get(name)):
+            raise ConfigError(
+                f"algo_kwargs.{name}: {value} differs from the {was} of this run's replay buffer; start a new run",
+                key=f"algo_kwargs.{name}",
+            )
