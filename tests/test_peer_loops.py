@@ -18,6 +18,7 @@ import torch
 from benchmarks.evidence import earlier
 from benchmarks.peers import leanrl, learn, loops, sb3
 from benchmarks.peers.checkouts import commit_of
+from benchmarks.peers.protocol import Evaluated
 from benchmarks.runs import configure
 from benchmarks.speed import cases, summary, training, updates
 from benchmarks.speed.timing import Rates, alternate, ratios_of
@@ -370,7 +371,7 @@ def test_corl_learns_from_the_rows_and_is_judged_on_the_episodes_of_every_run(tm
     assert entry["fingerprint"] == learn.data_of(job.config).fingerprint()
     assert (entry["peer"], entry["peer_versions"]["checkout"]) == ("CORL:TD3+BC", "unknown")
 
-    class Double:
+    class Double(Evaluated):
         """What the double of the actor does after seven updates."""
 
         def mode(self, obs: torch.Tensor) -> torch.Tensor:

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.peers.protocol import Order, Orders, Process, Rows
+from benchmarks.peers.protocol import Evaluated, Order, Orders, Process, Rows
 
 _DRAWN_BEFOREHAND = 32
 COLUMNS = ("observations", "actions", "rewards", "terminals", "timeouts")
 
 
-class D3rlpyLearner(Process):
+class D3rlpyLearner(Evaluated, Process):
     """One algorithm on the rows of a file; also a policy for this package's evaluator.
 
     `discrete` is the number of discrete actions, 0 for continuous ones.

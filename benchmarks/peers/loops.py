@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.peers.checkouts import commit_of
 from benchmarks.peers.d3rlpy import D3rlpyLearner, write_rows
-from benchmarks.peers.protocol import Process
+from benchmarks.peers.protocol import Evaluated, Process
 from benchmarks.peers.sb3 import SB3Updates, installed
 from benchmarks.speed.cases import THREE, TWO, Case, random_rows
 from benchmarks.speed.timing import Rates, ratios_of
@@ -229,7 +229,7 @@ class LoopUpdates(Script):
         } | ratios_of(ours, theirs)
 
 
-class CorlLearner(Script):
+class CorlLearner(Evaluated, Script):
     """One of CORL's algorithms on rows with actions in [-1, 1], as D4RL's are; also a policy for this package's
     evaluator. `settings` are of its `TrainConfig`."""
 

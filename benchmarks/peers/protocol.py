@@ -33,6 +33,13 @@ def with_paths(*first: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
+class Evaluated:
+    """A policy that this package's evaluator plays by its `mode`."""
+
+    def samples(self, deterministic: bool | None) -> bool:
+        return False
+
+
 class Process:
     """A module run by some Python in a process of its own; by default a module of this repository."""
 

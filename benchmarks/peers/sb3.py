@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.peers.protocol import ROOT, Orders, Process, with_paths
+from benchmarks.peers.protocol import ROOT, Evaluated, Orders, Process, with_paths
 from benchmarks.speed import cases
 from benchmarks.speed.cases import ACTION_DIM, OBS_DIM, Case
 from benchmarks.speed.timing import wait
@@ -48,7 +48,7 @@ class SB3Updates(Process):
         self.ask(order | {"threads": torch.get_num_threads()})
 
 
-class SB3Policy:
+class SB3Policy(Evaluated):
     """An actor of Stable-Baselines3 as a policy for this package's evaluator."""
 
     def __init__(self, agent: Any) -> None:
