@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from rl_training import IQL
 from rl_training.cli import main
+from rl_training.data.datasets import TransitionDataset
 from rl_training.data.extra_columns import NEXT_ACTIONS
 from rl_training.data.n_step import NStepReturns
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -281,6 +282,32 @@ def test_the_command_takes_offline_runs_alone(tmp_path: Path) -> None:
     cloned = train(offline("bc", tmp_path, kwargs={})).run_dir
     with pytest.raises(ConfigError, match="bc has no regime 'offline_to_online'; use offline"):
         train(fine_tuning_config(str(cloned), {"total_timesteps": 10}))
+
+
+def test_the_command_names_what_it_cannot_fine_tune(tmp_path: Path) -> None:
+    choices = train(tiny("iql", tmp_path, env_id="CartPole-v1", total_timesteps=3)).run_dir
+    with pytest.raises(ConfigError, match="its actions are discrete; only continuous ones can be fine-tuned"):
+        fine_tuning_config(str(choices), {"total_timesteps": 10})
+
+
+def test_a_run_on_arrays_in_memory_is_fine_tuned_in_python(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).uniform(-1.0, 1.0, (40, 3))
+    data = TransitionDataset.from_arrays(
+        numbers,
+        numbers[:, :1],
+        numbers[:, 1],
+        np.zeros(40),
+        np.arange(40) % 20 == 19,
+        action_low=-2.0,
+        action_high=2.0,
+    )
+    kwargs = {"dataset_kind": None}
+    first = train(offline("iql", tmp_path / "first", kwargs=kwargs), dataset=data).run_dir
+    with pytest.raises(ConfigError, match=r"in memory; start a run with init_from, .* and learn\(dataset=…\)"):
+        fine_tuning_config(str(first), {"total_timesteps": 10})
+    config = tuned("iql", tmp_path / "then", kwargs=kwargs, init_from=first, total_timesteps=25)
+    result = train(config, dataset=data)
+    assert result.metrics["update_count"] == 30 + 6
 
 
 def test_a_resumed_run_keeps_its_regime(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_training.algorithms.base import LearnerConfig
-from rl_training.data.datasets import TransitionDataset
 from rl_training.data.loading import DatasetConfig
 from rl_training.data.n_step import NStepConfig
 from rl_training.errors import ConfigError
@@ -14,25 +13,18 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import setting_names, spec_of
 from rl_training.models.mlp import NetworkShape
 from rl_training.runs.init_from import find_origin
-from rl_training.runs.state import config_of, read_run_checkpoint
-from rl_training.runtime.offline import require_data
+from rl_training.runs.state import config_of, read_run_checkpoint, spaces_from
 from rl_training.runtime.resume_settings import with_data
 from rl_training.settings import seed_list
 
 _KEPT = LearnerConfig, NetworkShape, DatasetConfig, NStepConfig
 
 
-def fine_tuning_config(
-    run: str,
-    changes: Mapping[str, Any],
-    overrides: Sequence[str] = (),
-    dataset: TransitionDataset | None = None,
-) -> TrainConfig:
+def fine_tuning_config(run: str, changes: Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
     """The settings of an offline run with `regime: offline_to_online`, `changes` and `key=value` overrides.
 
     Hyperparameters, networks and data are those of the run. Settings that count its updates (schedule, budgets,
-    intervals) are not kept. `run` is a folder or checkpoint, in which `{seed}` stands for the seed. `dataset`: its
-    data set if that is in memory.
+    intervals) are not kept. `run` is a folder or checkpoint, in which `{seed}` stands for the seed.
     """
     seeds = changes.get("seeds")
     checkpoint = read_run_checkpoint(
@@ -53,6 +45,12 @@ def fine_tuning_config(
         **changes,
     }
     config = before.replace(**fields).with_overrides(overrides, setting_names)
+    if spaces_from(checkpoint).discrete:
+        raise ConfigError(f"{run}: its actions are discrete; only continuous ones can be fine-tuned")
     data = checkpoint.records["dataset"]
-    require_data(data, dataset, checkpoint.path)
-    return with_data(before, config, data, dataset)
+    if data.get("in_memory"):
+        raise ConfigError(
+            f"{run}: was trained on arrays in memory; start a run with init_from, regime offline_to_online and "
+            "learn(dataset=…)"
+        )
+    return with_data(before, config, data, None)
