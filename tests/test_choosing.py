@@ -87,8 +87,8 @@ def test_selected_and_only_then_played(tmp_path: Path) -> None:
     (entry,) = json.loads((tmp_path / "found.json").read_text())["entries"].values()
     assert (entry["env"], entry["rows"], entry["critics"]) == ("Pendulum-v1", 196, 2)
     assert {one["name"] for one in entry["trials"]} == {
-        "expectile 0.7, beta 3",
-        "expectile 0.8, beta 3",
+        "beta 3, expectile 0.7",
+        "beta 3, expectile 0.8",
         "optimist",
     }
     assert all(-4000 < one["truth"] < 0 and one["error"] >= 0 for one in entry["trials"])
