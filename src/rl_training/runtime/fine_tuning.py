@@ -24,7 +24,7 @@ def fine_tuning_config(run: str, changes: Mapping[str, Any], overrides: Sequence
     """The settings of an offline run with `regime: offline_to_online`, `changes` and `key=value` overrides.
 
     Hyperparameters, networks and data are those of the run. Settings that count its updates (schedule, budgets,
-    intervals) are not kept. `run` is a folder or checkpoint, in which `{seed}` stands for the seed.
+    `eval_interval`) are not kept. `run` is a folder or checkpoint, in which `{seed}` stands for the seed.
     """
     seeds = changes.get("seeds")
     checkpoint = read_run_checkpoint(
