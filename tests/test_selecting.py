@@ -235,7 +235,8 @@ def test_a_few_episodes_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Episodes go to the better candidates, whatever FQE would say; the count is that of the caller."""
     rng, played = np.random.default_rng(0), []
 
-    def play(candidate: Candidate, number: int) -> float:
+    def play(candidate: Candidate, number: int, sampled: bool) -> float:
+        assert not sampled
         played.append((candidate.name, number))
         return float(candidate.name) + rng.normal()
 
@@ -265,7 +266,7 @@ def test_the_interval_of_returns_is_that_of_their_mean() -> None:
     assert choosing._mean_return(returns[:1]) == (1.0, None, None)
 
 
-def test_episodes_are_the_same_for_every_candidate() -> None:
+def test_episodes_are_the_same_for_every_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Played in CartPole: the same number is the same episode, and two numbers are two episodes."""
     from rl_training.spaces import SpaceSpec
 
@@ -273,9 +274,13 @@ def test_episodes_are_the_same_for_every_candidate() -> None:
     config = TrainConfig(algo="dqn", env_id="CartPole-v1", total_timesteps=1)
     lean = policy(Formula(lambda obs: (obs[:, 2] > 0).long()), 4)
     candidate = Candidate("lean", Path("lean"), lean, spaces, config)
-    first, again, other = (choosing._play(candidate, number) for number in (0, 0, 1))
+    first, again, other = (choosing._play(candidate, number, False) for number in (0, 0, 1))
     assert first == again
     assert first != other
+    monkeypatch.setattr(choosing.Evaluator, "play", lambda *given, deterministic: pytest.fail(str(deterministic)))
+    for sampled, meant in ((True, "False"), (False, "None")):
+        with pytest.raises(pytest.fail.Exception, match=meant):
+            choosing._play(candidate, 0, sampled)
     with pytest.raises(ConfigError, match="episodes must be > 1, the number of candidates, got 1"):
         choosing._require_environment([candidate], 1)
     without = Candidate("lean", Path("lean"), lean, spaces, config.replace(env_id=None))

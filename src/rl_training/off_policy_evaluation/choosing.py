@@ -243,7 +243,7 @@ class Chooser:
         self.watch(0.0)
         for done in range(episodes):
             name = _most_promising(returns)
-            returns[name].append(_play(policies[name], len(returns[name])))
+            returns[name].append(_play(policies[name], len(returns[name]), self.plan.sampled))
             self.watch((done + 1) / episodes)
         estimates = {name: _mean_return(np.array(some)) for name, some in returns.items()}
         most = max(returns, key=lambda name: (len(returns[name]), estimates[name].value))
@@ -365,12 +365,12 @@ def _most_promising(returns: Mapping[str, Sequence[float]]) -> str:
     return max(returns, key=bound)
 
 
-def _play(candidate: Candidate, number: int) -> float:
+def _play(candidate: Candidate, number: int, sampled: bool) -> float:
     """The return of episode `number`, which is the same for every candidate and differs from those of training."""
     config = candidate.config.replace(environments="local")
     evaluator = Evaluator(config, candidate.spaces, seed=EVALUATION_SEED + 1 + number, one_by_one=True)
     try:
-        return float(evaluator.play(candidate.policy.cpu(), 1).returns[0])
+        return float(evaluator.play(candidate.policy.cpu(), 1, deterministic=False if sampled else None).returns[0])
     finally:
         evaluator.close()
 
