@@ -995,6 +995,10 @@ def test_a_signal_ends_the_run_after_saving_it(tiny: Path, number: signal.Signal
     assert_saved_and_told(rest)
 
 
+def test_finetune_takes_one_seed_or_several() -> None:
+    fails(run("finetune", "runs/any", "--steps", 10, "--seed", 1, "--seeds", "0..1"), 2, "give --seed or --seeds")
+
+
 def test_the_options_in_front_say_where_they_stand() -> None:
     result = run("train", "--algo", "sac", "--quiet")
     assert result.exit_code == 2

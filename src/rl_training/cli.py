@@ -21,7 +21,7 @@ from rl_training.console.errors import OneLineGroup
 from rl_training.console.fine_tuning import finetune
 from rl_training.console.listing import runs
 from rl_training.console.ope import ope, select
-from rl_training.console.options import AllowImport, Overrides, RunDevice, number
+from rl_training.console.options import AllowImport, OutputDir, Overrides, RunDevice, Seeds, number, require_one
 from rl_training.console.reports import plot, report
 from rl_training.console.studies import status, studies, sweep, work
 from rl_training.console.tuning import tune
@@ -104,11 +104,9 @@ def train(
         str | None, typer.Option(metavar="FILE|ID", help="Data: an .npz or .hdf5 file, or a Minari id.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0)] = None,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="0..9|0,3,7", help="Train several runs at once, one per seed.")
-    ] = None,
+    seeds: Seeds = None,
     device: RunDevice = None,
-    output_dir: Annotated[str | None, typer.Option(help="Folder that receives the run folder.")] = None,
+    output_dir: OutputDir = None,
     overrides: Overrides = None,
     init_from: Annotated[str | None, typer.Option(metavar="CHECKPOINT", help="Start from these networks.")] = None,
     allow_import: AllowImport = False,
@@ -116,8 +114,7 @@ def train(
     """Train in a new run folder, from --config, or from --algo, --env and --steps, which override a config."""
     if config is None and algo is None:
         raise typer.BadParameter("give --config, or --algo, --env and --steps")
-    if seed is not None and seeds is not None:
-        raise typer.BadParameter("give --seed or --seeds")
+    require_one(seed, seeds)
     from rl_training.experiment.registry import algorithm_name
 
     given = {

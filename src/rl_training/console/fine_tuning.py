@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rl_training.console.options import AllowImport, Overrides, RunDevice, number
+from rl_training.console.options import AllowImport, OutputDir, Overrides, RunDevice, Seeds, number, require_one
 from rl_training.display.output import flags
 
 
@@ -15,11 +15,9 @@ def finetune(
     steps: Annotated[str, typer.Option(metavar="N", help="Environment steps, 5e4 for example.")],
     env: Annotated[str | None, typer.Option(metavar="ID", help="By default the environment of the run.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="By default the seed of the run.")] = None,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="0..9|0,3,7", help="Train several runs at once, one per seed.")
-    ] = None,
+    seeds: Seeds = None,
     device: RunDevice = None,
-    output_dir: Annotated[str | None, typer.Option(help="Folder that receives the run folder.")] = None,
+    output_dir: OutputDir = None,
     overrides: Overrides = None,
     allow_import: AllowImport = False,
 ) -> None:
@@ -29,6 +27,7 @@ def finetune(
     from rl_training.runs.spec import RunOptions
     from rl_training.runtime.fine_tuning import fine_tuning_config
 
+    require_one(seed, seeds)
     given = {
         "total_timesteps": number(steps),
         "env_id": env,

@@ -17,6 +17,7 @@ Data = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; overrides the study's setting.")]
 Gpus = Annotated[str | None, typer.Option(metavar="0,1", help="GPUs to distribute among the workers, one each.")]
+OutputDir = Annotated[str | None, typer.Option(help="Folder that receives the run folder.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -30,6 +31,13 @@ Ray = Annotated[
     ),
 ]
 RunDevice = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Seeds = Annotated[str | None, typer.Option(metavar="0..9|0,3,7", help="Train several runs at once, one per seed.")]
+
+
+def require_one(seed: int | None, seeds: str | None) -> None:
+    """Raise if both --seed and --seeds are given."""
+    if seed is not None and seeds is not None:
+        raise typer.BadParameter("give --seed or --seeds")
 
 
 def number(steps: str) -> Any:

@@ -5,7 +5,7 @@ from rl_training.models.mlp_bc import MLPBCModel, MLPDiscreteBCModel
 from rl_training.models.mlp_crossq import MLPCrossQModel
 from rl_training.models.mlp_flash_sac import MLPFlashSACModel
 from rl_training.models.mlp_fqe import MLPFQEModel
-from rl_training.models.mlp_fql import MLPFQLModel
+from rl_training.models.mlp_fql import MLPFQLModel, OneStepActor
 from rl_training.models.mlp_iql import MLPDiscreteIQLModel, MLPIQLModel
 from rl_training.models.mlp_q import MLPQNetwork
 from rl_training.models.mlp_redq import MLPREDQModel
@@ -17,7 +17,6 @@ from rl_training.models.policies import (
     ChoiceActor,
     DeterministicActor,
     GaussianActor,
-    OneStepActor,
     Policy,
     TanhGaussianActor,
 )

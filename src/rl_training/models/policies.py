@@ -309,43 +309,6 @@ class DeterministicActor(nn.Module):
         return [*self.net.steps(), Step("tanh")]
 
 
-class OneStepActor(nn.Module):
-    """a = net(s, z), z ~ N(0, I), clipped to [-1, 1]: noise is an input of the network.
-
-    The mode of its distribution is not known. Evaluation samples; `mode` is the action of z = 0.
-    """
-
-    stochastic = True
-    evaluated_by_samples = True
-
-    def __init__(
-        self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int], **options: Unpack[NetworkOptions]
-    ) -> None:
-        super().__init__()
-        self.obs_dim, self.action_dim = obs_dim, action_dim
-        self.net = build_network(obs_dim + action_dim, hidden_sizes, action_dim, **options)
-
-    def forward(self, obs: Tensor, noise: Tensor) -> Tensor:
-        """Actions before clipping, `[B, A]`."""
-        return self.net(torch.cat([obs, noise], dim=-1))
-
-    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
-        return self(obs, noise).clamp(-1.0, 1.0)
-
-    def mode(self, obs: Tensor) -> Tensor:
-        return self.sample(obs, obs.new_zeros((*obs.shape[:-1], self.action_dim)))
-
-    def steps(self, sampled: bool) -> list[Step]:
-        """Without noise, the first operation appends zeros."""
-        first = Step("append_noise")
-        if not sampled:
-            width = self.obs_dim + self.action_dim
-            wider = {"weight": torch.eye(self.obs_dim, width), "bias": torch.zeros(width)}
-            first = Step("affine", {name: as_array(tensor) for name, tensor in wider.items()})
-        low, high = (as_array(torch.tensor(bound)) for bound in (-1.0, 1.0))
-        return [first, *self.net.steps(), Step("clip", {"low": low, "high": high})]
-
-
 class ChoiceActor(nn.Module):
     """One output per discrete action, `[B, K]`; the mode is the action with the largest output."""
 
