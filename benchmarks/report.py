@@ -59,6 +59,7 @@ PROGRAMS = {
     "offline": "benchmarks.evidence.earlier",
     "discrete": "benchmarks.evidence.earlier",
     "choosing": "benchmarks.evidence.choosing",
+    "success": "benchmarks.evidence.success",
     "ope": "benchmarks.evidence.ope",
 }
 COMMIT, UNKNOWN = "RL_TRAINING_COMMIT", "unknown"

@@ -1,0 +1,95 @@
+"""Success on OGBench's tasks, by OGBench's evaluation: 50 episodes of the last checkpoints of each run.
+
+    python -m benchmarks.evidence run benchmarks/studies/ogbench.yaml --data DIR --output-dir studies --device cuda
+    python -m benchmarks.evidence.success studies/ogbench [--last 3] [--episodes 50] [--processes N] [--json FILE]
+
+Runs that are not finished are evaluated at their last checkpoint, and the table says how many updates they had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import rl_training
+from benchmarks import report
+from benchmarks.report import Entry, Results, Sections, table
+from rl_training.experiment.checkpointing import list_checkpoints
+from rl_training.memory import available_cores
+from rl_training.study.trials import record_of
+
+# Published success in percent after a million updates on the official data: FQL's paper, eight seeds.
+PUBLISHED = {
+    "cube-single": {"bc": "3", "iql": "85 ± 8", "rebrac": "92 ± 4", "fql": "97 ± 2"},
+    "scene": {"bc": "1", "iql": "12", "rebrac": "50 ± 13", "fql": "76 ± 9"},
+    "puzzle-3x3": {"bc": "5", "iql": "33", "rebrac": "97", "fql": "90"},
+}
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    parser = report.arguments(__doc__)
+    parser.add_argument("study", type=Path, help="folder of a study")
+    parser.add_argument("--last", type=int, default=3, help="checkpoints of each run")
+    parser.add_argument("--episodes", type=int, default=50)
+    parser.add_argument("--processes", type=int, default=available_cores())
+    return parser.parse_args(given)
+
+
+def evaluate(checkpoint: Path, episodes: int) -> float:
+    torch.set_num_threads(1)
+    return float(rl_training.load(checkpoint).evaluate(num_episodes=episodes)["eval_success_rate"])
+
+
+def measure(options: argparse.Namespace) -> Iterable[tuple[str, Entry]]:
+    homes = sorted((options.study / "runs").iterdir())
+    places = [place for home in homes for place in list_checkpoints(home / "checkpoints")[-options.last :]]
+    look = partial(evaluate, episodes=options.episodes)
+    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
+        for place, success in zip(places, pool.map(look, places)):
+            record = record_of(place.parents[1])
+            entry = {"env": record["env_id"], "algo": record["algo"], "seed": record["seed"], "success": success,
+                     "updates": int(place.name.rpartition("_")[2]), "episodes": options.episodes}  # fmt: skip
+            key = "/".join(str(entry[name]) for name in ("env", "algo", "updates", "seed"))
+            yield key, report.stamp("cpu") | entry
+
+
+def sections(entries: dict[str, Entry]) -> Sections:
+    groups: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
+    for one in entries.values():
+        task = one["env"].removeprefix("ogbench/").partition("-play")[0]
+        groups.setdefault((task, one["algo"]), {}).setdefault(one["seed"], {})[one["updates"]] = one["success"]
+    rows = []
+    for (task, algo), seeds in sorted(groups.items()):
+        values = [100 * statistics.fmean(found.values()) for _, found in sorted(seeds.items())]
+        steps = [max(found) for found in seeds.values()]
+        rows.append([task, algo, f"{min(steps):,}", len(seeds), report.spread(values), report.returns(values),
+                     PUBLISHED.get(task, {}).get(algo, "–")])  # fmt: skip
+    header = ["task", "algorithm", "updates", "seeds", "success, %", "each seed", "published, a million updates"]
+    head = (
+        "# OGBench\n\nWritten by `python -m benchmarks.evidence.success`: play data generated with seed 0 by "
+        "`benchmarks.ogbench_data`, the packaged configurations with TF32, mean and standard deviation over seeds, "
+        f"{' or '.join(str(n) for n in sorted({e['episodes'] for e in entries.values()}))} episodes a checkpoint. "
+        "The last column is from FQL's paper (official data, last three of ten evaluations)."
+    )
+    text = "\n\n".join([head, table(header, rows), report.origins(entries.values())])
+    return {("results/ogbench", "success"): text}
+
+
+def main(given: list[str] | None = None) -> None:
+    options = arguments(given)
+    results = Results("success", options.json)
+    for key, entry in measure(options):
+        results.add({key: entry})
+        print(key, entry["success"], flush=True)
+    results.show(sections)
+
+
+if __name__ == "__main__":
+    main()
