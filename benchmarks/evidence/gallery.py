@@ -6,9 +6,9 @@
 Each is the last policy of one run with seed 0. Neither seed nor step was selected by score. Settings were, if those
 of the preset did not work with such small networks. The command on the page trains the run, in DIR
 (`build/gallery`); a finished run of the same command in DIR is reused. A published policy is a checkpoint without
-critics, optimisers and replay rows, with a record `card`: commands, commit, versions, and the score on episodes that
-were not used for training or selection. A policy below the return that bare classes must reach on its task is not
-published.
+critics, optimisers and replay rows, with a record `card`: commands, commit, versions, and the score on episodes
+that were not used for training or selection. A policy below the return that bare classes must reach on its task is
+not published.
 """
 
 from __future__ import annotations
