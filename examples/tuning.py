@@ -1,10 +1,10 @@
-"""A search for better settings of SAC on Pendulum, and what is left of the find on seeds that chose nothing.
+"""Search for better settings of SAC on Pendulum, and confirm the best ones on fresh seeds.
 
     pip install optuna
     python examples/tuning.py --trials 20 --steps 5000 --workers 2
 
-What it does as a YAML file for `rl-training tune` is in docs/tuning.md. Run again, it goes on where it was stopped;
-with more `--trials` it asks for the rest.
+docs/guides/tuning.md does the same with a YAML file and `rl-training tune`. Run the program again to continue an
+interrupted search, or with more `--trials` to extend it.
 """
 
 from __future__ import annotations

@@ -63,9 +63,9 @@ TRIALS = (("one", 3.0, 10.0, 100.0), ("two", 2.0, 30.0, 300.0), ("three", 1.0, 2
 
 def test_a_choice_and_an_abstention_are_told() -> None:
     text = choosing.text_of(entry_of("one", *TRIALS))
-    assert "It takes one (regret 0.80)" in text
-    assert "With 20 episodes in the environment it takes two (regret 0.00)" in text
-    assert "own return is 5.0 [4.0, 6.0], FQE of their clone 5.5 [4.5, 6.5]" in text
+    assert "It selects one (regret 0.80)" in text
+    assert "With 20 episodes in the environment it selects two (regret 0.00)" in text
+    assert "return of the data is 5.0 [4.0, 6.0], the FQE value of their clone 5.5 [4.5, 6.5]" in text
     assert "It abstains (values are close) and names one." in choosing.text_of(entry_of(None, *TRIALS))
 
 

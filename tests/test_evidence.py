@@ -319,7 +319,7 @@ def made(
 
 def test_an_incomplete_study_says_so_and_stands_beside_what_is_published(tmp_path: Path) -> None:
     text = rendering.section(made(range(4)))
-    assert "4 of 10 runs are made." in text
+    assert "4 of 10 runs are finished." in text
     assert "| SAC | 0–3 (4 of 10) | 300,000 | 5,150 [" in text
     assert "| *published SAC* | 10 | 300,000 |  | 8,593 ± 1,016 |" in text
     assert "published REDQ" not in text, "the study has no run of it"
@@ -330,8 +330,8 @@ def test_an_incomplete_study_says_so_and_stands_beside_what_is_published(tmp_pat
 
 def test_a_published_mean_outside_the_interval_is_told(tmp_path: Path) -> None:
     text = rendering.section(made(range(4)))
-    assert "\n\nThe published mean of SAC lies above the interval of our IQM.\n" in text
-    assert "\n\nHalfCheetah-v4, 100,000 steps: the published mean of SAC lies above the interval" in text
+    assert "\n\nThe published mean of SAC is above the interval of our IQM.\n" in text
+    assert "\n\nHalfCheetah-v4, 100,000 steps: the published mean of SAC is above the interval" in text
     kept = made(range(4))
     for number, run in enumerate(kept["runs"].values()):
         run["judged"]["mean"] = 8_593.0 + number * (-1) ** number
@@ -343,7 +343,7 @@ def test_words_and_seeds_are_those_of_the_file_today(tmp_path: Path) -> None:
     text = rendering.section(rendering.as_planned(made(range(10)), tmp_path / "made.yaml"))
     assert "| SAC | 0–9 (10 of 12) |" in text
     assert text.startswith("# Again\n\nIn other words.\n")
-    assert "10 of 12 runs are made." in text
+    assert "10 of 12 runs are finished." in text
 
 
 def test_methods_are_called_by_their_algorithm_and_equal_ones_are_not_told_apart(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_methods_are_called_by_their_algorithm_and_equal_ones_are_not_told_apart
     settings = [one["settings"][0] | {"algo_kwargs.tau": tau} for tau in (0.1, 0.2)]
     text = rendering.section({**one, "runs": one["runs"] | others, "settings": settings})
     assert "| SAC (tau=0.1) | 0–9 |" in text
-    assert "\n\nNo difference between two of them is significant.\n" in text
+    assert "\n\nNo difference between two methods is significant.\n" in text
 
 
 def test_a_method_that_ends_later_is_shown_where_another_ends(tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ def test_runs_that_were_cut_off_are_shown_as_such(tmp_path: Path) -> None:
         curve = {"steps": steps, "updates": steps, "seconds": steps, "values": values}
         run |= {"status": "interrupted", "step": reached, "curve": curve}
     text = rendering.section(kept)
-    assert "0 of 10 runs are made." in text
+    assert "0 of 10 runs are finished." in text
     assert (
         "| SAC | HalfCheetah-v4 | 0–2 | 150,000 of 300,000 | 100,000 | 1,100 [1,000, 1,200] | 1,100 ± 100.0 |"
         in text

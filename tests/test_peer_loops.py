@@ -438,10 +438,10 @@ def test_returns_stand_beside_those_of_every_peer() -> None:
     assert "| CORL IQL | `corl's` | 9 | 0 1 | 900, 920 | 910 ± 14 |" in text
     assert "| d3rlpy IQL | `d3rlpy's` | 9 | 0 | 1200 | 1200 |" in text
     assert "| IQL | `rl_training's` | 9 | 0 1 | 1010, 990 | 1000 ± 14 |" in text
-    assert "IQL beside CORL: Difference of the means +90, standard error 14: not worse" in text
-    assert "beyond the seeds' noise; so few seeds say little." in text
+    assert "IQL compared with CORL: difference of the means +90, standard error 14: not " in text
+    assert "standard error 14: not significantly worse (fewer than three seeds)." in text
     assert "| the data itself, 3 episodes | – |" in text
-    assert "IQL beside d3rlpy: Difference of the means -200; one seed" in text
+    assert "IQL compared with d3rlpy: difference of the means -200, with one seed" in text
     assert "\n\nCORL (checkout abc): its own loop. IQL: sizes fixed.\n\n" in text
 
 
@@ -603,11 +603,10 @@ def test_tables_have_a_row_for_every_peer_and_say_how_it_was_run() -> None:
     installed = {"peer": "d3rlpy:IQL", "peer_rate": 80.0, "ratio": 1.25, "ratio_spread": [1.2, 1.3]}
     given = [given_peer("CORL:IQL", 50.0, "sizes are fixed"), given_peer("Unifloral:IQL", 200.0)]
     (text,) = updates.sections({"a": measured(**installed, given_peers=given)}).values()
-    assert (
-        "| IQL | eager, float32, 1 threads | 100 | 10,000 | d3rlpy IQL | 80 | 1.25 (1.20 to 1.30) | 1.5×:" in text
-    )
-    assert "|  |  |  |  | CORL IQL | 50 | 2.00 (2.00 to 2.00) |  |" in text
-    assert "|  |  |  |  | Unifloral IQL | 200 | 0.50 (0.50 to 0.50) |  |" in text
+    assert "**2 CPU cores, eager, 1 threads.** " in text
+    assert "| IQL | 100 | 10,000 | d3rlpy IQL | 80 | 1.25 (1.20 to 1.30) | 2026-01-01 |" in text
+    assert "|  |  |  | CORL IQL | 50 | 2.00 (2.00 to 2.00) |  |" in text
+    assert "|  |  |  | Unifloral IQL | 200 | 0.50 (0.50 to 0.50) |  |" in text
     assert "CORL (checkout abc, torch 2): its own loop. IQL: sizes are fixed." in text
     assert "Unifloral (checkout abc, torch 2): its own loop.\n" in text
 

@@ -1,4 +1,4 @@
-"""docs/ray.md and the examples on Ray: programs run, configurations are valid, commands exist."""
+"""The examples and the Ray section of docs/guides/seeds.md: programs run, commands and configuration are valid."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rl_training.study import Study
 pytestmark = [pytest.mark.slow, pytest.mark.pages]
 pytest.importorskip("ray")
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = (ROOT / "docs" / "ray.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^<!-- run: \w+ -->\n```python\n(.*?)^```$", PAGE, re.M | re.S)
+PAGE = (ROOT / "docs" / "guides" / "seeds.md").read_text(encoding="utf-8").partition("\n## Ray\n")[2]
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
 
 
 def program(*words: object, folder: Path) -> str:
@@ -66,6 +66,6 @@ def test_commands_exist_with_their_options(command: str) -> None:
 
 def test_the_configuration_is_valid() -> None:
     [text] = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)
-    config = TrainConfig(**parse_yaml(text, "ray.md").value)
+    config = TrainConfig(**parse_yaml(text, "seeds.md").value)
     resolve(config)
     assert config.environments == "ray"

@@ -407,11 +407,12 @@ def test_the_doctor_tells_what_draws(headless: pytest.MonkeyPatch) -> None:
 
 # The page.
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "video.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "guides" / "logging.md").read_text(encoding="utf-8")
+VIDEOS = PAGE.partition("\n## Videos\n")[2]
 
 
 def test_the_commands_of_the_page_are_understood() -> None:
-    lines = [line.partition("  #")[0] for line in PAGE.splitlines() if line.startswith("rl-training ")]
+    lines = [line.partition("  #")[0] for line in VIDEOS.splitlines() if line.startswith("rl-training ")]
     assert len(lines) == 3
     for line in lines:
         answer = CliRunner().invoke(cli.main, [*shlex.split(line)[1:], "--help"])
@@ -419,7 +420,7 @@ def test_the_commands_of_the_page_are_understood() -> None:
 
 
 def test_the_program_of_the_page_runs(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [program] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+    [program] = re.findall(r"^```python\n(.*?)^```$", VIDEOS, re.M | re.S)
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
     exec(program.replace("runs/RUN", str(run_dir)), scope)

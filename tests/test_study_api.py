@@ -24,7 +24,8 @@ from tests.bare import Bare
 from tests.studies import homes, study_in, tiny_study
 from tests.test_startup import COMMAND
 
-DOCS = (Path(__file__).parents[1] / "docs" / "studies.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "guides" / "seeds.md").read_text(encoding="utf-8")
+DOCS = PAGE.partition("\n## Studies\n")[2].partition("\n## Ray\n")[0]
 
 
 def command(*words: object) -> Result:
@@ -183,7 +184,7 @@ def test_the_examples_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Monke
     assert command("--quiet", "sweep", "gamma.yaml").exit_code == 0
     scope: dict[str, Any] = {}
     (program,) = re.findall(r"^```python\n(.*?)^```$", DOCS, re.M | re.S)
-    exec(compile(program, "studies.md", "exec", dont_inherit=True), scope)
+    exec(compile(program, "seeds.md", "exec", dont_inherit=True), scope)
     assert scope["best"].settings["gamma"] in (0.9, 0.99)
     for line in re.findall(r"^rl-training (.*?)(?:  #.*)?$", DOCS, re.M):
         assert command(*line.split(), "--help").exit_code == 0, line

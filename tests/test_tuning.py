@@ -35,7 +35,7 @@ from tests.runs import mostly_slow
 from tests.studies import contents, differing, study_in
 from tests.tunings import tiny_tuning, tuning_in
 
-DOCS = Path(__file__).parents[1] / "docs" / "tuning.md"
+DOCS = Path(__file__).parents[1] / "docs" / "guides" / "tuning.md"
 
 
 def invoke(*words: object) -> Result:

@@ -161,17 +161,18 @@ def regret(entry: Entry, name: str) -> float:
 def text_of(entry: Entry) -> str:
     chosen, played = entry["selection"], entry["played"]
     outcome = (
-        f"It takes {chosen['trial']} (regret {regret(entry, chosen['trial']):.2f})."
+        f"It selects {chosen['trial']} (regret {regret(entry, chosen['trial']):.2f})."
         if chosen["trial"]
         else f"It abstains ({'; '.join(chosen['reasons'])}) and names {chosen['safe']}."
     )
     if played:
         outcome += (
-            f" With {played['play']} episodes in the environment it takes {played['trial']} (regret "
+            f" With {played['play']} episodes in the environment it selects {played['trial']} (regret "
             f"{regret(entry, played['trial']):.2f}) in {number(played['seconds'])} s."
         )
     anchors = "" if chosen["data"] is None else (
-        f" The data's own return is {_interval(chosen['data'])}, FQE of their clone {_interval(chosen['clone'])}."
+        f" The return of the data is {_interval(chosen['data'])}, the FQE value of their clone "
+        f"{_interval(chosen['clone'])}."
     )  # fmt: skip
     words = (
         f"**{entry['env']}, {entry['case']}**: {entry['rows']:,} rows, {entry['critics']} critics with two "
@@ -193,10 +194,10 @@ def _interval(one: Entry) -> str:
 
 def sections(entries: dict[str, Entry]) -> Sections:
     head = (
-        "# Choosing without an environment\n\nWritten by `python -m benchmarks.evidence.choosing`: `select --by "
-        f"fqe` ({MOST_OUTSIDE:.0%} of the actions of an eligible candidate may be outside the data; discount "
-        f"{defaults.SELECTION_GAMMA}), then FQE of all candidates, eligible or not. The optimist is TD3 without a "
-        "bound to the data. Regret is a share of the range of returns."
+        "# Selecting a policy without the environment\n\nMeasured by `python -m benchmarks.evidence.choosing`: "
+        f"`select --by fqe` (an eligible candidate has at most {MOST_OUTSIDE:.0%} of its actions outside the data; "
+        f"discount {defaults.SELECTION_GAMMA}), then FQE of all candidates, eligible or not. The optimist is TD3 "
+        "without a penalty for leaving the data. Regret is relative to the range of returns."
     )
     parts = [text_of(entry) for entry in entries.values()]
     return {("results/choosing", "choosing"): "\n\n".join([head, *parts, report.origins(entries.values())])}

@@ -1,14 +1,14 @@
-"""The published policies, one per algorithm: trained, judged, put into the package, told in docs/gallery.md.
+"""The published policies, one per algorithm: train and evaluate them, add them to the package and docs/gallery.md.
 
-    python -m benchmarks.evidence.gallery [--algo sac td3 …] [--work DIR]    make them again, or some of them
-    python -m benchmarks.evidence.gallery --render                           the tables of the page alone
+    python -m benchmarks.evidence.gallery [--algo sac td3 …] [--work DIR]    train all or some of them
+    python -m benchmarks.evidence.gallery --render                           only the tables of the page
 
-Each is the last policy of one run with seed 0. Neither seed nor step was chosen by its score; settings were, where
-those of a preset did not do for networks so small. The run is made by the very command that the page shows, in DIR
-(`build/gallery`); what DIR holds of such a command, finished, is not made again. What is published is a checkpoint
-without critics, optimisers and replay rows, and a record `card`: commands, commit, versions, and the score on
-episodes that nothing was trained or chosen by. A policy that does not reach the return which bare classes have to
-reach on its task is not published.
+Each is the last policy of one run with seed 0. Neither seed nor step was selected by score. Settings were, if those
+of the preset did not work with such small networks. The command on the page trains the run, in DIR
+(`build/gallery`); a finished run of the same command in DIR is reused. A published policy is a checkpoint without
+critics, optimisers and replay rows, with a record `card`: commands, commit, versions, and the score on episodes
+that were not used for training or selection. A policy below the return that bare classes must reach on its task is
+not published.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def train_command(algo: str) -> list[str]:
 
 
 def commands(algo: str) -> list[list[str]]:
-    """All that makes a policy, the data it learns from first; RUN is the run of the command before."""
+    """The commands that train a policy, those for its data first; RUN is the run of the preceding command."""
     own = train_command(algo)
     online = get_algorithm_spec(algo).regime == "online"
     return [own] if online else [train_command(TEACHER), FROM_RUN, own]
@@ -112,13 +113,13 @@ def trained(algo: str, work: Path) -> Path:
 
 
 def line_of(algo: str) -> float:
-    """The return that other bare classes have to reach on the task; behaviour cloning has no line of its own."""
+    """The return that bare classes must reach on the task; behaviour cloning has no threshold."""
     lines = [bare.line for bare in BARE.values() if bare.env == BARE[algo].env and bare.line is not None]
     return max(lines)
 
 
 def publish(algo: str, run: Path) -> bool:
-    """Judge what of the run's last policy is published, and put it into the package if it is good enough."""
+    """Evaluate the run's last policy, and add it to the package if it is good enough."""
     saved = policy_alone(read_run_checkpoint(find_checkpoint(run)))
     step = saved.records["trainer"]["clock"]["global_step"]
     with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +152,7 @@ def publish(algo: str, run: Path) -> bool:
 
 
 def cards() -> dict[str, dict[str, Any]]:
-    """What is told of the published policies, in the order of the registry."""
+    """The `card` of each published policy, in the order of the registry."""
     names = [name for name in algorithm_names() if (GALLERY / name).is_dir()]
     found = {name: read_checkpoint(find_checkpoint(GALLERY / name)) for name in names}
     return {
@@ -180,8 +181,8 @@ def sections(told: dict[str, dict[str, Any]]) -> report.Sections:
     threads = " / ".join(sorted({f"OMP_NUM_THREADS={card['threads']}" for card in told.values()}))
     origin = report.origins([card | {"checkout": card["commit"]} for card in told.values()])
     note = (
-        f"Return: mean ± standard deviation over {' / '.join(sorted(played))}. All of them together are "
-        f"{total:.0f} kB. {origin} Trained with {threads}."
+        f"Return: mean ± standard deviation over {' / '.join(sorted(played))}. Total size: {total:.0f} kB. "
+        f"{origin} Trained with {threads}."
     )
     return {
         ("gallery", "gallery"): f"{table(header, rows)}\n\n{note}",
@@ -191,14 +192,17 @@ def sections(told: dict[str, dict[str, Any]]) -> report.Sections:
 
 
 def shown(lines: Sequence[str]) -> str:
-    return "<!-- not run: minutes of training -->\n```bash\n" + "\n".join(lines) + "\n```"
+    folded = [
+        " \\\n".join(textwrap.wrap(line, 78, subsequent_indent="    ", break_on_hyphens=False)) for line in lines
+    ]
+    return "<!-- not run: minutes of training -->\n```bash\n" + "\n".join(folded) + "\n```"
 
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "gallery", help="where runs are made")
-    parser.add_argument("--render", action="store_true", help="the tables of the page alone")
+    parser.add_argument("--render", action="store_true", help="write only the tables of the page")
     options = parser.parse_args(given)
     chosen, work = [] if options.render else options.algo, options.work.resolve()
     refused = [algo for algo in chosen if not publish(algo, trained(algo, work))]

@@ -222,26 +222,25 @@ def sections(entries: dict[str, Entry]) -> Sections:
                 f"{number(entry['seconds'])}, {entry['device']}",
             ]
         )
-    header = ("environment", "rows", "FQE of", "updates", "Spearman", "regret@1", "absolute error", "truths",
+    header = ("environment", "rows", "FQE of", "updates", "Spearman", "regret@1", "absolute error", "true values",
               "seconds")  # fmt: skip
     words = (
-        "Eleven snapshots of one SAC run, judged on the run's own experience; truth from "
-        f"{EPISODES} episodes, discount {GAMMA}. Estimates are means over repetitions, with the 95 % interval of a "
-        "bootstrap over the eleven policies. Regret is a share of the range of truths."
+        "FQE ranks eleven snapshots of one SAC run from the replay buffer of that run. The true value of a "
+        f"snapshot is its mean return over {EPISODES} episodes with discount {GAMMA}. Each score is a mean over "
+        "repetitions, with a 95 % bootstrap interval over the eleven policies. Regret is relative to the range of "
+        "true values."
     )
     if any("peer" in entry for entry in entries.values()):
         words += (
-            " d3rlpy has its defaults (batch of 100, learning rate 1e-4, hard target every 100 updates, nothing "
-            "normalised or clipped), one fit after the other: the table says what as many updates give, "
-            "not what either reaches in the end."
+            " d3rlpy uses its defaults (batch of 100, learning rate 1e-4, hard target update every 100 updates, no "
+            "normalisation or clipping) and fits one policy after the other. The table compares equal numbers of "
+            "updates, not converged estimates."
         )
     where = (
-        f"{origins(entries.values())} Seconds are of all fits together, beside other work: on a GPU as one "
-        "population, on a CPU on one thread."
+        f"{origins(entries.values())} Seconds are the sum over all fits, on a machine with other work: one "
+        "population on a GPU, one thread on a CPU."
     )
-    return {
-        ("results/ope", "ope"): f"# Judging without an environment\n\n{words}\n\n{table(header, rows)}\n\n{where}"
-    }
+    return {("results/ope", "ope"): f"# Off-policy evaluation\n\n{words}\n\n{table(header, rows)}\n\n{where}"}
 
 
 def _told(entry: Entry, name: str, digits: int) -> str:

@@ -92,11 +92,11 @@ PUBLISHED: tuple[Published, ...] = tuple(
     for steps, (mean, std) in zip(STEPS, at)
 )
 NOTE = (
-    "Published means are of the last evaluation up to this step, by the code and the evaluations of their authors: "
-    f"SAC, REDQ and CrossQ from {_SIMBA}, FlashSAC from {_CURVES['flash_sac'].source}, TD3 from "
-    f"{_CURVES['td3'].source}, in v1 of the environments. Published evaluations of SAC and REDQ lie 16,666 steps "
-    "apart, as do those of [CrossQ's script](https://github.com/adityab/CrossQ), which trains them with a learning "
-    "rate of 1e-3, where the papers have 3e-4, and makes updates from step 5,000 on."
+    "Published: the last evaluation up to this step, with the code and the evaluations of the authors. "
+    f"SAC, REDQ and CrossQ are from {_SIMBA}, FlashSAC from {_CURVES['flash_sac'].source}, TD3 from "
+    f"{_CURVES['td3'].source}, in v1 of the environments. Published evaluations of SAC and REDQ are 16,666 steps "
+    "apart, as in [CrossQ's script](https://github.com/adityab/CrossQ), which trains them with a learning rate of "
+    "1e-3 instead of the papers' 3e-4 and with updates from step 5,000 on."
 )
 
 

@@ -66,8 +66,10 @@ def section(kept: Kept) -> str:
         parts.append(_under_way(kept, begun))
     if over or begun:
         parts.append(_origin(kept, over or list(begun.values())))
-    state = "" if len(over) == len(kept["planned"]) else f" {len(over)} of {len(kept['planned'])} runs are made."
-    parts.append(f"Made by `{_command(kept['study'])}`.{state}")
+    state = (
+        "" if len(over) == len(kept["planned"]) else f" {len(over)} of {len(kept['planned'])} runs are finished."
+    )
+    parts.append(f"To reproduce: `{_command(kept['study'])}`.{state}")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -87,7 +89,7 @@ def draw(kept: Kept) -> str:
     return (
         f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
         f'<img alt="{words}" src="{light}"></picture>\n\n'
-        "Evaluations during training: the interquartile mean over seeds, and its 95 % interval."
+        "Evaluations during training: interquartile mean over seeds, with its 95 % interval."
     )
 
 
@@ -105,7 +107,9 @@ def _task(kept: Kept, summary: Summary, task: str) -> str:
     rows += [[*row, *[""] * (len(rows[0]) - len(row))] for row in _beside(kept, first, steps)]
     header = ["", "seeds", "steps", "IQM [95 %]", "mean ± std", "updates", "minutes", "commit"]
     header += ["normalised"] if scored else []
-    note = ["Normalised: the mean, by D4RL's v2 references; not comparable with published v2 tables."] * scored
+    note = [
+        "Normalised: the mean as a score by D4RL's v2 references. Not comparable with published v2 tables."
+    ] * scored
     note += _better(summary, task)
     note += [] if first.dataset else _outside(summary, task, steps)
     return "\n\n".join([f"## {task}", report.table(header, rows), *note])
@@ -126,7 +130,7 @@ def _under_way(kept: Kept, begun: Mapping[str, Any]) -> str:
         named = methods[runs[0].name]
         rows.append([named, task, _seeds(runs), reached, f"{at:,.0f}", *_scores(result), _commits(runs)])
     header = ["", "", "seeds", "reached", "evaluated at", "IQM [95 %]", "mean ± std", "commit"]
-    words = "Not finished: the last evaluation during training that all of these seeds have."
+    words = "The last evaluation during training that all of these seeds have reached."
     return f"## Not finished\n\n{words}\n\n{report.table(header, rows)}"
 
 
@@ -156,7 +160,7 @@ def _better(summary: Summary, task: str) -> list[str]:
         told.append(f"{pair.better} than {pair.second if pair.better == pair.first else pair.first}")
     if told:
         return [f"Better (the interval of the difference of the IQMs excludes 0): {', '.join(told)}."]
-    return ["No difference between two of them is significant."] if pairs else []
+    return ["No difference between two methods is significant."] if pairs else []
 
 
 def _outside(summary: Summary, task: str, steps: Iterable[float]) -> list[str]:
@@ -167,7 +171,7 @@ def _outside(summary: Summary, task: str, steps: Iterable[float]) -> list[str]:
             ours, same = result.chosen, summary.groups.algos[result.method] == one.algo
             if same and result.step == one.steps and ours.low is not None and not ours.low <= one.mean <= ours.high:
                 side = "above" if one.mean > ours.high else "below"
-                told.append(f"The published mean of {name_of(one.algo)} lies {side} the interval of our IQM.")
+                told.append(f"The published mean of {name_of(one.algo)} is {side} the interval of our IQM.")
     return told
 
 
@@ -180,7 +184,7 @@ def _line(kept: Kept, result: Result, runs: Sequence[Run]) -> list[str]:
     together = max(run.members for run in runs)
     return [result.method, counted, f"{result.step:,.0f}", *_scores(result),
             " / ".join(f"{count:,}" for count in sorted(updates)),
-            minutes + (f", {together} as one" if together > 1 else ""), _commits(runs)]  # fmt: skip
+            minutes + (f" ({together} trained together)" if together > 1 else ""), _commits(runs)]  # fmt: skip
 
 
 def _planned(kept: Kept, run: Run) -> int:
@@ -255,7 +259,7 @@ def _on_the_way(kept: Kept) -> list[str]:
             for said in _outside(found, task, [steps] if references else []):
                 notes.append(f"{task}, {steps:,} steps: {said[0].lower()}{said[1:]}")
     header = ["", "step", "", "seeds", "IQM [95 %]", "mean"]
-    words = "The last evaluation during training up to this step."
+    words = "The last evaluation during training up to the given step."
     table = [f"## During training\n\n{words}\n\n{report.table(header, rows)}"] if rows else []
     return [*table, *notes, *([NOTE] if any_published else [])]
 
@@ -277,8 +281,8 @@ def _origin(kept: Kept, over: Sequence[Mapping[str, Any]]) -> str:
     named = ("rl_training", "torch", "gymnasium", "mujoco")
     used = {name: {run["record"]["versions"].get(name, UNKNOWN) for run in over} - {UNKNOWN} for name in named}
     versions = [f"{name} {' / '.join(sorted(found))}" for name, found in used.items() if found]
-    parts = [f"The last checkpoint of each seed played {EPISODES} episodes with seeds that no evaluation "
-             f"during training used ({', '.join(map(str, seed))})"] if seed else []  # fmt: skip
+    parts = [f"The last checkpoint of each seed was evaluated on {EPISODES} episodes whose seeds were not used "
+             f"during training (seed {', '.join(map(str, seed))})"] if seed else []  # fmt: skip
     parts += [f"data: {'; '.join(data)}"] if data else []
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     told = "; ".join([*parts, f"{when} on {' · '.join(machines)}", ", ".join(versions)])
@@ -381,8 +385,8 @@ def _cost(over: Sequence[Mapping[str, Any]]) -> str:
         minutes[str(record.get("machine", record.get("device")))] += (record.get("seconds") or 0) / 60 / members
     runs, updates = len(over), sum(run["metrics"].get("update_count", 0) for run in over) / 1e6
     took = ", ".join(f"{found:,.0f} minutes on {machine}" for machine, found in sorted(minutes.items()))
-    words = "minutes of runs and of populations, several of which may have shared a machine"
-    return f"{runs} runs with {updates:,.0f} million updates took {took}: {words}."
+    words = "A population counts once. Some runs shared a machine."
+    return f"{runs} runs with {updates:,.0f} million updates took {took}. {words}"
 
 
 def as_planned(kept: Kept, file: Path) -> Kept:

@@ -97,8 +97,8 @@ def as_table(entries: Sequence[Entry]) -> str:
         ]
         for entry in entries
     ]
-    header = ["algorithm", "reference", "taken out of it", "losses", "gradients", "parameters", "agrees",
-              "mistakes seen"]  # fmt: skip
+    header = ["algorithm", "reference", "removed from it", "losses", "gradients", "parameters", "agrees",
+              "mistakes detected"]  # fmt: skip
     return table(header, rows)
 
 
@@ -107,15 +107,15 @@ def sections(entries: dict[str, Entry]) -> Sections:
     listed = sorted(entries.values(), key=lambda entry: order.get(entry["name"], len(order)))
     text = (
         "# The same updates as the references\n\n"
-        f"Written by `python -m benchmarks.parity`. {UPDATES} updates in float64 from the same weights, batches "
-        "and noise: the largest relative difference of a loss, of an entry of a gradient, and of an entry of a "
-        "parameter or target after the last update (entries relative to the largest of their tensor); at most "
-        f"{BOUND:.0e} agrees. What a reference does otherwise on purpose is taken out of it and named. A reference "
-        "by hand is a second computation from the paper's formulas with torch's own layers, distributions and "
-        "optimisers (`benchmarks/parity/by_hand.py`), which `tests/test_parity_by_hand.py` compares as well. Then "
-        "settings of ours are made 1 % wrong, one at a time, which must be seen. DQN, DDPG, TD3, SAC and TQC are "
-        "compared with Stable-Baselines3 and sb3-contrib in the same way by every test run "
-        "(`tests/test_peer_parity.py`).\n\n"
+        f"Measured by `python -m benchmarks.parity`. Both implementations make {UPDATES} updates in float64 from "
+        "the same weights, batches and noise. The table has the largest relative difference of a loss, of a "
+        "gradient entry, and of a parameter or target entry after the last update (entries relative to the largest "
+        f"of their tensor). They agree if no difference exceeds {BOUND:.0e}. Deliberate differences of a reference "
+        "are removed from it and listed. A reference *by hand* is a second implementation of the paper's formulas "
+        "with torch's layers, distributions and optimisers (`benchmarks/parity/by_hand.py`); "
+        "`tests/test_parity_by_hand.py` compares it too. *Mistakes detected*: one of our settings at a time is "
+        "changed by 1 %, and the comparison must fail. `tests/test_peer_parity.py` compares DQN, DDPG, TD3, SAC "
+        "and TQC with Stable-Baselines3 and sb3-contrib in the same way.\n\n"
         f"{as_table(listed)}\n\n{report.origins(listed)}"
     )
     return {("results/parity", "parity"): text}

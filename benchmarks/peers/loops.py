@@ -30,11 +30,11 @@ from rl_training.experiment.strict_yaml import parse_yaml
 # How a library was run, printed under the tables.
 CORL = "`train` of its files as it stands, on its replay buffer on the device, without evaluation and logging"
 UNIFLORAL = (
-    "its scripts as they stand, without evaluation, whole scans of updates (2,500 steps on a GPU, as they "
-    "are set to; 25 on a CPU); JAX multiplies in float32 where the row says so, else as it does by default"
+    "its scripts unchanged, without evaluation, whole scans of updates (2,500 steps on a GPU, their setting; 25 on "
+    "a CPU); JAX products are in float32, or in its default precision if the row says TF32"
 )
 FLASHSAC = (
-    "`update()` of its agent with the settings of its file, its buffer on the device; TF32 where the row says so, "
+    "`update()` of its agent with the settings of its file, its buffer on the device; TF32 if the row says so, "
     "as its `train.py` sets it"
 )
 # What a published file says about one run, where it is kept and what it is called.
@@ -81,7 +81,7 @@ LOOPS = {
     "CORL": {
         "td3_bc": Loop("TD3+BC", "td3_bc", _two_256, note="networks fixed at 256×2"),
         "iql": Loop("IQL", "iql", _two_256, note="networks fixed at 256×2"),
-        "cql": Loop("CQL", "cql", _three_256, note="actor fixed at 256×3, so beside that case alone"),
+        "cql": Loop("CQL", "cql", _three_256, note="actor fixed at 256×3, so compared in that case only"),
         "awac": Loop(
             "AWAC",
             "awac",

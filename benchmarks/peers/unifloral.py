@@ -99,7 +99,7 @@ def versions() -> dict[str, str]:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "stood in for"
+            found[name] = "replaced by a stand-in"
     return found
 
 

@@ -207,10 +207,10 @@ def sections(entries: dict[str, Entry]) -> Sections:
         "peak memory (own)",
     ]
     text = (
-        "## Data sets of any size\n\nWritten by `python -m benchmarks.speed.data_sizes`: HalfCheetah's width (17 + "
-        "6) in an HDF5 file that the system has been asked to forget before each process. `packing` is paid once: "
-        "the time to the first update of the run that made the packed file. Peak memory counts pages of a mapped "
-        "file that the system may take back; the process's own at its end, in brackets, does not.\n\n"
+        "## Data sets of any size\n\nMeasured by `python -m benchmarks.speed.data_sizes`: rows of HalfCheetah's "
+        "width (17 + 6) in an HDF5 file, which is dropped from the page cache before each process. *Packing* "
+        "happens once: the time to the first update of the run that wrote the packed file. Peak memory includes "
+        "reclaimable pages of a mapped file; the process's own memory at its end, in brackets, does not.\n\n"
         f"{table(head, rows)}\n\n{report.origins(order)} Load of the machine: {load}."
     )
     return {("performance/data-sizes", "data_sizes"): text}

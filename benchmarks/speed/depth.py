@@ -289,12 +289,12 @@ def _check_text(entries: list[Entry]) -> str:
         "within tolerance",
     ]
     return (
-        "## The same computation\n\nWritten by `python -m benchmarks.speed.updates --check`. Captured against "
-        f"eager, compilation off: every parameter to the bit after {_UPDATES:,} updates. Compiled against eager: "
-        "the largest difference of a parameter / the norm of the difference over the distance moved; the tolerance "
-        f"is {TOLERANCE[1]:g} after one update and {TOLERANCE[100]:g} after 100. Rounding grows, because training "
-        "is chaotic: how far eager updates go from themselves when every parameter starts at the next number above "
-        "or below stands beside it where it was measured."
+        "## The same computation\n\nMeasured by `python -m benchmarks.speed.updates --check`. *Captured = eager*: "
+        f"every parameter is bit-identical after {_UPDATES:,} updates without compilation. *Compiled*, compared "
+        "with eager: the largest difference of a parameter / the norm of the difference relative to the distance "
+        f"moved. The tolerance of the second number is {TOLERANCE[1]:g} after one update and {TOLERANCE[100]:g} "
+        "after 100. Rounding differences grow because training is chaotic. *Eager from one bit apart* is the same "
+        "number for two eager runs whose parameters start one floating-point number apart."
         f"\n\n{table(header, rows)}"
     )
 
@@ -307,15 +307,15 @@ def _scaling_text(entries: list[Entry]) -> str:
             whole = f"{1e6 * int(value) / rate:,.0f}" if e["axis"].startswith("updates") else ""
             rows.append([_label(e), e["axis"], value, number(rate), cost, whole])
     header = ["", "axis", "value", "updates/s", "µs per update", "µs per environment step"]
-    written = "Written by `python -m benchmarks.speed.updates --scaling`."
-    return f"## How the cost grows\n\n{written}\n\n{table(header, rows)}"
+    written = "Measured by `python -m benchmarks.speed.updates --scaling`."
+    return f"## Scaling\n\n{written}\n\n{table(header, rows)}"
 
 
 def _floor_text(entries: list[Entry]) -> str:
     devices = [e for e in entries if "rates" in e]
     lines = [
-        "## The floor\n\nWritten by `python -m benchmarks.speed.updates --floor`. Operations are those of the "
-        "products in one update; bytes are parameters, gradients, moments, targets and the batch.\n"
+        "## Lower bound\n\nMeasured by `python -m benchmarks.speed.updates --floor`. Operations are those of the "
+        "matrix products in one update. Bytes are parameters, gradients, moments, targets and the batch.\n"
     ]
     for e in devices:
         parts = [f"copy {e['rates']['copy'] / 1e9:,.0f} GB/s"]
@@ -341,12 +341,12 @@ def _floor_text(entries: list[Entry]) -> str:
 
 
 def _profile_text(entries: list[Entry]) -> str:
-    lines = ["## Where the time goes\n\nWritten by `python -m benchmarks.speed.updates --profile`.\n"]
+    lines = ["## Profile\n\nMeasured by `python -m benchmarks.speed.updates --profile`.\n"]
     for e in entries:
         count, busy = (sum(float(row[i]) for row in e["kernels"]) for i in (1, 2))
         lines.append(
             f"**{_label(e)}**, {e['mode']}: {1e6 / e['rate']:.0f} µs per update, {count:.0f} kernels, "
-            f"{busy:.0f} µs in them (side by side where branches overlap).\n"
+            f"{busy:.0f} µs in them (parallel branches overlap).\n"
         )
         rows = [[f"`{str(name)[:80]}`", f"{n:.1f}", f"{spent:.1f}"] for name, n, spent in e["kernels"][:12]]
         lines.append(table(["kernel", "per update", "µs"], rows) + "\n")

@@ -203,10 +203,10 @@ def sections(entries: dict[str, Entry]) -> Sections:
     if not found:
         return {}
     text = (
-        "## Minutes to a return\n\nWritten by `python -m benchmarks.speed.minutes`: minutes of one run from the "
-        "start of the call, set-up and compiling included, evaluations (their seconds are in the last column) left "
-        "out. The return is reached at the first evaluation whose mean is not below it. Humanoid is without "
-        "contact forces."
+        "## Minutes to a return\n\nMeasured by `python -m benchmarks.speed.minutes`: minutes of one run from the "
+        "start of the call, including set-up and compiling, without evaluations (their seconds are in the last "
+        "column). The return is reached at the first evaluation with at least this mean. Humanoid has no contact "
+        "forces."
     )
     return {("performance/steps", "minutes"): f"{text}\n\n{text_of(found)}\n\n{report.origins(found)}"}
 

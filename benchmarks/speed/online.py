@@ -175,11 +175,11 @@ def sections(entries: dict[str, Entry]) -> Sections:
             [e["machine"], f"`environments: {e['way']}`", e["episodes"], f"{statistics.median(e['seconds']):.2f}"]
             for e in evaluations
         ]
-        written = "Written by `python -m benchmarks.speed.online evaluation`, HalfCheetah."
+        written = "Measured by `python -m benchmarks.speed.online evaluation` on HalfCheetah."
         text = (
             f"{written}\n\n{table(['machine', '', 'episodes', 'seconds'], rows)}\n\n{report.origins(evaluations)}"
         )
-        found["performance/stepping", "evaluation"] = f"## Seconds of an evaluation\n\n{text}"
+        found["performance/stepping", "evaluation"] = f"## Duration of an evaluation\n\n{text}"
     if tensors:
         found["performance/stepping", "tensor"] = tensor_text(tensors)
     return found
@@ -202,15 +202,15 @@ def tensor_text(entries: list[Entry]) -> str:
             "host reads per 1,000 vector steps", "synchronisations"]  # fmt: skip
     lines = [
         "## Tensor environments",
-        "Written by `python -m benchmarks.speed.online tensor`: SAC with environment, policy, replay buffer and "
-        "updates on one device. Host reads are calls that read a tensor or wait for the device; synchronisations "
-        f"are operations that CUDA reports as such. Both are counted with a report every {_REPORT:,} vector steps.",
+        "Measured by `python -m benchmarks.speed.online tensor`: SAC with environment, policy, replay buffer and "
+        "updates on one device. Host reads are calls that read a tensor or wait for the device. Synchronisations "
+        f"are the operations that CUDA reports. Both are counted with a log report every {_REPORT:,} vector steps.",
         table(head, rows),
     ]
     for e in entries:
         if e["curve"]:
             points = ", ".join(f"{mean:.0f} after {seconds:.1f} s" for _, mean, seconds in e["curve"])
-            lines.append(f"Return on {e['machine']}, seconds from the start of the call: {points}.")
+            lines.append(f"Return on {e['machine']}, by seconds since the start of the call: {points}.")
     return "\n\n".join([*lines, report.origins(entries)])
 
 

@@ -1,12 +1,12 @@
-"""What safety costs: the share of training time taken by the NaN guard, the memory check and checkpoints.
+"""Share of training time that the NaN guard, the memory check and checkpoints take.
 
     python -m benchmarks.speed.overhead [--device D] [--steps 12000] [--json FILE]
         Shares in a real run.
     python -m benchmarks.speed.overhead --checkpoints [--rows 10000 100000 1000000]
-        Size and seconds of a checkpoint, beside Stable-Baselines3's `save` and `save_replay_buffer`.
+        Size and seconds of a checkpoint, compared with Stable-Baselines3's `save` and `save_replay_buffer`.
 
-The run is SAC on HalfCheetah-v5 from its packaged config at the default intervals; each part is timed inside it. A
-checkpoint is flushed to the disk; the peer's is not.
+The run is SAC on HalfCheetah-v5 from its packaged config at the default intervals; each part is timed inside it.
+The goal is a share below 3 % for each part. A checkpoint is flushed to the disk; the peer's is not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from rl_training.runs import session
 from rl_training.runs.building import choose_device
 from rl_training.runtime import online
 
-LIMIT = 0.03
 # The parts, and where each is called from.
 PARTS = {
     "NaN guard, parameters and terms": (session, "check_finite"),
@@ -169,17 +168,14 @@ def share_text(entries: list[Entry]) -> str:
     rows = []
     for e in entries:
         for name, part in e["parts"].items():
-            verdict = "pass" if part["share"] < LIMIT else "FAIL"
-            rows.append(
-                [e["machine"], name, part["calls"], f"{part['seconds']:.3f}", f"{part['share']:.2%}", verdict]
-            )
+            rows.append([e["machine"], name, part["calls"], f"{part['seconds']:.3f}", f"{part['share']:.2%}"])
     intro = (
-        "Written by `python -m benchmarks.speed.overhead`: SAC on HalfCheetah-v5, each part timed inside a run of "
-        f"{entries[0]['steps']:,} steps with a report every {entries[0]['log_interval']:,} and a checkpoint every "
-        f"{entries[0]['checkpoint_interval']:,}; less than {LIMIT:.0%} wanted of each. A checkpoint's own look at "
-        "the parameters is counted in both."
+        "Measured by `python -m benchmarks.speed.overhead`: SAC on HalfCheetah-v5, each part timed inside a run of "
+        f"{entries[0]['steps']:,} steps with a log report every {entries[0]['log_interval']:,} and a checkpoint "
+        f"every {entries[0]['checkpoint_interval']:,} steps. The check of the parameters before a checkpoint "
+        "counts in both rows."
     )
-    return f"{intro}\n\n{table(['machine', 'part', 'calls', 'seconds', 'share', ''], rows)}"
+    return f"{intro}\n\n{table(['machine', 'part', 'calls', 'seconds', 'share'], rows)}"
 
 
 def checkpoint_text(entries: list[Entry], runs: list[Entry]) -> str:
@@ -196,10 +192,10 @@ def checkpoint_text(entries: list[Entry], runs: list[Entry]) -> str:
     header = ["machine", "transitions", "rows alone", "first checkpoint", f"next, {_NEW_ROWS:,} rows later",
               "share of training time", "Stable-Baselines3"]  # fmt: skip
     intro = (
-        "Written by `python -m benchmarks.speed.overhead --checkpoints`: SAC 256×2, observations 17, actions 6. "
-        "Unchanged rows are not written again. The share is that of the later checkpoint at the default interval, "
-        "at the speed of the run above. The peer's buffer is exactly full, the best case for it (it writes its "
-        "whole capacity, filled or not), and its files are not flushed to the disk; ours are."
+        "Measured by `python -m benchmarks.speed.overhead --checkpoints`: SAC 256×2, observations 17, actions 6. "
+        "A checkpoint writes only new rows. The share is for the second checkpoint, at the default interval and "
+        "the speed of the run above. Stable-Baselines3 always writes the whole capacity of its buffer; here the "
+        "buffer is exactly full, its best case. Its files are not flushed to disk, ours are."
     )
     return f"{intro}\n\n{table(header, rows)}"
 
@@ -210,7 +206,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
     found: Sections = {}
     if runs:
         found["performance/overhead", "overhead"] = (
-            f"## What safety costs\n\n{share_text(runs)}\n\n{report.origins(runs)}"
+            f"## Cost of the checks\n\n{share_text(runs)}\n\n{report.origins(runs)}"
         )
     if saved:
         text = checkpoint_text(saved, runs)

@@ -106,17 +106,21 @@ def _memory(taken: float | None) -> str:
     return "–" if taken is None else f"{taken / 2**20:.1f} MiB"
 
 
+def _place(entry: Entry) -> str:
+    """Machine, threads of a CPU, and mode."""
+    machine, threads, _, mode, _ = _group(entry)
+    return ", ".join(part for part in (machine.split(",")[0], threads, mode.partition(",")[0]) if part)
+
+
 def rows_of(entries: list[Entry]) -> list[list[str]]:
     singles = {_group(entry): entry["rate"] for entry in entries if entry["members"] == 1}
     rows = []
     for entry in sorted(entries, key=lambda e: (_group(e), e["members"])):
-        group = _group(entry)
-        single = singles.get(group)
-        where = ", ".join(part for part in (entry["machine"].split(",")[0], group[1]) if part)
+        single = singles.get(_group(entry))
+        batch = "" if entry["batch"] == 256 else f" (batch {entry['batch']})"
         rows.append(
             [
-                entry["case"] if entry["batch"] == 256 else f"{entry['case']} (batch {entry['batch']})",
-                f"{where}: {group[3]}",
+                entry["case"] + batch + (", TF32" if entry["tf32"] else ""),
                 str(entry["members"]),
                 number(entry["rate"]),
                 number(entry["rate"] / entry["members"]),
@@ -130,14 +134,17 @@ def rows_of(entries: list[Entry]) -> list[list[str]]:
 def text_of(entries: list[Entry]) -> str:
     header = [
         "algorithm",
-        "mode",
         "members",
-        "seed-updates/s",
+        "updates/s of all members",
         "updates/s of each",
         "gain over one",
         "memory per member",
     ]
-    return f"{table(header, rows_of(entries))}\n\n{report.origins(entries)}"
+    parts = []
+    for place in dict.fromkeys(map(_place, entries)):
+        rows = rows_of([entry for entry in entries if _place(entry) == place])
+        parts += [f"**{place}**", table(header, rows)]
+    return "\n\n".join([*parts, report.origins(entries)])
 
 
 def sections(entries: dict[str, Entry]) -> Sections:
@@ -145,8 +152,15 @@ def sections(entries: dict[str, Entry]) -> Sections:
     found = list(entries.values())
     if not found:
         return {}
-    origin = "Written by `python -m benchmarks.speed.population`; what it is: [population.md](../population.md)."
-    return {("performance/population", "population"): f"## Many members as one\n\n{origin}\n\n{text_of(found)}"}
+    origin = (
+        "Measured by `python -m benchmarks.speed.population`; see [Many seeds and studies](../guides/seeds.md)."
+    )
+    return {
+        (
+            "performance/population",
+            "population",
+        ): f"## Updates per second of a population\n\n{origin}\n\n{text_of(found)}"
+    }
 
 
 def main() -> None:

@@ -218,12 +218,12 @@ def sections(entries: dict[str, Entry]) -> Sections:
     shapes = sorted({(tuple(entry["hidden"]), entry["updates"]) for entry in members})
     sizes = ", ".join(f"{'×'.join(map(str, hidden))} after {updates} updates" for hidden, updates in shapes)
     text = (
-        "## Rounding in populations\n\nWritten by `python -m benchmarks.speed.rounding`. The largest difference of "
-        f"a parameter between a member of three and its single run (float32, networks of {sizes}), by the "
-        "instruction set of the CPU:\n\n"
+        "## Rounding in populations\n\nMeasured by `python -m benchmarks.speed.rounding`. The largest difference "
+        f"of a parameter between a member of a population of three and its single run (float32, networks of "
+        f"{sizes}), by instruction set of the CPU:\n\n"
         f"{table(['algorithm', 'batch', *sets], rows)}\n\n"
-        "Populations killed with SIGKILL at a random moment and resumed, beside one that was not killed:\n\n"
-        f"{table(['instruction set', 'killed', 'members at different steps', 'equal to the bit'], killed)}\n\n"
+        "Populations that were killed with SIGKILL at a random moment and resumed, compared with an undisturbed "
+        f"one:\n\n{table(['instruction set', 'killed', 'members at different steps', 'bit-identical'], killed)}\n\n"
         f"{report.origins(entries.values())}"
     )
     return {("performance/population", "rounding"): text}

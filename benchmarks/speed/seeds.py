@@ -125,9 +125,9 @@ def sections(entries: dict[str, Entry]) -> Sections:
         ratio = "–" if whole is None else f"{entry['seconds'] / whole:.1f}×"
         minutes = f"{entry['seconds'] / 60:.1f}"
         rows.append([task(entry), entry["machine"], entry["way"], minutes, ratio, entry["how"]])
-    header = ["", "machine", "way", "minutes", "beside the population", "how"]
-    origin = "Written by `python -m benchmarks.speed.seeds`; what it is: [population.md](../population.md)."
-    text = f"## Many seeds, end to end\n\n{origin}\n\n{table(header, rows)}\n\n{report.origins(found)}"
+    header = ["", "machine", "method", "minutes", "compared with the population", "how"]
+    origin = "Measured by `python -m benchmarks.speed.seeds`; see [Many seeds and studies](../guides/seeds.md)."
+    text = f"## Minutes for many seeds\n\n{origin}\n\n{table(header, rows)}\n\n{report.origins(found)}"
     return {("performance/population", "seeds"): text}
 
 

@@ -1,10 +1,11 @@
-"""Seconds before anything happens: commands, imports, and environments in processes of their own.
+"""Start-up time of commands, imports, and environments in separate processes.
 
     python -m benchmarks.speed.startup [--repeats 5] [--json FILE]
 
-Every program is started anew, in rounds that go through all of them, so that what else the machine does hits all
-alike. Goals are meant for idle cores, so they are judged by CPU seconds where a program is one process: other work
-disturbs those less.
+Every program is started anew, in rounds over all programs, so that other work on the machine affects all of them
+alike. The goals, which are printed and not rendered, assume idle cores. They are compared with CPU seconds if a
+program is one process, because other work disturbs those less. A goal with a plus is relative to another row: the
+import of torch, a bare process, the same run with local environments.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ print(time.perf_counter() - started)
 """
 BARE_ENV, OWN_ENV, OWN_ENVS = "environment, bare process", "environment, our process", f"{SEVERAL} of them together"
 LOCAL, PROCESSES = (f"{STEPS} steps, environments: {kind}" for kind in ("local", "processes"))
-# What each may take: so many seconds, or so many beyond another; and megabytes beyond another.
+# Goals: seconds, or seconds more than another row; and megabytes more than another row.
 GOALS: dict[str, tuple[float, str | None]] = {
     **dict.fromkeys(list(PROGRAMS)[:6], (0.4, None)),
     "rl_training.SAC": (0.3, "import torch"),
@@ -155,6 +156,7 @@ def measure(repeats: int) -> dict[str, Entry]:
 
 
 def rows(entries: dict[str, Entry]) -> list[list[str]]:
+    """The cells of each measurement; the last one has the goals."""
     median = {
         (name, key): statistics.median(entry[key])
         for name, entry in entries.items()
@@ -190,11 +192,9 @@ def sections(entries: dict[str, Entry]) -> Sections:
     text = [
         "## Start-up",
         "",
-        "Written by `python -m benchmarks.speed.startup`. Goals with a plus are beyond another row: torch's "
-        "import, a bare process, the same run with local environments. They are judged by CPU seconds if "
-        "there are any.",
+        "Measured by `python -m benchmarks.speed.startup`.",
         "",
-        table(["", "seconds (spread)", "CPU seconds", "MB", "goal"], rows(entries)),
+        table(["", "seconds (spread)", "CPU seconds", "MB"], [cells for *cells, _ in rows(entries)]),
         "",
         f"{report.origins(here)} Load of the machine at the end: {load}.",
     ]
@@ -208,7 +208,9 @@ def main() -> None:
     results = Results("startup", options.json)
     entries = measure(options.repeats)
     results.add(entries)
-    print("\n" + sections(entries)["performance/startup", "startup"] + "\n")
+    print()
+    for row in rows(entries):
+        print(" | ".join(row))
     results.render(sections)
 
 

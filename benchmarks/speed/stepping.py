@@ -182,9 +182,9 @@ def sections(entries: dict[str, Entry]) -> Sections:
     tensors = [entry for entry in entries.values() if entry["kind"] == "tensor"]
     parts = [
         "## Stepping environments",
-        "Written by `python -m benchmarks.speed.stepping`: environment steps per second with random actions, "
-        "resets included, without policy and updates; the median of blocks of all ways in turn. The settings are "
-        "in [Many environments at once](../guides/many-environments.md).",
+        "Measured by `python -m benchmarks.speed.stepping`: environment steps per second with random actions, "
+        "including resets, without policy and updates. Each rate is the median over interleaved blocks. "
+        "[Step many environments at once](../guides/many-environments.md) explains the settings.",
     ]
     if simulated:
         parts += [_simulated(simulated)]

@@ -217,9 +217,9 @@ def growth_text(entries: list[Entry]) -> str:
     head = ["", "environments", "steps/s", "µs per step of all", "without updates", "memory of the run",
             "memory per environment"]  # fmt: skip
     return (
-        "## How it grows with environments\n\nWritten by `python -m benchmarks.speed.steps --environments`: SAC on "
-        "HalfCheetah-v5, environments in processes of their own, one update per step, so that the learner's "
-        "updates per second are the bound; beside it the same steps with random actions and no updates.\n\n"
+        "## Scaling with the number of environments\n\nMeasured by `python -m benchmarks.speed.steps "
+        "--environments`: SAC on HalfCheetah-v5 with `environments: processes` and one update per step, so that "
+        "updates per second are the bound. *Without updates* has the same steps with random actions.\n\n"
         f"{table(head, rows)}\n\n{report.origins(order)}"
     )
 
@@ -237,23 +237,20 @@ def step_text(entries: list[Entry]) -> str:
     parts = [*PARTS, "between"]
     rows = []
     for entry in order:
-        goal = CASES[places[entry["name"]]].goal if entry["device"].startswith("cuda") else None
-        met = "met" if goal and entry["rate"] >= goal else "missed"
         rows.append(
             [
                 f"{entry['name']} ({entry['machine']})",
                 f"`{entry['config']}` {' '.join(entry['overrides'])}".strip(),
                 f"{number(entry['rate'])} ({number(entry['slow'])} to {number(entry['fast'])})",
                 *(f"{entry['split'][name]:.0f}" if entry["split"] else "–" for name in parts),
-                f"{goal:,}: {met}" if goal else "–",
             ]
         )
-    head = ["", "settings", "steps/s (slowest and fastest tenth)", *(f"{name}, µs" for name in parts), "goal"]
+    head = ["", "settings", "steps/s (slowest and fastest tenth)", *(f"{name}, µs" for name in parts)]
     return (
-        "## Where a step's time goes\n\nWritten by `python -m benchmarks.speed.steps`: whole runs without "
-        "evaluation; mean microseconds of each part of a step of all environments, in a second run (its timers are "
-        "in `between`, with what the loop itself does). On a GPU updates are launched and run while the host goes "
-        "on; what is left of them is waited for with the weights.\n\n"
+        "## Parts of a step\n\nMeasured by `python -m benchmarks.speed.steps`: whole runs without evaluation, and "
+        "the mean microseconds of each part of a vector step in a second run. `between` is the rest of the loop, "
+        "including the timers. On a GPU, updates run while the host continues; *waiting for weights* includes the "
+        "time until they have finished.\n\n"
         f"{table(head, rows)}\n\n{report.origins(order)}"
     )
 
@@ -271,10 +268,9 @@ def main() -> None:
             entry = measure(case, options) | report.stamp(device)
             results.add({f"{entry['machine']} {case.name}": entry})
             parts = ", ".join(f"{name} {value:.0f}" for name, value in entry["split"].items())
-            print(
-                f"{case.name}: {entry['rate']:,.0f} ({entry['slow']:,.0f} to {entry['fast']:,.0f}); {parts}",
-                flush=True,
-            )
+            goal = f" (goal {case.goal:,})" if case.goal and device.startswith("cuda") else ""
+            rates = f"{entry['rate']:,.0f}{goal} ({entry['slow']:,.0f} to {entry['fast']:,.0f})"
+            print(f"{case.name}: {rates}; {parts}", flush=True)
     results.render(sections)
 
 

@@ -1,4 +1,4 @@
-"""The short tables of docs/performance.md: one for each question, with a column for each peer.
+"""The short tables of docs/performance.md and of performance/population.md, with a column for each peer.
 
 `python -m benchmarks.report` writes them, from the results of `updates`, `training`, `population`, `seeds` and
 `stepping`. Everything else that these programs measure is on the pages in docs/performance/.
@@ -31,11 +31,11 @@ def sections() -> Sections:
     texts = {
         "updates": _updates(_entries("updates", "rate")),
         "training": _training(_entries("training", "compare")),
-        "population": _population(_entries("population")),
         "seeds": _seeds(_entries("seeds")),
         "stepping": stepping.best_of(_entries("stepping", "mujoco")),
     }
-    return {("performance", f"summary-{name}"): text for name, text in texts.items()}
+    found: Sections = {("performance", f"summary-{name}"): text for name, text in texts.items()}
+    return found | {("performance/population", "summary-population"): _population(_entries("population"))}
 
 
 def _entries(program: str, kind: str | None = None) -> list[Entry]:
@@ -67,7 +67,7 @@ def _updates(entries: list[Entry]) -> str:
         shown.sort(key=lambda entry: (order[entry["case"]], entry["tf32"], entry["mode"]))
         rows = [
             (
-                [updates.label_of(entry) + (", TF32" if entry["tf32"] else ""), number(entry["rate"])],
+                [updates.label_of(entry), number(entry["rate"])],
                 {
                     LIBRARIES[peer["peer"].partition(":")[0]]: f"{number(peer['peer_rate'])} ({peer['ratio']:.2f}×)"
                     for peer in updates.beside(entry)

@@ -46,8 +46,8 @@ _SETTLE = 200
 _OURS, _STARTS = "ours", "algo_kwargs.learning_starts=1000"
 Run = Callable[[TrainConfig], tuple[float, float]]  # steady and whole steps per second
 _RATES = (
-    f"The steady rate is counted from {_SETTLE} steps after the first update to the last step; that of the whole "
-    "run has set-up, compiling, the steps before the first update and the last checkpoint in it."
+    f"The steady rate is measured from {_SETTLE} steps after the first update to the last step. The rate of the "
+    "whole run includes set-up, compiling, the steps before the first update and the last checkpoint."
 )
 
 
@@ -258,7 +258,7 @@ def ratio_of(entry: Entry) -> str:
 def sections(entries: dict[str, Entry]) -> Sections:
     pairs = [e for e in entries.values() if e["kind"] == "compare"]
     runs = [e for e in entries.values() if e["kind"] == "single"]
-    parts = ["## Environment steps per second", f"Written by `python -m benchmarks.speed.training`. {_RATES}\n"]
+    parts = ["## Environment steps per second\n", f"Measured by `python -m benchmarks.speed.training`. {_RATES}\n"]
     median = statistics.median
     if pairs:
         rows = []
@@ -267,7 +267,7 @@ def sections(entries: dict[str, Entry]) -> Sections:
                          f"{median(e['steady']):.0f} ({median(e['whole']):.0f})", peer_of(e),
                          f"{median(e['peer_steady']):.0f} ({median(e['peer_whole']):.0f})",
                          ratio_of(e)])  # fmt: skip
-        header = ["", "machine", "settings", "steps/s steady (whole run)", "peer", "its steps/s",
+        header = ["", "machine", "settings", "steps/s steady (whole run)", "peer", "steps/s of the peer",
                   "ratio of the steady rates (spread)"]  # fmt: skip
         parts += [table(header, rows), "", *report.checkouts_said(e for e in pairs if "how" in e)]
     if runs:

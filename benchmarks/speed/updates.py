@@ -36,6 +36,12 @@ from benchmarks.speed.timing import Runs, alternate, ratios_of
 
 # A ratio that varies by more than this between blocks was disturbed by something else on the machine.
 _NOISY = 1.5
+_WORDS = (
+    "Measured by `python -m benchmarks.speed.updates` with a batch of 256 in float32 unless the row says "
+    "otherwise. Ratios come from interleaved blocks of updates: the median over pairs of blocks, with the smallest "
+    "and the largest."
+)
+_HEADER = ["algorithm", "updates/s", "µs", "peer", "peer updates/s", "ratio (spread)", "measured"]
 
 
 def arguments() -> argparse.Namespace:
@@ -121,8 +127,7 @@ def measure_against(case: cases.Case, options: argparse.Namespace, device: torch
 
 def mode(entry: Entry) -> str:
     """How it ran: a CPU's threads decide as much as its cores."""
-    words = [entry["mode"], "TF32" if entry["tf32"] else "float32"]
-    return ", ".join(words + ([f"{entry['threads']} threads"] if entry["device"] == "cpu" else []))
+    return ", ".join([entry["mode"], *([f"{entry['threads']} threads"] if entry["device"] == "cpu" else [])])
 
 
 def beside(entry: Entry) -> list[Entry]:
@@ -147,13 +152,14 @@ def _as_agreed(entry: Entry, case: cases.Case) -> bool:
 
 
 def label_of(entry: Entry) -> str:
-    """The case, with its sizes if they are not the usual ones."""
+    """The case, with its sizes and precision if they are not the usual ones."""
     case = next(case for case in cases.CASES if case.name == entry["case"])
-    return case.name if _as_agreed(entry, case) else f"{case.name} ({entry['hidden']}, batch {entry['batch']})"
+    sizes = "" if _as_agreed(entry, case) else f" ({entry['hidden']}, batch {entry['batch']})"
+    return case.name + sizes + (", TF32" if entry["tf32"] else "")
 
 
 def rate_rows(entries: list[Entry]) -> list[list[str]]:
-    """One row for each peer of an entry; ours and the goal are said in the first."""
+    """One row for each peer of an entry; the first has our rate and the goal."""
     known = {case.name: case for case in cases.CASES}
     order = {name: i for i, name in enumerate(known)}
     rows = []
@@ -180,27 +186,15 @@ def peer_cells(peer: Entry) -> list[str]:
 
 
 def sections(entries: dict[str, Entry]) -> Sections:
-    """Tables of everything measured so far, one per machine."""
+    """Tables of everything measured so far, one per machine and mode."""
     rates = [e for e in entries.values() if e["kind"] == "rate"]
-    parts = ["## Updates per second", "Written by `python -m benchmarks.speed.updates`.", ""]
-    header = [
-        "algorithm",
-        "mode",
-        "updates/s",
-        "µs",
-        "peer",
-        "peer updates/s",
-        "ratio (spread)",
-        "goal",
-        "measured",
-    ]
-    for where in sorted({e["machine"] for e in rates}):
-        here = [e for e in rates if e["machine"] == where]
-        parts += [
-            f"**{where}.** {report.origins(here)} Batch {', '.join(sorted({str(e['batch']) for e in here}))}."
-        ]
+    parts = ["## Updates per second", "", _WORDS, ""]
+    for where in sorted({(e["machine"], mode(e)) for e in rates}):
+        here = [e for e in rates if (e["machine"], mode(e)) == where]
+        rows = [[ours, *cells, when] for ours, _, *cells, _, when in rate_rows(here)]
         given = [peer for entry in here for peer in entry.get("given_peers", [])]
-        parts += ["", table(header, rate_rows(here)), "", *report.checkouts_said(given)]
+        parts += [f"**{', '.join(where)}.** {report.origins(here)}", "", table(_HEADER, rows), ""]
+        parts += report.checkouts_said(given)
     found: Sections = {("performance/updates", "updates"): "\n".join(parts)} if rates else {}
     return found | depth.sections(entries)
 
