@@ -18,8 +18,8 @@ SAID: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "packaged_
 CHANGED = {
     "iql/hopper-medium-expert": {"expectile": 0.5, "beta": 6.0, "reward_range_scaling": False},
     **{
-        f"{algo}/{env}-{data}": {"policy_distribution": "gaussian", "layer_norm": True}
-        for algo in ("awac", "crr")
+        f"{algo}/{env}-{data}": {"layer_norm": True} | more
+        for algo, more in (("awac", {"policy_distribution": "gaussian"}), ("crr", {}))
         for env in ("halfcheetah", "hopper", "walker2d")
         for data in ("medium", "medium-expert")
     },

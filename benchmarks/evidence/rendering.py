@@ -126,7 +126,10 @@ def _under_way(kept: Kept, begun: Mapping[str, Any]) -> str:
             continue
         at = float(min(run.curve.steps[-1] for run in runs))
         result = summary_of(kept, judgements=False, at=at).results[method, task]
-        reached = f"{min(run.step for run in runs):,} of {runs[0].settings['total_timesteps']:,}"
+        wanted = sum(
+            runs[0].settings.get(key) or 0 for key in ("algo_kwargs.offline_pretrain_updates", "total_timesteps")
+        )
+        reached = f"{min(run.step for run in runs):,} of {wanted:,}"
         named = methods[runs[0].name]
         rows.append([named, task, _seeds(runs), reached, f"{at:,.0f}", *_scores(result), _commits(runs)])
     header = ["", "", "seeds", "reached", "evaluated at", "IQM [95 %]", "mean ± std", "commit"]
