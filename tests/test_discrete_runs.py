@@ -30,6 +30,7 @@ from rl_training.spaces import SpaceSpec
 from tests.runs import QUIET, TINY, interrupted, mostly_slow, resume, run_record, tiny, train
 from tests.test_exact_resume import EVENTFUL, assert_exact
 
+GUIDES = Path(__file__).resolve().parent.parent / "docs" / "guides"
 KINDS: dict[str, type[Learner]] = {"bc": DiscreteBC, "cql": DiscreteCQL, "iql": DiscreteIQL}
 CONTINUOUS_ONLY = [
     spec.name for spec in list_algorithm_specs() if spec.regime == "offline" and spec.name not in KINDS
@@ -362,16 +363,16 @@ def test_records_tell_the_learner_without_an_environment(tmp_path: Path) -> None
 
 @pytest.mark.pages
 def test_the_page_s_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).resolve().parent.parent / "docs" / "discrete.md").read_text(encoding="utf-8")
+    page = (GUIDES / "data.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^<!-- run: logs -->\n```python\n(.*?)^```$", page, re.M | re.S)
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {"__name__": "page"}
-    exec(compile(code.replace("2_000", "20"), "docs/discrete.md", "exec", dont_inherit=True), scope)
+    exec(compile(code.replace("2_000", "20"), "docs/guides/data.md", "exec", dont_inherit=True), scope)
     assert scope["model"].predict(scope["visits"][:3]).dtype == np.int64
 
 
 def test_the_page_names_every_setting_that_goes() -> None:
-    page = (Path(__file__).resolve().parent.parent / "docs" / "discrete.md").read_text(encoding="utf-8")
+    page = (GUIDES / "environment.md").read_text(encoding="utf-8")
     for algo in KINDS:
         gone, _ = get_algorithm_spec(algo).sections.changed_by_discrete_actions()
         companions = {"initial_alpha", "target_entropy", "backup_entropy"}

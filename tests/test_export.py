@@ -34,7 +34,7 @@ from tests.runs import ALL, TINY, owned, tiny, train
 from tests.test_readme import shortened
 from tests.test_structured_observations import Sampled
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "export.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "guides" / "deploying.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scope: dict[str, Any] = {"__name__": "page"}
     for block in blocks:
         code = shortened(block).replace("seed=1", "seed=1, hidden_sizes=[16], eval_episodes=1")
-        exec(compile(code, "export.md", "exec", dont_inherit=True), scope)
+        exec(compile(code, "deploying.md", "exec", dont_inherit=True), scope)
     sys.modules.pop("policy_runner")
     np.testing.assert_allclose(scope["session"].run(None, {"observation": scope["tests"]["observation"]})[0],
                                scope["tests"]["action"], atol=1e-5)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Exported policies beside `predict`: how far apart, how large, how fast.
+"""Exported policies compared with `predict`: difference, file size, speed.
 
     python -m benchmarks.speed.export [--algorithms sac td3 …] [--steps 300] [--seconds 0.5] [--json FILE]
 
@@ -15,7 +15,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -189,45 +189,48 @@ def measure(algo: str, steps: int, seconds: float) -> Entry:
     return stamp | {"versions": stamp["versions"] | used} | entry
 
 
-def rows(entries: dict[str, Entry]) -> list[list[str]]:
-    found = []
-    for algo in (name for name in algorithm_names() if name in entries):
-        entry = entries[algo]
-        apart, size, spent = entry["difference"], entry["bytes"], entry["microseconds"]
-        found.append(
-            [
-                f"`{algo}`",
-                *(
-                    " · ".join(number(apart.get(f"{suffix} {name}"), 2) for name in ("one", "seven", "bounds"))
-                    for suffix in ("onnx", "npz")
-                ),
-                number(apart.get("onnx noise"), 2),
-                " · ".join(f"{size[suffix] / 1000:.0f}" for suffix in ("onnx", "npz")),
-                *(f"{spent[name]:.0f}" for name in ("predict", "onnx", "npz")),
-            ]
-        )
-    return found
+def span(values: Iterable[float]) -> str:
+    """The smallest and the largest value, rounded."""
+    found = [f"{value:.0f}" for value in sorted(values)]
+    return f"{found[0]}–{found[-1]}"
+
+
+def row(way: str, suffix: str, entries: list[Entry]) -> list[str]:
+    """Largest difference, file size and time of one way to run a policy."""
+    apart = [
+        value
+        for entry in entries
+        for name, value in entry["difference"].items()
+        if name.partition(" ")[0] == suffix
+    ]
+    sizes = [entry["bytes"][suffix] / 1000 for entry in entries if suffix in entry["bytes"]]
+    return [
+        way,
+        number(max(apart), 2) if apart else "–",
+        span(sizes) if sizes else "–",
+        span(entry["microseconds"][suffix] for entry in entries),
+    ]
 
 
 def sections(entries: dict[str, Entry]) -> Sections:
     here = list(entries.values())
-    worst = max(value for entry in here for value in entry["difference"].values())
     loads = [entry["load"] for entry in here]
     bound = min(entry["at_bounds"] for entry in here if "at_bounds" in entry)
-    header = ["", "ONNX: one · seven · bounds", "numpy: the same", "ONNX, noise", "kB: ONNX · numpy"]
+    ways = {"`predict`": "predict", "onnxruntime": "onnx", "numpy": "npz"}
     text = [
-        f"Written by `python -m benchmarks.speed.export`. Largest difference from `predict` over {ROWS} "
-        "observations that the export had not compared: one by one, in batches of seven, and at the bounds, where "
-        f"a last layer a thousandfold pushes at least {100 * bound:.0f} % of the actions; of choices (`dqn`), the "
-        f"share that differs. {OBS} observations, six actions with bounds of their own, a normaliser, the "
-        f"algorithm's default networks. The largest of all is {worst:.1e}. Times are microseconds of one CPU thread"
-        " for one observation.",
+        f"Measured by `python -m benchmarks.speed.export` with {len(here)} algorithms, their default networks and "
+        f"a normaliser: {OBS} observations, six actions. Differences are from `predict`, on {ROWS} observations "
+        f"that the export had not compared, also with at least {100 * bound:.0f} % of the actions at their bounds. "
+        "Times are for one observation on one CPU thread.",
         "",
-        table([*header, "µs: `predict`", "onnxruntime", "numpy"], rows(entries)),
+        table(
+            ["", "largest difference", "file, kB", "µs per observation"],
+            [row(way, suffix, here) for way, suffix in ways.items()],
+        ),
         "",
         f"{report.origins(here)} Load of the machine meanwhile: {min(loads):.1f} to {max(loads):.1f}.",
     ]
-    return {("export", "export"): "\n".join(text)}
+    return {("guides/deploying", "export"): "\n".join(text)}
 
 
 def main() -> None:

@@ -199,8 +199,8 @@ def sections(entries: dict[str, Entry]) -> Sections:
 
 def summary(entries: Sequence[Entry]) -> str:
     """The table of the guide."""
-    said = "Environment steps per second without policy and updates (and the number of environments)"
-    return f"{said}, from [Speed](../performance.md):\n\n{best_of(entries)}"
+    said = "Environment steps per second without policy and updates, and in brackets the number of environments"
+    return f"{said}; from [Performance](../performance.md):\n\n{best_of(entries)}"
 
 
 def best_of(entries: Sequence[Entry]) -> str:
