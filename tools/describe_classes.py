@@ -10,7 +10,9 @@ range and its default, if that is not None.
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Iterable
 from pathlib import Path
 from textwrap import fill, indent
 from types import NoneType, UnionType
@@ -111,17 +113,48 @@ def grouped() -> dict[tuple[str, ...], list[type[Settings]]]:
     return groups
 
 
-def default(key: str, names: tuple[str, ...]) -> str:
-    """The default of most of these classes, followed by those of the others; empty if it is None for all."""
+def value_of(name: str, key: str) -> str:
+    """The default of a setting of a class, as Python writes it."""
+    value = inspect.signature(MANAGED[name]).parameters[key].default
+    return repr(value.type if isinstance(value, Schedule) else value)
+
+
+def defaults(key: str, names: Iterable[str]) -> dict[str, list[str]]:
+    """The defaults of a setting with the classes that have them, the most frequent first."""
     having: dict[str, list[str]] = {}
     for name in names:
-        value = inspect.signature(MANAGED[name]).parameters[key].default
-        having.setdefault(repr(value.type if isinstance(value, Schedule) else value), []).append(name)
-    usual, *others = sorted(having, key=lambda value: -len(having[value]))
-    rest = "; ".join(f"{', '.join(having[value])}: {value}" for value in others)
+        having.setdefault(value_of(name, key), []).append(name)
+    return dict(sorted(having.items(), key=lambda item: -len(item[1])))
+
+
+def default(key: str, names: tuple[str, ...]) -> str:
+    """The default of most of these classes, followed by those of the others; empty if it is None for all."""
+    (usual, _), *others = defaults(key, names).items()
+    rest = "; ".join(f"{', '.join(having)}: {value}" for value, having in others)
     if rest:
         return f"default {usual} ({rest})"
     return "" if usual == "None" else f"default {usual}"
+
+
+@functools.cache
+def shared_settings() -> dict[str, str]:
+    """The settings that all classes have, with the default of most classes."""
+    first, *others = (inspect.signature(managed).parameters for managed in MANAGED.values())
+    keys = [key for key in first if key != "env" and all(key in other for other in others)]
+    return {key: next(iter(defaults(key, MANAGED))) for key in keys}
+
+
+def signature(name: str | None = None) -> str:
+    """The signature of a managed class in the reference; without a name, that of `ManagedAlgorithm`.
+
+    `ManagedAlgorithm` has the shared settings; a class has its others, and those with another default.
+    """
+    shared = shared_settings()
+    if name is None:
+        return f"(env=None, *, {', '.join(f'{key}={value}' for key, value in shared.items())}, **settings)"
+    known = {key: value_of(name, key) for key in inspect.signature(MANAGED[name]).parameters if key != "env"}
+    own = [f"{key}={value}" for key, value in known.items() if shared.get(key) != value]
+    return f"(env=None, *, {', '.join(own)}, **settings)"
 
 
 def keys(kind: type[Settings], names: tuple[str, ...]) -> list[str]:

@@ -63,12 +63,12 @@ def _training(method: Callable[Concatenate[Any, P], TrainResult | list[TrainResu
 
 
 class ManagedAlgorithm(Generic[Seeds]):
-    """Learn, evaluate, predict, resume.
+    """Base class of the algorithms: train, evaluate, predict, resume, export.
 
-    Construct a model from an environment and any `TrainConfig` field or `algo_kwargs` key, or from a `TrainConfig`.
-    The environment is a Gymnasium id, an object, its class, or a callable that creates one, or a `TensorEnv` or its
-    class; None trains on data alone. An object that cannot be duplicated is used for training only; pass `eval_env`
-    to evaluate.
+    Construct a model from an environment and settings, which are fields of `TrainConfig` and keys of `algo_kwargs`,
+    or from a `TrainConfig`. The environment is a Gymnasium id, an object, its class, or a callable that creates one,
+    or a `TensorEnv` or its class; None trains on data alone. An object that cannot be duplicated is used for training
+    only; pass `eval_env` to evaluate.
     """
 
     algo: ClassVar[str]
@@ -265,7 +265,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         """Value estimates of the critics: Q(obs, action) with `action` in the environment's units, or V(obs).
 
         Returns `mean` and `spread` over the critics, for one observation or a batch, or for one observation and a
-        batch of actions. docs/export.md defines V for each algorithm; BC has no critics.
+        batch of actions. docs/guides/deploying.md defines V for each algorithm; BC has no critics.
         """
         if self._values is None:
             self._values = loading.load_values(loading.open_checkpoint(self._checkpoint("predict_value")))
