@@ -32,7 +32,7 @@ def module_of(code: str) -> str:
 
 @pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in PROGRAMS))
 def test_the_files_of_a_program_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each in a module of its own, with nothing but its own imports; the learner is also a module of this package."""
+    """Each in its own module, with only its own imports; the learner is also a module of this package."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
     for code in (dedent(block).partition("\n")[2] for block_name, block in PROGRAMS if block_name == name):

@@ -128,7 +128,9 @@ def test_the_reference_shows_every_setting_with_its_default(name: str) -> None:
 
     shared, own = defaults_in(describe_classes.signature()), defaults_in(describe_classes.signature(name))
     known = inspect.signature(describe_classes.MANAGED[name]).parameters
-    assert {**shared, **own} == {key: getattr(v.default, "type", v.default) for key, v in known.items() if key != "env"}
+    assert {**shared, **own} == {
+        key: getattr(v.default, "type", v.default) for key, v in known.items() if key != "env"
+    }
     assert [key for key, value in own.items() if key in shared and shared[key] == value] == []
 
 
