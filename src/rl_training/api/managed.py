@@ -65,7 +65,7 @@ def _training(method: Callable[Concatenate[Any, P], TrainResult | list[TrainResu
 class ManagedAlgorithm(Generic[Seeds]):
     """Base class of the algorithms: train, evaluate, predict, resume, export.
 
-    Construct a model from an environment and settings (fields of `TrainConfig` and keys of `algo_kwargs`), or from a
+    Construct a model from an environment and settings (fields of `TrainConfig`, keys of `algo_kwargs`), or from a
     `TrainConfig`. The environment is a Gymnasium id, an object, its class, or a callable that creates one, or a
     `TensorEnv` or its class; None trains on data alone. An object that cannot be duplicated is used for training
     only; pass `eval_env` to evaluate.
