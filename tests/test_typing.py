@@ -131,7 +131,7 @@ def test_the_reference_shows_every_setting_with_its_default(name: str) -> None:
     assert {**shared, **own} == {
         key: getattr(v.default, "type", v.default) for key, v in known.items() if key != "env"
     }
-    assert [key for key, value in own.items() if key in shared and shared[key] == value] == []
+    assert own.keys() >= {"learning_rate", "gamma"}
 
 
 @pytest.mark.parametrize("line", [line for line in PROGRAM.splitlines() if re.match(r"[A-Z]\w+\(", line)])

@@ -147,13 +147,15 @@ def shared_settings() -> dict[str, str]:
 def signature(name: str | None = None) -> str:
     """The signature of a managed class in the reference; without a name, that of `ManagedAlgorithm`.
 
-    `ManagedAlgorithm` has the shared settings; a class has its others, and those with another default.
+    `ManagedAlgorithm` shows the shared settings. A class shows its hyperparameters, the settings that not all classes
+    have, and shared settings with another default.
     """
     shared = shared_settings()
     if name is None:
         return f"(env=None, *, {', '.join(f'{key}={value}' for key, value in shared.items())}, **settings)"
+    hyperparameters = get_algorithm_spec(MANAGED[name].algo).learner.Config.model_fields
     known = {key: value_of(name, key) for key in inspect.signature(MANAGED[name]).parameters if key != "env"}
-    own = [f"{key}={value}" for key, value in known.items() if shared.get(key) != value]
+    own = [f"{key}={value}" for key, value in known.items() if key in hyperparameters or shared.get(key) != value]
     return f"(env=None, *, {', '.join(own)}, **settings)"
 
 
