@@ -147,8 +147,8 @@ def shared_settings() -> dict[str, str]:
 def signature(name: str | None = None) -> str:
     """The signature of a managed class in the reference; without a name, that of `ManagedAlgorithm`.
 
-    `ManagedAlgorithm` shows the shared settings. A class shows its hyperparameters, the settings that not all classes
-    have, and shared settings with another default.
+    `ManagedAlgorithm` shows the shared settings. A class shows its hyperparameters, the settings that not all
+    classes have, and shared settings with another default.
     """
     shared = shared_settings()
     if name is None:
