@@ -1,10 +1,10 @@
-"""Write the stubs that editors and type checkers read: what the managed classes take, from their settings classes.
+"""Write the stubs for editors and type checkers, and the signatures of the reference, from the settings classes.
 
     python -m tools.describe_classes
 
-At run time both packages import their names on first use, which no static tool can follow. The keywords of a class
-are one `TypedDict`, which inherits the keys that several classes share. A key's type is what may be written, not
-what is kept: a list for a tuple, 1e6 for a whole number, a path for its text. The text under a key ends with its
+Both packages import their names on first use, which no static tool can follow. The keywords of a class are one
+`TypedDict`, which inherits the keys that several classes share. The type of a key is what a caller may pass, not
+what is stored: a list for a tuple, 1e6 for an integer, a path for a string. The text under a key ends with its
 range and its default, if that is not None.
 """
 
@@ -50,7 +50,7 @@ CLASS = """class {name}(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_{name}Settings]) -> None: ...
 """
-# What a class takes beyond the type its configuration keeps.
+# Keys for which a class accepts more than its configuration stores.
 WRITTEN = {
     "eval_env": "Environment | None",
     "alpha": 'float | Literal["auto"]',
@@ -71,7 +71,7 @@ MANAGED: dict[str, type[ManagedAlgorithm]] = {
 
 
 def written(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
-    """The type of what a user may write for a field of that type."""
+    """The type that a caller may pass for a field of type `annotation`."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return written(parts[0], (*metadata, *parts[1:]))
@@ -172,7 +172,7 @@ def keys(kind: type[Settings], names: tuple[str, ...]) -> list[str]:
 
 
 def typed_dict(name: str, bases: list[str], lines: list[str]) -> str:
-    """A class of keys, which may be none of its own; a long line is broken as ruff does it."""
+    """A `TypedDict` with the keys in `lines`, which may be empty; long lines are broken as by ruff."""
     arguments = [*bases, "total=False"] if lines else bases
     head = f"class {name}({', '.join(arguments)}):"
     if len(head) > 116:

@@ -42,7 +42,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
 MARKERS = ("<!-- begin settings: python -m tools.describe_config -->\n", "<!-- end settings -->\n")
 
-# Keys whose type alone does not say what is allowed.
+# Allowed values that the type of a key does not show.
 ALLOWED = {
     "alpha": "number > 0, or `auto`",
     "device": "string",
