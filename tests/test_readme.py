@@ -1,4 +1,4 @@
-"""Every program and every command in the README and two pages works, with budgets a hundred times smaller.
+"""Every program and every command in the README and on the command-line page works, with a hundredth of the steps.
 
 The guides are run by tests/test_docs_pages.py.
 """
