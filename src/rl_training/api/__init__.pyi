@@ -42,7 +42,7 @@ class _TrainKeys(TypedDict, total=False):
     keep_checkpoints: int | float
     """number of newest checkpoints to keep, in addition to `best/`; ≥ 1; default 3"""
     loggers: Sequence[str | type[Logger]]
-    """additional loggers: `wandb` (Weights & Biases), or your own as `module:Class`, with --allow-import; default
+    """additional loggers: `wandb` (Weights & Biases), or your own as `module:Class`, with `--allow-import`; default
     ()"""
     tags: Sequence[str]
     """labels that are recorded with the run; default ()"""
@@ -50,7 +50,8 @@ class _TrainKeys(TypedDict, total=False):
     """passed to `gymnasium.make`; default {}"""
     wrappers: Sequence[Any]
     """wrappers of each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-    `RescaleAction: {min_action: -1, max_action: 1}`; your own as `module:Class`, with --allow-import; default ()"""
+    `RescaleAction: {min_action: -1, max_action: 1}`; your own as `module:Class`, with `--allow-import`; default
+    ()"""
     given_envs: Sequence[Literal["env_id", "eval_env"]]
     """which of these were passed as Python objects, which their names cannot create; set when a run starts; default
     ()"""

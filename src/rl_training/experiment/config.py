@@ -64,7 +64,7 @@ class TrainConfig(Settings):
     """All settings of a run; two equal configs describe the same run."""
 
     algo: Result[Annotated[Text, AfterValidator(normalise_algo)]]
-    """name of the algorithm, in any case; your own as `module:Class`, with --allow-import"""
+    """name of the algorithm, in any case; your own as `module:Class`, with `--allow-import`"""
     env_id: Result[Text | None]
     """Gymnasium id; null trains on data alone (offline algorithms)"""
     seed: PerRun[Seed | None] = 0
@@ -97,7 +97,7 @@ class TrainConfig(Settings):
     keep_checkpoints: Place[PositiveInt] = 3
     """number of newest checkpoints to keep, in addition to `best/`"""
     loggers: Place[Annotated[tuple[str, ...], BeforeValidator(known_loggers), BeforeValidator(list_as_tuple)]] = ()
-    """additional loggers: `wandb` (Weights & Biases), or your own as `module:Class`, with --allow-import"""
+    """additional loggers: `wandb` (Weights & Biases), or your own as `module:Class`, with `--allow-import`"""
     tags: PerRun[Annotated[tuple[str, ...], BeforeValidator(list_as_tuple)]] = ()
     """labels that are recorded with the run"""
     algo_kwargs: Result[PlainMapping] = Field(default_factory=dict)
@@ -106,7 +106,7 @@ class TrainConfig(Settings):
     """passed to `gymnasium.make`"""
     wrappers: Result[Annotated[tuple[Any, ...], BeforeValidator(wrapper_list)]] = ()
     """wrappers of each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-    `RescaleAction: {min_action: -1, max_action: 1}`; your own as `module:Class`, with --allow-import"""
+    `RescaleAction: {min_action: -1, max_action: 1}`; your own as `module:Class`, with `--allow-import`"""
     given_envs: Result[Annotated[tuple[Literal["env_id", "eval_env"], ...], BeforeValidator(list_as_tuple)]] = ()
     """which of these were passed as Python objects, which their names cannot create; set when a run starts"""
     init_from: Result[Annotated[PathText, Field(min_length=1)] | None] = None
