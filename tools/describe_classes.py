@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from textwrap import fill, indent
 from types import NoneType, UnionType
@@ -113,9 +113,14 @@ def grouped() -> dict[tuple[str, ...], list[type[Settings]]]:
     return groups
 
 
+@functools.cache
+def parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(MANAGED[name]).parameters
+
+
 def value_of(name: str, key: str) -> str:
     """The default of a setting of a class, as Python writes it."""
-    value = inspect.signature(MANAGED[name]).parameters[key].default
+    value = parameters(name)[key].default
     return repr(value.type if isinstance(value, Schedule) else value)
 
 
@@ -139,7 +144,7 @@ def default(key: str, names: tuple[str, ...]) -> str:
 @functools.cache
 def shared_settings() -> dict[str, str]:
     """The settings that all classes have, with the default of most classes."""
-    first, *others = (inspect.signature(managed).parameters for managed in MANAGED.values())
+    first, *others = map(parameters, MANAGED)
     keys = [key for key in first if key != "env" and all(key in other for other in others)]
     return {key: next(iter(defaults(key, MANAGED))) for key in keys}
 
@@ -154,14 +159,14 @@ def signature(name: str | None = None) -> str:
     if name is None:
         return f"(env=None, *, {', '.join(f'{key}={value}' for key, value in shared.items())}, **settings)"
     hyperparameters = get_algorithm_spec(MANAGED[name].algo).learner.Config.model_fields
-    known = {key: value_of(name, key) for key in inspect.signature(MANAGED[name]).parameters if key != "env"}
+    known = {key: value_of(name, key) for key in parameters(name) if key != "env"}
     own = [f"{key}={value}" for key, value in known.items() if key in hyperparameters or shared.get(key) != value]
     return f"(env=None, *, {', '.join(own)}, **settings)"
 
 
 def keys(kind: type[Settings], names: tuple[str, ...]) -> list[str]:
     """The keys that a settings class adds to its bases, each with its text under it."""
-    taken, lines = inspect.signature(MANAGED[names[0]]).parameters.keys() - {"seeds"}, []
+    taken, lines = parameters(names[0]).keys() - {"seeds"}, []
     inherited = {key for base in kind.__bases__ for key in getattr(base, "model_fields", ())}
     for key, schema in kind.model_json_schema()["properties"].items():
         if key in taken and key not in inherited:

@@ -7,8 +7,8 @@
 
 The data are random numbers in an HDF5 file, written in chunks and removed afterwards. Each measurement is
 a separate process that trains as the command line does. `disk` is measured after its file has been packed and the
-system has been asked to forget it; packing is the time of the process that found no packed file. On a CPU the device's
-memory is the host's, so there is no `device`.
+system has been asked to forget it; packing is the time of the process that found no packed file. On a CPU the
+device's memory is the host's, so there is no `device`.
 """
 
 from __future__ import annotations
