@@ -112,7 +112,7 @@ def program_name() -> str:
 
 
 def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
-    """Print rows on standard output, each cell on one line; without a header the first column has the names."""
+    """Rows on standard output, each cell on one line; without a header the first column holds the names."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     if header and sys.stdout.isatty():  # without a header, long paths stay on one line
         import rich.box
