@@ -1,1 +1,1 @@
-"""Measurements: speed, learning, overhead and parity, beside the peers that are installed. Programs, not tests."""
+"""Benchmarks: speed, learning, overhead and parity, compared with the peers that are installed."""

@@ -1,4 +1,4 @@
-"""Files of results: JSON with every entry on a line of its own, so that the difference of two versions is short."""
+"""Files of results: JSON with one entry per line, so that diffs are short."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def read(path: Path) -> Any:
-    """The content of a file; None if there is none."""
+    """The content of a file; None if it does not exist."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

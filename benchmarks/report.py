@@ -1,12 +1,12 @@
-"""Where measurements are kept and how they reach the documentation.
+"""Storage of measurements, and the tables in the documentation.
 
 Each program writes `benchmarks/results/<program>.json`: one entry per key, so that runs made one after another, or
 on another machine, add up to one table. The tables in `docs/` are rendered from those files and nothing else; a
 program replaces only the text between its own `<!-- begin NAME -->` and `<!-- end NAME -->`.
 
     python -m benchmarks.report                    render every page again, those of the studies too
-    python -m benchmarks.report render DIR         the same into DIR/docs, to compare with the pages there are
-    python -m benchmarks.report merge FILE …       take in results measured elsewhere, then render
+    python -m benchmarks.report render DIR         the same into DIR/docs, to compare with the present pages
+    python -m benchmarks.report merge FILE …       add results of another machine, then render
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ COMMIT, UNKNOWN = "RL_TRAINING_COMMIT", "unknown"
 _PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "stable_baselines3", "sb3_contrib")
 
 Entry = dict[str, Any]
-# What a program writes: (document, section name) -> markdown. A document is `README` or a page of docs/.
+# The output of a program: (document, section name) -> markdown. A document is `README` or a page of docs/.
 Sections = dict[tuple[str, str], str]
 
 
@@ -81,7 +81,7 @@ def name_of(root: Path) -> str:
 
 
 def commit() -> str:
-    """The commit at work: by the environment where there is no repository to ask, or by the repository."""
+    """The current commit: from the environment variable if it is set, otherwise of the repository."""
     return os.environ.get(COMMIT) or name_of(ROOT)
 
 
@@ -105,7 +105,7 @@ def machine(device: str) -> str:
 
 
 def stamp(device: str) -> Entry:
-    """What every entry says about where and when it was measured."""
+    """The fields of every entry: where and when it was measured."""
     return {
         "date": datetime.date.today().isoformat(),
         "checkout": commit(),
@@ -117,7 +117,7 @@ def stamp(device: str) -> Entry:
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the option that every program has."""
+    """A parser with the options of every program."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="keep results here and leave the documentation alone")
     return parser
@@ -128,7 +128,7 @@ def default_device() -> str:
 
 
 class Results:
-    """The entries of one program, written to disk as they come."""
+    """The entries of one program, written to disk one by one."""
 
     def __init__(self, program: str, path: Path | None = None) -> None:
         self.program = program
@@ -140,7 +140,7 @@ class Results:
         return {} if content is None else content["entries"]
 
     def add(self, entries: dict[str, Entry]) -> None:
-        """Add or replace entries; safe beside another process doing the same."""
+        """Add or replace entries; safe if another process does the same."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
@@ -151,7 +151,7 @@ class Results:
             os.close(folder)
 
     def render(self, sections: Callable[[dict[str, Entry]], Sections]) -> None:
-        """Write the program's sections; results kept elsewhere are left for `merge` to render."""
+        """Write the program's sections; results in another folder are rendered by `merge`."""
         if self.elsewhere:
             print(f"\nresults in {self.path}; take them into the documentation with "
                   f"`python -m benchmarks.report merge {self.path}`")  # fmt: skip
@@ -215,7 +215,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def origins(entries: Iterable[Entry]) -> str:
-    """Dates, machines and versions behind a table, each said once."""
+    """Dates, machines and versions of a table, each named once."""
     entries = list(entries)
     dates = sorted({e["date"] for e in entries})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"

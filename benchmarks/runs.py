@@ -1,4 +1,4 @@
-"""Training runs that are measured: their configuration, their data, and what is recorded of them."""
+"""Training runs that are measured: their configuration, data and records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rl_training.spaces import SpaceSpec
 
 
 def train(config: TrainConfig, folder: str | Path, *callbacks: Callback) -> TrainResult:
-    """As the command line does, without its output."""
+    """Train as the command line does, without its output."""
     spec = get_algorithm_spec(config.algo)
     return spec.train(
         config.replace(output_dir=str(folder)), callbacks=list(callbacks), options=RunOptions(quiet=True)
@@ -30,7 +30,7 @@ def train(config: TrainConfig, folder: str | Path, *callbacks: Callback) -> Trai
 
 
 def seconds_of_run(config: TrainConfig, *callbacks: Callback, parent: Path | None = None) -> float:
-    """Seconds of the whole call: set-up, compiling, training, the last checkpoint. What it wrote is removed."""
+    """Seconds of the whole call: set-up, compiling, training, the last checkpoint. Its files are removed."""
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         started = time.perf_counter()
         train(config, folder, *callbacks)

@@ -150,14 +150,14 @@ def test_every_promised_plan_is_there_and_names_what_exists(name: str) -> None:
         assert (ROOT / "src" / "rl_training" / path).exists(), path
 
 
-def test_the_architecture_names_every_room_and_only_files_that_exist() -> None:
+def test_the_architecture_names_every_layer_and_only_files_that_exist() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     package = ROOT / "src" / "rl_training"
     for path in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
         assert (package / path).is_file(), path
-    for room in package.iterdir():
-        if (room / "__init__.py").exists():
-            assert f"`{room.name}/`" in text, room.name
+    for layer in package.iterdir():
+        if (layer / "__init__.py").exists():
+            assert f"`{layer.name}/`" in text, layer.name
     for file in (package / "runtime").glob("[!_]*.py"):
         assert f"`runtime/{file.name}`" in text or file.name.endswith("_trainer.py"), file.name
 

@@ -117,6 +117,23 @@ def test_a_stub_has_the_parameters_of_the_class(name: str) -> None:
     assert (inspect.getdoc(managed) or "").startswith(inspect.cleandoc(ast.get_docstring(stubs()[name]) or "?"))
 
 
+@pytest.mark.parametrize("name", describe_classes.MANAGED)
+def test_the_reference_shows_every_setting_with_its_default(name: str) -> None:
+    """In the signature of the class, or in that of `ManagedAlgorithm` if the default is the same."""
+
+    def defaults_in(signature: str) -> dict[str, object]:
+        arguments = ast.parse(f"def made{signature}: ...").body[0].args  # type: ignore[attr-defined]
+        names = [argument.arg for argument in arguments.kwonlyargs]
+        return dict(zip(names, map(ast.literal_eval, arguments.kw_defaults), strict=True))
+
+    shared, own = defaults_in(describe_classes.signature()), defaults_in(describe_classes.signature(name))
+    known = inspect.signature(describe_classes.MANAGED[name]).parameters
+    assert {**shared, **own} == {
+        key: getattr(v.default, "type", v.default) for key, v in known.items() if key != "env"
+    }
+    assert own.keys() >= {"learning_rate", "gamma"}
+
+
 @pytest.mark.parametrize("line", [line for line in PROGRAM.splitlines() if re.match(r"[A-Z]\w+\(", line)])
 def test_the_classes_take_and_refuse_the_same(line: str) -> None:
     scope = {name: getattr(rl_training, name) for name in rl_training.__all__} | {

@@ -1,16 +1,18 @@
-"""Write the stubs that editors and type checkers read: what the managed classes take, from their settings classes.
+"""Write the stubs for editors and type checkers, and the signatures of the reference, from the settings classes.
 
     python -m tools.describe_classes
 
-At run time both packages import their names on first use, which no static tool can follow. The keywords of a class
-are one `TypedDict`, which inherits the keys that several classes share. A key's type is what may be written, not
-what is kept: a list for a tuple, 1e6 for a whole number, a path for its text. The text under a key ends with its
+Both packages import their names on first use, which no static tool can follow. The keywords of a class are one
+`TypedDict`, which inherits the keys that several classes share. The type of a key is what a caller may pass, not
+what is stored: a list for a tuple, 1e6 for an integer, a path for a string. The text under a key ends with its
 range and its default, if that is not None.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from textwrap import fill, indent
 from types import NoneType, UnionType
@@ -48,7 +50,7 @@ CLASS = """class {name}(ManagedAlgorithm[Seeds]):
 
     def __init__(self, env: _Env = None, *, seeds: Seeds = ..., **settings: Unpack[_{name}Settings]) -> None: ...
 """
-# What a class takes beyond the type its configuration keeps.
+# Keys for which a class accepts more than its configuration stores.
 WRITTEN = {
     "eval_env": "Environment | None",
     "alpha": 'float | Literal["auto"]',
@@ -69,7 +71,7 @@ MANAGED: dict[str, type[ManagedAlgorithm]] = {
 
 
 def written(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
-    """The type of what a user may write for a field of that type."""
+    """The type that a caller may pass for a field of type `annotation`."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return written(parts[0], (*metadata, *parts[1:]))
@@ -111,22 +113,60 @@ def grouped() -> dict[tuple[str, ...], list[type[Settings]]]:
     return groups
 
 
-def default(key: str, names: tuple[str, ...]) -> str:
-    """The default of most of these classes, followed by those of the others; empty if it is None for all."""
+@functools.cache
+def parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(MANAGED[name]).parameters
+
+
+def value_of(name: str, key: str) -> str:
+    """The default of a setting of a class, as Python writes it."""
+    value = parameters(name)[key].default
+    return repr(value.type if isinstance(value, Schedule) else value)
+
+
+def defaults(key: str, names: Iterable[str]) -> dict[str, list[str]]:
+    """The defaults of a setting with the classes that have them, the most frequent first."""
     having: dict[str, list[str]] = {}
     for name in names:
-        value = inspect.signature(MANAGED[name]).parameters[key].default
-        having.setdefault(repr(value.type if isinstance(value, Schedule) else value), []).append(name)
-    usual, *others = sorted(having, key=lambda value: -len(having[value]))
-    rest = "; ".join(f"{', '.join(having[value])}: {value}" for value in others)
+        having.setdefault(value_of(name, key), []).append(name)
+    return dict(sorted(having.items(), key=lambda item: -len(item[1])))
+
+
+def default(key: str, names: tuple[str, ...]) -> str:
+    """The default of most of these classes, followed by those of the others; empty if it is None for all."""
+    (usual, _), *others = defaults(key, names).items()
+    rest = "; ".join(f"{', '.join(having)}: {value}" for value, having in others)
     if rest:
         return f"default {usual} ({rest})"
     return "" if usual == "None" else f"default {usual}"
 
 
+@functools.cache
+def shared_settings() -> dict[str, str]:
+    """The settings that all classes have, with the default of most classes."""
+    first, *others = map(parameters, MANAGED)
+    keys = [key for key in first if key != "env" and all(key in other for other in others)]
+    return {key: next(iter(defaults(key, MANAGED))) for key in keys}
+
+
+def signature(name: str | None = None) -> str:
+    """The signature of a managed class in the reference; without a name, that of `ManagedAlgorithm`.
+
+    `ManagedAlgorithm` shows the shared settings. A class shows its hyperparameters, the settings that not all
+    classes have, and shared settings with another default.
+    """
+    shared = shared_settings()
+    if name is None:
+        return f"(env=None, *, {', '.join(f'{key}={value}' for key, value in shared.items())}, **settings)"
+    hyperparameters = get_algorithm_spec(MANAGED[name].algo).learner.Config.model_fields
+    known = {key: value_of(name, key) for key in parameters(name) if key != "env"}
+    own = [f"{key}={value}" for key, value in known.items() if key in hyperparameters or shared.get(key) != value]
+    return f"(env=None, *, {', '.join(own)}, **settings)"
+
+
 def keys(kind: type[Settings], names: tuple[str, ...]) -> list[str]:
     """The keys that a settings class adds to its bases, each with its text under it."""
-    taken, lines = inspect.signature(MANAGED[names[0]]).parameters.keys() - {"seeds"}, []
+    taken, lines = parameters(names[0]).keys() - {"seeds"}, []
     inherited = {key for base in kind.__bases__ for key in getattr(base, "model_fields", ())}
     for key, schema in kind.model_json_schema()["properties"].items():
         if key in taken and key not in inherited:
@@ -137,7 +177,7 @@ def keys(kind: type[Settings], names: tuple[str, ...]) -> list[str]:
 
 
 def typed_dict(name: str, bases: list[str], lines: list[str]) -> str:
-    """A class of keys, which may be none of its own; a long line is broken as ruff does it."""
+    """A `TypedDict` with the keys in `lines`, which may be empty; long lines are broken as by ruff."""
     arguments = [*bases, "total=False"] if lines else bases
     head = f"class {name}({', '.join(arguments)}):"
     if len(head) > 116:

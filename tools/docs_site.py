@@ -20,7 +20,7 @@ from sphinx.util.logging import getLogger
 from sphinx.util.typing import stringify_annotation
 
 from rl_training.api import managed
-from tools import describe_algorithm
+from tools import describe_algorithm, describe_classes
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -98,9 +98,9 @@ def read_included(app: Sphinx, path: Any, docname: str, content: list[str]) -> N
 def shorten_signature(
     app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None]:
-    """A managed class is made from an environment and settings; types with a name are shown by it."""
-    if is_managed(thing):
-        return "(env=None, **settings)", None
+    """Settings of a managed class become keywords; types with a name are shown by it."""
+    if is_managed(thing) or thing is managed.ManagedAlgorithm:
+        return describe_classes.signature(thing.__name__ if is_managed(thing) else None), None
     return named(signature), named(returns)
 
 

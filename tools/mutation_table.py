@@ -887,7 +887,7 @@ _OFFLINE = [
     ),
     _mistake(
         "scale",
-        "a categorical policy tells probabilities as their logarithms",
+        "a categorical policy returns probabilities as log-probabilities",
         "models/policies.py",
         "at_actions(self(obs).log_softmax(-1), actions)",
         "at_actions(self(obs).softmax(-1), actions)",
@@ -954,7 +954,7 @@ _MODELS = [
     ),
     _mistake(
         "sampling",
-        "the first critic is asked whichever members are named",
+        "the first critic is used for all named members",
         "models/mlp.py",
         "parameter.index_select(0, members)",
         "parameter[: len(members)]",
@@ -1118,7 +1118,7 @@ _COLLECTING = [
     ),
     _mistake(
         "n-step",
-        "an n-step return goes on after a truncation",
+        "an n-step return continues after a truncation",
         "data/n_step.py",
         "(ring[:, -1][slots[:, :-1]] == 0)",
         "(ring[:, -1][slots[:, :-1]] != 1)",
@@ -1126,7 +1126,7 @@ _COLLECTING = [
     ),
     _mistake(
         "n-step",
-        "an n-step return goes on after the newest row",
+        "an n-step return continues after the newest row",
         "data/n_step.py",
         " & (offsets[1:] <= later)",
         "",

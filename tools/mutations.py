@@ -94,7 +94,7 @@ def planted(copy: Path, mutation: Mutation) -> Iterator[None]:
     source = path.read_text(encoding="utf-8")
     path.write_text(mutated(source, mutation), encoding="utf-8")
     for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
-        compiled.unlink()  # a file of the same second and size would be taken for the present source
+        compiled.unlink()  # otherwise Python may use it for a source of the same size and second
     try:
         yield
     finally:
@@ -106,7 +106,7 @@ def run_tests(copy: Path, tests: Sequence[str], output: Path, *, keep_bytecode: 
     import pytest
 
     code = 70
-    gc.freeze()  # pytest collects garbage several times; what the parent imported is none
+    gc.freeze()  # exclude the parent's imports from garbage collection
     try:
         sys.stdout = sys.stderr = output.open("w", encoding="utf-8")
         os.dup2(sys.stdout.fileno(), 1)
@@ -167,7 +167,7 @@ class Pool:
         self.running[pid] = finish
 
     def wait(self) -> None:
-        """Until one child has ended."""
+        """Wait until one child has ended."""
         pid, status = os.wait()
         self.running.pop(pid)(os.waitstatus_to_exitcode(status))
 
@@ -216,7 +216,7 @@ def check_mutations(pool: Pool, mutations: Sequence[Mutation]) -> list[Mutation]
 
 
 def _ignored(folder: str, names: list[str]) -> set[str]:
-    """What is not copied; `runs` is output in the root, and a package of the source."""
+    """Files that are not copied; `runs` is output in the root, but a package in the source."""
     return _IGNORED(folder, names) | ({"runs"} if Path(folder) == ROOT else set())
 
 

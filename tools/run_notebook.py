@@ -1,4 +1,4 @@
-"""Execute a notebook in a folder of its own and keep what it showed: `python -m tools.run_notebook NOTEBOOK`.
+"""Execute a notebook in its own folder and store its outputs: `python -m tools.run_notebook NOTEBOOK`.
 
 What depends on the day or the machine is left out: times of execution, the kernel's version, the lines of progress.
 """
@@ -14,8 +14,8 @@ from nbclient import NotebookClient
 
 
 def executed(notebook: nbformat.NotebookNode, folder: Path, timeout: int = 900) -> nbformat.NotebookNode:
-    """`notebook` with its outputs; what it writes goes to `folder`. Raises where a cell does."""
-    # Modules beside the notebook's own files are found there, as they are by a person who opens it.
+    """Run `notebook` in `folder` and return it with its outputs; raises if a cell raises."""
+    # The notebook can import modules from this folder, as in an editor.
     client = NotebookClient(notebook, timeout=timeout, resources={"metadata": {"path": str(folder)}})
     client.execute()
     return notebook

@@ -1,20 +1,20 @@
-"""What was learned, made from studies: every learning result of `docs/results.md` that has several seeds.
+"""Learning results of `docs/results.md` that have several seeds, from studies.
 
     python -m benchmarks.evidence run STUDY… --data DIR --minutes 9 --output-dir DIR
-        Work on the studies of these files, one after the other, for so many minutes; then judge what is done and
-        leave NAME.json (scores and curves, small) and NAME.zip (the packed study) beside the studies' folders.
-        NAME.json is written while the study is trained, so that a command that is killed leaves its curves. The
-        same command continues where it stopped. `--from DIR` begins with the files that an earlier machine left:
-        what was done there is not done again, what was under way starts from its beginning.
+        Run the studies of these files, one after another, for this many minutes; then evaluate the finished runs
+        and write NAME.json (scores and curves) and NAME.zip (the packed study) next to the studies' folders.
+        NAME.json is written during training, so that a killed command leaves its curves. The same command
+        continues where it stopped. `--from DIR` starts with the files of an earlier machine: finished runs are
+        not repeated, unfinished ones start again.
     python -m benchmarks.evidence judge PACK_OR_FOLDER… --output-dir DIR
-        Judge the last policies in packed studies (`--policies last`) or studies' folders, on a CPU, any time later.
+        Evaluate the last policies in packed studies (`--policies last`) or studies' folders on a CPU, at any time.
     python -m benchmarks.evidence render [NAME.json …]
-        Take results into `benchmarks/results/evidence/`, and write the tables and figures of `docs/` from there.
+        Copy results to `benchmarks/results/evidence/`, and write the tables and figures of `docs/` from them.
 
-One table from nothing: `python -m benchmarks.evidence run benchmarks/studies/NAME.yaml --data DIR --render`.
+A whole table: `python -m benchmarks.evidence run benchmarks/studies/NAME.yaml --data DIR --render`.
 
-working     a study for some minutes
-judging     the last checkpoint of every run, on episodes that nothing was chosen by
-keeping     what is kept of a study in the repository
-rendering   tables and figures; `published` are the references beside ours
+working     run a study for some minutes
+judging     evaluate the last checkpoint of every run on episodes that were not used for any choice
+keeping     the results of a study that the repository stores
+rendering   tables and figures; `published` has published results
 """

@@ -1,4 +1,4 @@
-"""The commands: see the head of the package."""
+"""The commands; see the docstring of the package."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="work on studies, judge what is done, pack it")
+    run = commands.add_parser("run", help="run studies, evaluate finished runs, pack them")
     run.add_argument("studies", nargs="+", type=Path, metavar="STUDY", help="files, in order of priority")
     run.add_argument("--device", help="auto, cpu, cuda or cuda:N, in place of what the studies say")
-    run.add_argument("--minutes", type=float, help="of training; judging and packing come after it")
+    run.add_argument("--minutes", type=float, help="minutes of training; evaluating and packing follow")
     run.add_argument("--workers", type=int, default=1, help="that train groups of one study side by side")
-    run.add_argument("--commit", help=f"where there is no repository to ask; or set {working.COMMIT}")
+    run.add_argument("--commit", help=f"the commit, if this is not a repository; or set {working.COMMIT}")
     run.add_argument("--policies", choices=("last", "best", "none"), default="last", help="that are packed")
     run.add_argument("--render", action="store_true", help="take the results into the documentation")
-    judge = commands.add_parser("judge", help="judge last policies of packed studies or studies' folders")
+    judge = commands.add_parser("judge", help="evaluate the last policies of packed studies or studies' folders")
     judge.add_argument("places", nargs="+", type=Path, metavar="PACK_OR_FOLDER")
     for command in (run, judge):
         command.add_argument(
@@ -39,7 +39,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         )
         command.add_argument("--data", type=Path, metavar="DIR", help="folder of the data files that studies name")
         command.add_argument("--output-dir", type=Path, default=Path("runs/evidence"), metavar="DIR")
-        command.add_argument("--processes", type=int, help="that judge side by side; by default one per core")
+        command.add_argument("--processes", type=int, help="processes that evaluate; by default one per core")
     render = commands.add_parser("render", help="take results in, and write tables and figures")
     render.add_argument("results", nargs="*", type=Path, metavar="NAME.json")
     return parser.parse_args(given)
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _judged(place: Path, folder: Path, file: Path, options: argparse.Namespace) -> Path:
-    """Collect a study into `file`, judging what is not judged there; `folder` has its policies."""
+    """Collect a study into `file` and evaluate the runs that are not evaluated there; `folder` has its policies."""
     kept = keeping.collect(place, working.files_of(file, options.earlier))
     if options.data is not None:
         keeping.note_data(kept, options.data)
@@ -93,7 +93,7 @@ def judge(options: argparse.Namespace) -> int:
 
 
 def take(file: Path) -> None:
-    """Add results made elsewhere to those of the repository."""
+    """Add results of another machine to those of the repository."""
     from benchmarks.evidence import rendering
 
     new = keeping.load(file)

@@ -1,14 +1,14 @@
-"""What classes have to learn with nothing set, `SAC("Pendulum-v1", seed=0).learn(10_000)`.
+"""What classes must learn with default settings, `SAC("Pendulum-v1", seed=0).learn(10_000)`.
 
-The study `bare-classes` trains them and is the only home of the budgets, which the README lists. `LINES` are the
-returns that count as having learned: set before anything was measured, and required of every seed.
+The study `bare-classes` trains them and defines the budgets, which the README lists. `LINES` are the returns that
+count as learned: they were set before the first measurement and are required of every seed.
 
 - Pendulum-v1, -200: swung up and held; random actions get -1,200, the best possible is about -140.
 - CartPole-v1, 450 of 500.
-- Behaviour cloning copies good and bad episodes alike: it has to reach the mean return of its data, no more, less
-  the standard error that as many episodes of the data would have as it is evaluated on.
-- The other offline algorithms, and RLPD, have data from which -200 can be learned: a replay buffer of an agent that
-  did, from its first random episodes on.
+- Behaviour cloning copies good and bad episodes: it must reach the mean return of its data, less the standard
+  error of the mean over as many episodes as it is evaluated on.
+- The other offline algorithms and RLPD use the replay buffer of an agent that learned, from its first random
+  episodes on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LINES = {"Pendulum-v1": -200.0, "CartPole-v1": 450.0}
 
 @dataclass(frozen=True)
 class Bare:
-    """Where a bare class is tried, its budget (steps; offline, updates) and the return it must reach."""
+    """The environment of a class, its budget (steps; offline, updates) and the return it must reach."""
 
     env: str
     budget: int
@@ -35,7 +35,7 @@ class Bare:
 
 
 def read() -> dict[str, Bare]:
-    """By algorithm: what the study says, and the return for its environment; cloning has none of its own."""
+    """By algorithm: the settings of the study, and the required return; cloning has none."""
     tasks = parse_yaml(STUDY.read_text(encoding="utf-8"), str(STUDY)).value["list"]
     return {
         task["algo"]: Bare(

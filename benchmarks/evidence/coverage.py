@@ -1,11 +1,11 @@
-"""How often the 95 % interval of the interquartile mean covers the truth, and one of two equals is called better.
+"""Coverage of the 95 % interval of the interquartile mean, and how often one of two equal methods is called better.
 
     python -m benchmarks.evidence.coverage [--studies 1000] [--json src/rl_training/assets/report/coverage.json]
 
-Every study is drawn from five tasks whose scores are distributed as those of runs are: evenly, with a tail, with
-seeds that fail, in two camps, close to a ceiling. The truth is the interquartile mean of so many draws that its own
-error is a hundredth of an interval. The best method is the one whose coverage is nearest to what it promises, all
-sizes together; it must be the default of the package. The file is what the footnote of every report is read from.
+Every study is drawn from five tasks whose scores are distributed as those of runs: evenly, with a tail, with seeds
+that fail, in two groups, close to a ceiling. The truth is the interquartile mean of enough draws that its error is
+a hundredth of an interval. The best method is the one whose coverage over all sizes is nearest to its nominal
+level; it must be the default of the package. The footnote of every report is read from the file.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def measure(tasks: int, seeds: int, studies: int) -> dict[str, dict[str, float]]
 
 
 def called_better(tasks: int, seeds: int, studies: int) -> float:
-    """How often one of two methods is called better whose scores are drawn alike."""
+    """How often one of two methods with equally distributed scores is called better."""
     rng, found = np.random.default_rng(11), 0
     for number in range(studies):
         kind = kinds_of(tasks)[number % len(kinds_of(tasks))]
@@ -73,7 +73,7 @@ def called_better(tasks: int, seeds: int, studies: int) -> float:
 
 
 def best_of(sizes: list[dict[str, Any]]) -> str:
-    """The method whose coverage is nearest to its promise on average."""
+    """The method whose coverage is nearest to its nominal level on average."""
     return min(METHODS, key=lambda m: sum(abs(size["methods"][m]["coverage"] - CONFIDENCE) for size in sizes))
 
 

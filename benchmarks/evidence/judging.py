@@ -1,7 +1,7 @@
-"""The last checkpoint of every run that is over, on episodes by which nothing was chosen.
+"""Evaluate the last checkpoint of every finished run on episodes that were not used for any choice.
 
 During training every run is evaluated on episodes of one seed (`rl_training.seeding.EVALUATION_SEED`), by which
-best policies, stopping and settings may have been chosen. Judging plays episodes of another.
+best policies, stopping and settings may have been chosen. This evaluation uses another seed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _judge_alone(place: Path, episodes: int) -> Judged | str:
 def judged(
     places: Mapping[str, Path], processes: int | None = None, episodes: int = EPISODES
 ) -> Iterator[tuple[str, Judged]]:
-    """Every policy as it is judged, several side by side; one that cannot be judged is reported."""
+    """Evaluate all policies, several at a time, and yield each result; failures are reported."""
     count = min(processes or min(available_cores(), _MOST_PROCESSES), len(places))
     look = partial(_judge_alone, episodes=episodes)
     with ExitStack() as stack:
@@ -74,7 +74,7 @@ def judged(
 
 
 def last_policy(home: Path) -> Path | None:
-    """The newest checkpoint of a run, or the last policy that was packed with it; None where neither is there."""
+    """The newest checkpoint of a run, or the last policy that was packed with it; None if neither exists."""
     for parent in (home / "checkpoints", home / LAST):
         if list_checkpoints(parent):
             return find_checkpoint(parent)

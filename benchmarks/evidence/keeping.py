@@ -1,7 +1,6 @@
-"""What the repository keeps of a study: settings, curves and judgements of its runs, as one small JSON file.
+"""The results of a study that the repository stores: settings, curves and evaluations of its runs, as JSON.
 
-It holds what the report's own reading of the study says, so that tables and figures are made from it by the
-report's own code, as if the study were there.
+It has what the report reads from a study, so that the report's code can make tables and figures without the study.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ KIND = "rl_training.evidence"
 SCHEMA = 1
 OVER = ("finished", "stopped", "diverged")
 Kept = dict[str, Any]
-# Of run.json: what tables and figures ask for.
+# Fields of run.json that tables and figures use.
 _OF_RECORD = ("created", "resumed", "seconds", "device", "machine", "versions", "population", "commits", "threads")
 _OF_METRICS = ("global_step", "update_count", "epoch")
 
 
 def collect(place: Path, earlier: Iterable[Path] = ()) -> Kept:
-    """Everything that is kept of a study in a folder or a packed file, with the judgements in `earlier` files."""
+    """The stored results of a study in a folder or a packed file, with the evaluations in `earlier` files."""
     kept = _collect(place)
     for file in earlier:
         add_earlier(kept, load(file))
@@ -58,7 +57,7 @@ def _collect(place: Path) -> Kept:
 
 
 def _described(place: Path) -> tuple[str, list[str], list[str]]:
-    """Name of a study, what its file says of it, and the names of its trials."""
+    """Name and description of a study, and the names of its trials."""
     if place.is_dir():
         plan, text = read_plan(place), (place / STUDY).read_text(encoding="utf-8")
     else:
@@ -97,7 +96,7 @@ def _run(run: Run, settings: list[Mapping[str, Any]]) -> Kept:
 
 
 def note_data(kept: Kept, folder: Path) -> None:
-    """Write down what the episodes in the data returned, as far as their files are in `folder`."""
+    """Record the returns of the episodes in the data whose files are in `folder`."""
     offline = [run for run in kept["runs"].values() if run["dataset"] and run["env_id"]]
     for name, env_id in {run["dataset"]["name"]: run["env_id"] for run in offline}.items():
         files = [folder / f"{part}.npz" for part in name.split(" + ")]
@@ -110,7 +109,7 @@ def note_data(kept: Kept, folder: Path) -> None:
 def judge_all(
     kept: Kept, homes: Callable[[str], Path], processes: int | None, on_result: Callable[[], None]
 ) -> None:
-    """Evaluate every run that is over and was not evaluated; `homes` are their folders.
+    """Evaluate every finished run that was not evaluated; `homes` are their folders.
 
     `on_result` is called after each of them.
     """
@@ -134,7 +133,7 @@ def homes_of(folder: Path) -> Callable[[str], Path]:
 
 
 def add_earlier(kept: Kept, earlier: Kept | None) -> None:
-    """Add the judgements of an earlier look at the same runs: none is judged twice."""
+    """Add the evaluations in `earlier` of the same runs, so that no run is evaluated twice."""
     if earlier is None:
         return
     kept["data"] |= earlier["data"]
@@ -149,9 +148,10 @@ def _same_run(one: Kept, other: Kept) -> bool:
 
 
 def merged(old: Kept | None, new: Kept) -> Kept:
-    """Both looks at one study: of each run the one that is over and judged, the newer of two alike.
+    """Merge two results of one study: of each run the finished and evaluated one, or else the newer one.
 
-    A run that both have seen the end of stays as the first look told it."""
+    If both have the same run equally far, that of `old` is used.
+    """
     if old is None:
         return new
     if old["study"] != new["study"]:
@@ -180,7 +180,7 @@ def _index(settings: list[Mapping[str, Any]], one: Mapping[str, Any]) -> int:
 
 
 def load(path: Path) -> Kept | None:
-    """Results in a file; None where there is none."""
+    """The results in a file; None if it does not exist."""
     try:
         found = records.read(path)
     except (OSError, ValueError) as error:
@@ -197,11 +197,11 @@ def store(path: Path, kept: Kept) -> None:
     records.write(path, kept, "runs")
 
 
-# Back to what the report works with.
+# Conversion to the types of the report.
 
 
 def reading_of(kept: Kept, *, judgements: bool = False) -> Reading:
-    """The runs as the report reads them; with `judgements`, their curve is the one point they are judged by."""
+    """The runs as the report reads them; with `judgements`, their curve is the single final evaluation."""
     runs = []
     for name, run in kept["runs"].items():
         curve = _judged_curve(run) if judgements else _curve(run["curve"])

@@ -1,9 +1,9 @@
-"""Small DOPE: do ranks that need no environment agree with what the environment says?
+"""Small DOPE: do ranks without an environment agree with returns in the environment?
 
     python -m benchmarks.evidence.ope [--env Pendulum-v1] [--device cpu] [--updates 8000] [--bootstraps 3]
                              [--peer PYTHON] [--peers-only] [--folder DIR] [--results FILE]
 
-As Fu et al. 2021 do it, without downloads: eleven snapshots of one SAC run are judged by FQE on that run's own
+As Fu et al. 2021 do it, without downloads: eleven snapshots of one SAC run are evaluated by FQE on that run's own
 experience. The truth of each is its mean discounted return over 256 episodes, which end where the discount has
 become nothing, not at the environment's time limit. Told are Spearman's rank correlation, the regret of taking the
 policy with the best estimate, as a share of the range of truths, and the mean absolute error. With `--peer`, the

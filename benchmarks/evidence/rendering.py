@@ -38,7 +38,7 @@ def name_of(algo: str) -> str:
 
 
 def summary_of(kept: Kept, *, judgements: bool, at: float | None = None) -> Summary:
-    """The report's summary of a study: by judgements, or by the evaluations during training."""
+    """The report's summary of a study: by final evaluations, or by those during training."""
     reading = reading_of(kept, judgements=judgements)
     groups = group(reading, Selection())
     words = {method: f" ({text})" for method, text in groups.legend.items()}  # in place of a number
@@ -152,7 +152,7 @@ def _commits(runs: Iterable[Run]) -> str:
 
 
 def _better(summary: Summary, task: str) -> list[str]:
-    """Which methods of one budget are better than which, where the seeds can say so; or that they cannot."""
+    """Which methods of one budget are better than others, if the seeds show it; otherwise that they do not."""
     pairs = [
         pair
         for pair in summary.pairs
@@ -167,7 +167,7 @@ def _better(summary: Summary, task: str) -> list[str]:
 
 
 def _outside(summary: Summary, task: str, steps: Iterable[float]) -> list[str]:
-    """Where the published mean of an algorithm lies outside the interval of ours after as many steps."""
+    """Algorithms whose published mean is outside our interval after the same number of steps."""
     told = []
     for one in (one for budget in sorted(steps) for one in published(summary.groups.env_ids[task], budget)):
         for result in (result for result in summary.results.values() if result.task == task):
@@ -275,7 +275,7 @@ def _troubles(summary: Summary) -> list[str]:
 
 
 def _origin(kept: Kept, over: Sequence[Mapping[str, Any]]) -> str:
-    """How runs were judged, on which data, machines and versions they were made."""
+    """How runs were evaluated, and on which data, machines and versions they were trained."""
     seed = sorted({run["judged"]["seed"] for run in over if "judged" in run})
     data = sorted({f"{run['dataset']['name']} ({run['dataset']['rows']:,} rows, fingerprint "
                    f"{run['dataset']['fingerprint']})" for run in over if run["dataset"]})  # fmt: skip
@@ -358,7 +358,7 @@ def _summary_line(kept: Kept, result: Result, run: Run) -> list[str]:
 
 
 def _compared(one: Published, result: Result) -> str:
-    """Whether a published mean lies outside the interval of our IQM."""
+    """Whether a published mean is outside the interval of our IQM."""
     low, high = result.chosen.low, result.chosen.high
     if low is None or low <= one.mean <= high:
         return ""

@@ -1,4 +1,4 @@
-"""Work on studies for some minutes, and write their results as they are made."""
+"""Run studies for some minutes, and write their results during training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WORKING = "commit.txt"  # in a study's folder: the commit that works on it, or 
 
 @dataclass(frozen=True)
 class Order:
-    """How studies are worked on: where, for how long, and what they begin with."""
+    """How studies are run: where, for how long, and with which earlier results."""
 
     output_dir: Path
     data: Path | None = None
@@ -48,12 +48,12 @@ class Order:
 
 
 def commit_of(order: Order) -> str:
-    """The commit that works: as given, by the environment, or by the repository."""
+    """The current commit: as given, from the environment, or of the repository."""
     return order.commit or present_commit()
 
 
 def work_on(files: list[Path], order: Order) -> list[StudyStatus]:
-    """Work on every study in turn until the minutes are over; how those stand that were begun."""
+    """Run the studies in turn until the minutes are over; returns the status of those that were started."""
     end = None if order.minutes is None else time.monotonic() + 60 * order.minutes
     studies = [prepared(file, order) for file in files]  # what is wrong with any of them is said before the first
     commit, found = commit_of(order), []
@@ -68,7 +68,7 @@ def work_on(files: list[Path], order: Order) -> list[StudyStatus]:
 
 
 def prepared(file: Path, order: Order) -> Study:
-    """The study of a file, with what an earlier machine has made of it."""
+    """The study of a file, with the results of an earlier machine."""
     study = Study(file, output_dir=order.output_dir, data=order.data, device=order.device)
     packed = None if order.earlier is None else order.earlier / f"{study.folder.name}.zip"
     if packed is not None and packed.is_file() and not study.folder.exists():
@@ -105,7 +105,7 @@ class _OutOfTime(Exception):
 
 
 def _train(study: Study, plan: Plan, workers: int, results: _Results) -> None:
-    """Train what is missing in processes of their own, which can be stopped while they compile."""
+    """Train missing runs in separate processes, which can be stopped while they compile."""
     reopen_failed(study.folder, plan, NEVER_RETRIED, only=(FULL_DISK,))
     print(f"{plan.name}: {len(plan.trials)} trials in {study.folder}", flush=True)
     ended = TrialWatcher(study.folder, lambda text: print(text, flush=True))
@@ -122,11 +122,11 @@ def _train(study: Study, plan: Plan, workers: int, results: _Results) -> None:
 class _Results:
     """The file with the results of a study while it is trained; written again after runs have logged or evaluated.
 
-    A command that is killed leaves it, and so loses at most the last seconds.
+    If the command is killed, at most the last seconds are lost.
     """
 
     def __init__(self, folder: Path, order: Order, before: Mapping[str, object], commit: str) -> None:
-        """`before`: when each run was begun and resumed before this command, which is at `commit`."""
+        """`before`: when each run was started and resumed before this command, which runs at `commit`."""
         self._folder, self._file = folder, folder.with_name(f"{folder.name}.json")
         self._earlier, self._before, self._commit = order.earlier, before, commit
         self._logs: dict[Path, int] = {}
@@ -155,12 +155,12 @@ class _Results:
 
 
 def files_of(file: Path, earlier: Path | None) -> list[Path]:
-    """Files that may hold results of the study of `file`: from an earlier machine, and of this one."""
+    """Files that may contain results of the study of `file`: of an earlier machine and of this one."""
     return [file] if earlier is None else [earlier / file.name, file]
 
 
 def _moments(folder: Path, plan: Plan) -> dict[str, object]:
-    """When each run was begun and gone on with."""
+    """When each run was started and resumed."""
     records = {trial.name: record_of(home_of(folder, trial)) for trial in plan.trials}
     return {name: _moment(record) for name, record in records.items() if record}
 
@@ -201,7 +201,7 @@ def stop_after(seconds: float | None) -> Iterator[threading.Event]:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def outside(signum: int, frame: FrameType | None) -> None:
-        # Work has ended in this moment; it has handlers of its own while it lasts.
+        # Training has just ended; it has its own handlers while it runs.
         if not over.is_set():
             raise TrainingInterrupted("asked to stop; the same command goes on", signum)
 
@@ -218,7 +218,7 @@ def stop_after(seconds: float | None) -> Iterator[threading.Event]:
 
 
 def packed(folder: Path, policies: Policies) -> Path:
-    """The study as one file beside its folder, in place of an earlier one."""
+    """Pack the study into a file next to its folder, replacing an earlier one."""
     target = folder.with_name(f"{folder.name}.zip")
     fresh = folder.with_name(f".{folder.name}.zip")
     fresh.unlink(missing_ok=True)

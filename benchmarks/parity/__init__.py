@@ -6,6 +6,6 @@ cases              what is compared with which reference
 players            how each kind of reference is run
 lockstep           two implementations on the same weights, batches and noise
 references         REDQ's authors and CORL;  by_hand: the papers' formulas in plain torch
-d3rlpy_lockstep    d3rlpy, (rebrac_lockstep) CORL's ReBRAC and (cal_ql_lockstep) the authors' Cal-QL, each in a
-                   Python of its own
+d3rlpy_lockstep    d3rlpy, (rebrac_lockstep) CORL's ReBRAC and (cal_ql_lockstep) the authors' Cal-QL, each in
+                   its own Python environment
 """

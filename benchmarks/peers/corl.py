@@ -41,7 +41,7 @@ def stand_ins(rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def configuration(module: Any, order: Order, rows: int) -> Any:
-    """The file's own, with the device, the number of rows and what is asked for."""
+    """The settings of the file, with the device, the number of rows and those of the order."""
     wanted = {
         "device": order["device"],
         "batch_size": order["batch"],
@@ -114,7 +114,7 @@ def main() -> None:
     hold(module, turns)
     player = Player(module, order["file"])
     wait = nothing if order["device"] == "cpu" else torch.cuda.synchronize
-    # Its first batch is asked for before there is an update.
+    # The script requests its first batch before its first update.
     turns.begin({"versions": {"torch": torch.__version__}, "period": None}, wait, before=1, act=player.act)
     try:
         module.train(configuration(module, order, len(rows["rewards"])))

@@ -1,7 +1,7 @@
 """Scripts of CORL and Unifloral and FlashSAC's agent out of checkouts, each in a process of its own.
 
-Nothing of theirs is kept here: their scripts run as they stand and are paused between blocks of updates; FlashSAC's
-agent is asked for updates. A case has such a peer if the script's networks are the case's. What CORL has learned is
+Their code is not stored here: the scripts run unchanged and are paused between blocks of updates; FlashSAC's agent
+is called for updates. A case has such a peer if the script's networks are the case's. What CORL has learned is
 evaluated by this package's evaluator.
 """
 
@@ -221,7 +221,7 @@ class LoopUpdates(Script):
         super().__init__(library, loop, columns, device, batch=batch, settings=settings, tf32=tf32, within=within)
 
     def entry(self, ours: Rates, theirs: Rates) -> dict[str, Any]:
-        """What is kept of it, beside our rates of the same blocks."""
+        """The stored fields of the peer, with our rates of the same blocks."""
         return {
             **self.about(),
             "peer_rate": theirs.median,

@@ -1,11 +1,11 @@
 """Messages to a peer: an order, then numbers of updates or observations, each answered by one line of JSON.
 
     {…}                      the order: what to build; answered when it is built
-    100                      make so many updates
+    100                      make this many updates
     {"act": [[…], …]}        the actions of the policy as it is now
 
-`Process` is the end of this package, `Orders` that of the peer. A script with a training loop of its own is paused
-in it by `Turns`. This module imports neither torch nor this package.
+`Process` is this package's end, `Orders` the peer's. `Turns` pauses a script that has its own training loop. This
+module imports neither torch nor this package.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Evaluated:
 
 
 class Process:
-    """A module run by some Python in a process of its own; by default a module of this repository."""
+    """A module that a Python interpreter runs in another process; by default a module of this repository."""
 
     def __init__(
         self, python: str, module: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
@@ -99,7 +99,7 @@ class Process:
 
 
 class Ended(Exception):
-    """No more updates are wanted: raised inside a training loop, to leave it."""
+    """Raised inside a training loop to leave it when no more updates are requested."""
 
 
 def no_policy(_: Rows) -> Rows:
@@ -107,7 +107,7 @@ def no_policy(_: Rows) -> Rows:
 
 
 class Orders:
-    """Standard input and output; what else is printed goes to standard error."""
+    """Standard input and output; all other output goes to standard error."""
 
     def __init__(self) -> None:
         self._answers = os.fdopen(os.dup(1), "w")
@@ -119,7 +119,7 @@ class Orders:
         print(json.dumps(answer), file=self._answers, flush=True)
 
     def counts(self, act: Callable[[Rows], Rows] = no_policy) -> Iterator[int]:
-        """Every number of updates that is ordered; observations are answered meanwhile."""
+        """Yield each requested number of updates; requests for actions are answered in between."""
         for wanted in self._lines:
             if isinstance(wanted, int):
                 yield wanted
@@ -156,7 +156,7 @@ class Turns:
         self._counts = self._orders.counts(act)
 
     def made(self, count: int) -> None:
-        """The loop has made `count` more updates; returns when others are wanted."""
+        """Report `count` more updates; returns when more are requested."""
         self._left -= count
         if self._left > 0:
             return
@@ -169,16 +169,16 @@ class Turns:
 
 
 class Space:
-    """What the scripts use of a space: its shape, its bounds, and `seed`."""
+    """The attributes of a space that the scripts use: shape, bounds and `seed`."""
 
     def __init__(self, size: int) -> None:
         self.shape = (size,)
         self.high = [1.0] * size
 
     def seed(self, _: int) -> None:
-        """Nothing is drawn from it."""
+        """No effect: nothing is drawn from this space."""
 
 
 def environment(observations: int, actions: int, **more: Any) -> SimpleNamespace:
-    """Spaces alone: no update needs an environment."""
+    """An environment with spaces only: no update needs more."""
     return SimpleNamespace(observation_space=Space(observations), action_space=Space(actions), **more)

@@ -29,7 +29,7 @@ def installed(library: str = "sb3") -> bool:
 
 
 class Still(gym.Env[Any, Any]):
-    """Spaces alone: an agent is built for an environment."""
+    """An environment with spaces only, to construct an agent."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (OBS_DIM,), np.float32)
 
@@ -62,7 +62,7 @@ class SB3Policy(Evaluated):
 def rounds_of(config: TrainConfig) -> tuple[int, int]:
     """Vector steps between rounds of updates, and updates per round: as many updates per environment step as ours.
 
-    No updates if ours begin after the last step.
+    No updates if ours start after the last step.
     """
     online, count = resolve(config)[OnlineConfig], config.num_envs
     every = online.train_frequency

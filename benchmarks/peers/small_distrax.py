@@ -1,4 +1,4 @@
-"""What Unifloral's updates use of distrax, for a machine that does not have it: its names and formulas.
+"""The parts of distrax that Unifloral's updates use, for machines without it.
 
 distrax needs TensorFlow Probability, which is many times larger than everything else a script needs. A Normal, a
 constant, and either through tanh; samples, and samples with their log-densities.
@@ -29,7 +29,7 @@ class Deterministic:
         self.loc = loc
 
     def sample(self, *, seed: Any) -> Any:
-        """`seed` is not used: there is one value."""
+        """`seed` is not used: there is only one value."""
         return self.loc
 
 

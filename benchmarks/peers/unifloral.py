@@ -30,7 +30,7 @@ _UPDATES = 10**9
 
 
 def prepare(order: Order) -> None:
-    """Before jax is imported: what it may take of the machine."""
+    """Limit the resources of jax; call this before it is imported."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.3")  # the other side has its data there too
     os.environ["JAX_PLATFORMS"] = "cpu" if order["device"] == "cpu" else "cuda"
     if order["device"] == "cpu" and hasattr(os, "sched_setaffinity"):
@@ -53,7 +53,7 @@ class Held:
         )
 
     def arguments(self, kind: Any) -> Any:
-        """The script's own, with what the order says."""
+        """The arguments of the script, with those of the order."""
         order = self.turns.order
         scan = _SCAN[order["device"].partition(":")[0]]
         given = {"batch_size": order["batch"], "eval_interval": scan, "num_updates": _UPDATES, **order["settings"]}
@@ -66,7 +66,7 @@ class Held:
         return arguments
 
     def evaluate(self) -> Any:
-        """A scan has been asked for; the observations of an evaluation that takes no step."""
+        """End a scan; returns the observations of an evaluation without steps."""
         self.turns.made(self.updates)
         return self.rows["observations"][:8]
 

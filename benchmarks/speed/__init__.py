@@ -1,4 +1,4 @@
-"""Speed: one program for each table of `docs/performance.md`, and what they share.
+"""Speed: one program for each table of `docs/performance.md`, and shared modules.
 
     python -m benchmarks.speed.PROGRAM --help
 
@@ -13,5 +13,5 @@ minutes      until a return is reached, many environments, on a GPU
 population   many members trained as one;   seeds: the same end to end;   rounding: how far members differ
 overhead     guards and checkpoints;        startup: commands and imports
 data_sizes   data sets of any size;         export: exported policies;    report_size: reports of many runs
-picture      the figure and the table of the README
+picture      the figure and the tables of the README
 """

@@ -1,9 +1,9 @@
-"""Another checkout of this package and the present one in turn: is it as fast as it was?
+"""Compare the speed of this checkout with another one, in interleaved blocks.
 
 `--against PATH` of `benchmarks.speed.updates` and `benchmarks.speed.training`. PATH is a checkout of a commit that
 has one of `PROGRAMS`, and whose learners take the settings of the case or configuration. Three processes, each with
 the `src` and the `benchmarks` of its checkout, do the same work in turn, block by block: the present checkout, the
-other one, and the other one again. What the last two differ in is the noise of the ratio of the first two.
+other one, and the other one again. The difference between the last two is the noise of the ratio of the first two.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rl_training.updates import updater as running
 
 BLOCKS = 21
 NEW, OLD, AGAIN = "new", "old", "old again"
-# The module that does the work: its present name, and its name in earlier commits.
+# The module that is run: its present name, and its name in earlier commits.
 PROGRAMS = ("benchmarks.speed.against", "benchmarks.checkout")
 
 
@@ -69,7 +69,7 @@ def ratios(one: Rates, other: Rates) -> dict[str, float]:
 
 
 def said(entry: Entry, unit: str) -> str:
-    """One line for people."""
+    """The result as one line."""
 
     def words(r: dict[str, float]) -> str:
         half, every = f"{r['low']:.3f} to {r['high']:.3f}", f"{r['min']:.2f} to {r['max']:.2f}"
@@ -98,7 +98,7 @@ def updates(
 
 
 def steps(path: Path, config: TrainConfig, *, settled: int, count: int, blocks: int) -> Entry:
-    """Steps per second inside one run of each side, from step `settled` on: `count` of each side in all."""
+    """Steps per second inside one run of each side, from step `settled` on; `count` steps per side in total."""
     settings = resolve(config).to_dict()
     period = math.lcm(config.num_envs, settings["train_frequency"])  # a block holds whole portions of updates
     size = max(1, round(count / blocks / period)) * period
@@ -112,7 +112,7 @@ def steps(path: Path, config: TrainConfig, *, settled: int, count: int, blocks: 
 
 
 def serve() -> None:
-    """Do what the order says, as many updates or steps at a time as each further line asks for."""
+    """Execute the order; each further line is the number of updates or steps to make."""
     orders = Orders()
     (_serve_steps if "config" in orders.order else _serve_updates)(orders)
 
@@ -136,7 +136,7 @@ def _serve_updates(orders: Orders) -> None:
 
 
 class Blocks(Callback):
-    """Pauses a run after each block of steps until the next one is asked for; stops it after the last."""
+    """Pauses a run after each block of steps until the next one is requested; stops it after the last."""
 
     def __init__(self, orders: Orders) -> None:
         self.until: float = orders.order["settled"]

@@ -1,6 +1,6 @@
-"""What `benchmarks.speed.updates` measures: learners as published, on random rows of a HalfCheetah's shape.
+"""The cases of `benchmarks.speed.updates`: learners as published, on random rows with the shape of HalfCheetah's.
 
-Learners that have a temperature learn it, as the peers do: a fixed one would be less work.
+Learners with a temperature learn it, as the peers do; a fixed one would be faster.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ TWO, THREE = (256, 256), (256, 256, 256)
 class Case:
     """One row of the table.
 
-    `network` are settings of the networks beside `hidden_sizes`; `peer` is `library:Algorithm` with the same
-    networks; `goal` updates per second to reach on an H200 in float32; `goal_ratio` what to reach beside the peer
-    on a CPU.
+    `network` has further settings of the networks; `peer` is `library:Algorithm` with the same networks; `goal` is
+    the target of updates per second on an H200 in float32, `goal_ratio` the target ratio to the peer on a CPU.
     """
 
     name: str
@@ -50,7 +49,7 @@ class Case:
 
     @property
     def period(self) -> int:
-        """Updates after which the learner repeats itself: every variant has had its turn."""
+        """Number of updates after which the variants of the learner repeat."""
         config = self.learner.Config.parse(self.settings)
         return int(getattr(config, "policy_delay", None) or 1)
 
@@ -186,7 +185,7 @@ def source(case: Case, learner: Learner) -> TensorSource:
 def updater(
     case: Case, device: torch.device, *, acceleration: Acceleration = "auto", batch: int = 256, seed: int = 0
 ) -> Updater:
-    """Everything an update needs, data on the device included."""
+    """The updater of a case, with its data on the device."""
     learner = build(case, device, seed=seed)
     running.accelerate(learner, acceleration)
     return Updater(learner, source(case, learner), batch)

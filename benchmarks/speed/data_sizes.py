@@ -1,14 +1,14 @@
-"""What the size of a data set costs: loading it, the first update, updates, and memory, wherever its rows live.
+"""The cost of the size of a data set: loading, the first update, updates and memory, for each location of its rows.
 
     python -m benchmarks.speed.data_sizes [--rows 10000 1000000] [--places device host disk] [--algos iql edac]
         Rows of HalfCheetah's width, kept in each place by the budgets `device_memory` and `host_memory`.
     python -m benchmarks.speed.data_sizes --limit 1GB [--factor 4]
-        A data set so many times larger than the memory that its process may allocate (RLIMIT_DATA).
+        A data set that is this many times larger than the memory its process may allocate (RLIMIT_DATA).
 
-The data are random numbers in an HDF5 file, written in chunks and removed afterwards. Each measurement is a process
-of its own that trains as the command line does. `disk` is measured after its file has been packed and the system
-has been asked to forget it; packing is the time of the process that found no packed file. On a CPU the device's
-memory is the host's, so there is no `device`.
+The data are random numbers in an HDF5 file, written in chunks and removed afterwards. Each measurement is
+a separate process that trains as the command line does. `disk` is measured after its file has been packed and the
+system has been asked to forget it; packing is the time of the process that found no packed file. On a CPU the
+device's memory is the host's, so there is no `device`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 1_000_000])
     parser.add_argument("--places", nargs="+", choices=PLACES, default=list(PLACES))
     parser.add_argument("--algos", nargs="+", choices=SETTINGS, default=list(SETTINGS))
-    parser.add_argument("--updates", type=int, default=500, help="of which the second half is timed")
+    parser.add_argument("--updates", type=int, default=500, help="number of updates; the second half is timed")
     parser.add_argument("--limit", help="memory a process may allocate, as 1GB")
     parser.add_argument(
         "--factor", type=int, default=4, help="how many times larger the data set is than the limit"

@@ -60,7 +60,7 @@ def _trajectory(
 
 
 def check(chosen: list[Case], options: argparse.Namespace, device: torch.device) -> Found:
-    """Captured equals eager to the bit; compiled differs by rounding, measured; updates read nothing back."""
+    """Check that captured equals eager bit for bit, measure the rounding of compiled, and count host reads."""
     on_gpu = device.type == "cuda"
     for case in chosen:
         stops = [0, 1, 100, _UPDATES] if on_gpu else [0, 1, 100]
@@ -142,8 +142,8 @@ def operations(case: Case, batch: int) -> float:
 def traffic(case: Case, batch: int) -> float:
     """Bytes that cannot stay in a cache between updates: parameters, gradients, moments, targets, the batch.
 
-    Adam reads p, g, m, v and writes p, m, v; the gradient was written once; a target is read and written beside
-    its source; activations are left out.
+    Adam reads p, g, m, v and writes p, m, v; the gradient was written once; a target is read and
+    written, and its source read; activations are left out.
     """
     learner = cases.build(case, torch.device("cpu"))
     owned = sum(p.numel() for o in learner.optimizers.values() for p in o.parameters)

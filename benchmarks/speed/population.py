@@ -1,4 +1,4 @@
-"""Updates per second of a whole population: S members of one algorithm trained as one, beside a single run.
+"""Updates per second of a population, S members of one algorithm trained together, and of a single run.
 
     python -m benchmarks.speed.population [--algo iql sac …] [--sizes 1 8 32] [--device cuda|cpu] [--tf32]
                                     [--acceleration MODE] [--seconds 4] [--blocks 5] [--batch 256] [--json FILE]
@@ -46,7 +46,7 @@ def arguments() -> argparse.Namespace:
 
 
 def population(case: Case, rows: torch.Tensor, members: int, acceleration: Acceleration, batch: int) -> Updater:
-    """The updates of so many members on the same rows; those of one are a single run's."""
+    """The updates of this number of members on the same rows; those of one member are a single run's."""
     learners = [cases.build(case, rows.device, seed=seed) for seed in range(members)]
     updaters = []
     for learner in learners:

@@ -2,9 +2,8 @@
 
     python -m benchmarks.speed.report_size [--runs 2000] [--folder DIR] [--json FILE]
 
-The folders are what a run writes: one is made by the package itself, and its files are written again for every
-seed, setting and task, with evaluations of their own (100 of them between 200 rows of training). Reading and the
-whole page are measured in processes of their own.
+One run folder is written by the package, and copied for every seed, setting and task with other evaluations (100 of
+them between 200 rows of training). Reading and the whole page are measured in separate processes.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def available_sets() -> list[str]:
     return list(SETS[: SETS.index(chosen) + 1]) if chosen in SETS else ["default"]
 
 
-# Members beside single runs.
+# Members compared with single runs.
 
 
 def _updaters(case: Case, rows: torch.Tensor, batch: int) -> list[Updater]:
@@ -83,7 +83,7 @@ def distance(case: Case, rows: torch.Tensor, batch: int, updates: int) -> float:
     return found
 
 
-# A resumed population beside an undisturbed one.
+# A resumed population compared with an uninterrupted one.
 
 
 def _config(folder: Path) -> TrainConfig:

@@ -1,13 +1,13 @@
-"""Many seeds end to end: one population beside single runs, beside a process for each, beside Stable-Baselines3.
+"""Many seeds end to end: a population compared with single runs, a process per seed, and Stable-Baselines3.
 
     python -m benchmarks.speed.seeds --env HalfCheetah-v5 --seeds 10 --steps 100000 [--singles 2] [--peer-steps
     20000] python -m benchmarks.speed.seeds --env Pendulum-v1 --seeds 4 --steps 3000 --processes 1 2 [--json FILE]
 
-SAC with the settings of its packaged config for that environment, nobody evaluates. Seconds are those of the whole
-call: building, compiling, training, the last checkpoint. What was not run to its end is extrapolated and says so:
-`--singles` of the seeds are trained one after the other, and Stable-Baselines3 one seed for `--peer-steps` steps.
-With `--processes` every seed is also trained by a process of its own, all at the same time, with so many CPU
-threads each; the others have torch's number.
+SAC with the settings of its packaged config for that environment, without evaluation. Seconds are those of the
+whole call: building, compiling, training, the last checkpoint. Incomplete measurements are extrapolated and marked:
+`--singles` of the seeds are trained one after another, and Stable-Baselines3 trains one seed for `--peer-steps`
+steps. With `--processes` each seed is also trained by its own process, all at the same time, with this number of
+CPU threads each; the others have torch's default.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def one_by_one(config: TrainConfig, seeds: int) -> list[float]:
 
 
 def extrapolated(alone: list[float], seeds: int) -> float:
-    """Seconds of so many single runs in one process, of which the first alone pays for compiling."""
+    """Seconds of this number of single runs in one process; only the first compiles."""
     first, *others = alone
     return first + (seeds - 1) * (sum(others) / len(others) if others else first)
 

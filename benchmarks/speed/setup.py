@@ -1,4 +1,4 @@
-"""What programs that measure updates share: their options, and the process as a run would prepare it."""
+"""Shared parts of programs that measure updates: options, and the preparation of the process as in a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def arguments(description: str | None, *, seconds: float) -> argparse.ArgumentPa
 
 
 def prepare(options: argparse.Namespace) -> tuple[torch.device, Entry, str]:
-    """The device, the facts of the machine, and both in the words of a key."""
+    """The device, facts about the machine, and a key that names both."""
     device = choose_device(options.device)
     prepare_process(device)
     if options.threads:

@@ -2,12 +2,12 @@
 
     python -m benchmarks.speed.steps [--device D] [--case NAME …] [--steps 9000] [--json FILE]
     python -m benchmarks.speed.steps --environments 1 2 4 8 16 32 64 [--device D] [--steps 9000] [--json FILE]
-        How it grows: SAC with so many environments in processes of their own, and what they take of memory. Beside
-        it the floor: the same steps with random actions and no updates.
+        Scaling: SAC with these numbers of environments, each in its own process, and their memory; also the same
+        steps with random actions and without updates.
 
 Each case is trained twice: once untouched, for the rate, and once with every part of a step timed. Nothing is
-evaluated or saved meanwhile. The rate is the mean over all steps after settling; beside it the rates of the slowest
-and the fastest tenth of blocks of 100 vector steps, because a machine that others use too may change its speed
+evaluated or saved during the measurement. The rate is the mean over all steps after settling, followed by the rates
+of the slowest and the fastest tenth of blocks of 100 vector steps, because the speed of a shared machine may change
 between blocks.
 """
 
@@ -73,7 +73,7 @@ CASES = [
     ),
     Case("REDQ-10, 20 updates a step", "redq/hopper", (), 280),
 ]
-# The parts of a step; of each, what is timed, and which of the others lie inside.
+# The parts of a step: the timed method of each, and the other parts inside it.
 PARTS: dict[str, tuple[type, str, tuple[str, ...]]] = {
     "waiting for weights": (ActingPolicy, "current", ()),
     "acting": (Collector, "act", ("waiting for weights",)),
@@ -135,7 +135,7 @@ def trained(config: TrainConfig, ticks: Ticks) -> NDArray[np.float64]:
 
 
 def split(config: TrainConfig) -> dict[str, float]:
-    """Mean microseconds of each part of a vector step, what lies inside it taken off; the rest is `between`."""
+    """Mean microseconds of each part of a vector step without the parts inside it; the rest is `between`."""
     stopwatch = Stopwatch()
     with ExitStack() as stack:
         for name, (owner, attribute, _) in PARTS.items():

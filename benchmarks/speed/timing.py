@@ -1,4 +1,4 @@
-"""Clocks: a block of updates to the end of the device's work, two contenders in turn, time inside a function."""
+"""Timing: blocks of updates including the device's work, contenders in turn, time inside functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Runs(Protocol):
 
 
 def wait() -> None:
-    """Until the device has done all it was given."""
+    """Wait until the device has finished."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -57,10 +57,10 @@ class Rates:
 
 
 def alternate(contenders: dict[str, Runs], *, seconds: float, blocks: int, period: int = 2) -> dict[str, Rates]:
-    """A, B, A, B …: `blocks` of each in turn, `seconds` for each contender in all.
+    """A, B, A, B …: `blocks` of each in turn, `seconds` for each contender in total.
 
-    `period` is the number of updates after which a learner repeats itself: a block holds whole periods. A contender
-    that can only make so many updates at a time has a `period` of its own.
+    `period` is the number of updates after which a learner repeats itself; blocks are whole periods. A contender
+    that can only make a fixed number of updates at a time has its own `period`.
     """
     periods = {name: getattr(c, "period", None) or period for name, c in contenders.items()}
     sizes = {name: block_size(c, seconds / blocks, periods[name]) for name, c in contenders.items()}
@@ -122,10 +122,10 @@ class Stopwatch:
             setattr(owner, attribute, original)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Start counting again."""
         for name in self.seconds:
             self.seconds[name], self.calls[name], self.since[name] = 0.0, 0, time.perf_counter()
 
     def share(self, name: str) -> float:
-        """Of the time since counting began."""
+        """Fraction of the time since counting started."""
         return self.seconds[name] / (time.perf_counter() - self.since[name])

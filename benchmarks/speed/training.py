@@ -63,7 +63,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--peer-device", help="where Stable-Baselines3 runs, if not on --device")
-    parser.add_argument("--leanrl", type=Path, metavar="DIR", help="a checkout of LeanRL, beside td3 or sac")
+    parser.add_argument("--leanrl", type=Path, metavar="DIR", help="a checkout of LeanRL, for td3 or sac")
     parser.add_argument("--leanrl-compile", action="store_true", help="with its --compile")
     parser.add_argument("--leanrl-python", metavar="PATH", help="one with tensordict and torchrl; else this one")
     parser.add_argument("--acceleration", default="auto")
@@ -141,7 +141,7 @@ def theirs(config: TrainConfig) -> tuple[float, float]:
 
 
 class LeanRL:
-    """Runs of LeanRL's script; what is kept of them beside the rates."""
+    """Runs of LeanRL's script; returns what is stored in addition to the rates."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -200,7 +200,7 @@ def pair(own: list[tuple[float, float]], peer: list[tuple[float, float]]) -> Ent
 
 
 def measure_against(config: TrainConfig, options: argparse.Namespace) -> Entry:
-    """Beside another checkout: runs without an end, of which blocks of steps are timed."""
+    """Comparison with another checkout: blocks of steps of endless runs are timed."""
     endless = config.replace(total_timesteps=10**9)
     return against.steps(
         options.against, endless, settled=settled(config), count=options.steps, blocks=options.blocks
@@ -245,7 +245,7 @@ def settings(entry: Entry) -> str:
 
 
 def peer_of(entry: Entry) -> str:
-    """Whose run stood beside ours, and where."""
+    """The peer and the machine of a comparison."""
     return f"{entry.get('peer', 'Stable-Baselines3')} on {entry['peer_device']}"
 
 

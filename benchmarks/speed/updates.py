@@ -58,7 +58,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--peer-seconds", type=float, default=300.0, help="until a checkout's peer is compiled")
     parser.add_argument("--no-peers", action="store_true", help="not even those that are installed or given")
-    parser.add_argument("--blocks", type=int, help=f"7; beside another checkout {against.BLOCKS}")
+    parser.add_argument("--blocks", type=int, help=f"7; with another checkout {against.BLOCKS}")
     parser.add_argument("--hidden", type=int, nargs="+", help="instead of each case's own sizes")
     parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout of this package")
     parser.add_argument("--check", action="store_true")
@@ -112,7 +112,7 @@ def measure(case: cases.Case, options: argparse.Namespace, device: torch.device)
 
 
 def measure_against(case: cases.Case, options: argparse.Namespace, device: torch.device) -> Entry:
-    """One case beside another checkout of this package."""
+    """Compare one case with another checkout of this package."""
     return against.updates(
         options.against,
         case,
@@ -131,12 +131,12 @@ def mode(entry: Entry) -> str:
 
 
 def beside(entry: Entry) -> list[Entry]:
-    """Everything that ran beside ours, the installed peer first."""
+    """All peers that were measured with ours, the installed one first."""
     return [*([entry] if "peer" in entry else []), *entry.get("given_peers", [])]
 
 
 def verdicts(entry: Entry, case: cases.Case) -> str:
-    """Of an entry with the sizes that were agreed; ratios are those beside the peer that is installed."""
+    """Goals of an entry with the agreed sizes; ratios are those to the installed peer."""
     found = []
     if case.goal and "H200" in entry["machine"] and not entry["tf32"]:
         found.append(f"{number(case.goal)}: {'met' if entry['rate'] >= case.goal else 'missed'}")

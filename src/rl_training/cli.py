@@ -225,7 +225,7 @@ def record(
     run: Annotated[Path, typer.Argument(metavar="CHECKPOINT|RUN_DIR")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A new .mp4 or .gif file.")],
     episodes: Annotated[int, typer.Option(min=1)] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of other episodes than an evaluation's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Episode seed; by default that of evaluations.")] = None,
     fps: Annotated[
         float | None, typer.Option(help="Frames per second; by default those of the environment.")
     ] = None,
@@ -347,7 +347,7 @@ def configs(
 @main.command()
 def prune(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of runs.")],
-    keep: Annotated[Literal["best", "last"], typer.Option(help="Keep best/ alone, or also the last checkpoint.")],
+    keep: Annotated[Literal["best", "last"], typer.Option(help="Keep only best/, or also the last checkpoint.")],
     force: Annotated[
         bool, typer.Option("--force", help="Also prune runs that are neither finished nor stopped.")
     ] = False,

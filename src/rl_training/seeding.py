@@ -1,6 +1,6 @@
 """All random streams of a run, derived from its seed.
 
-Each stream has its own constant, so that no two streams coincide, whatever the seed.
+Each stream has its own constant, so that no two streams coincide for any seed.
 """
 
 from __future__ import annotations

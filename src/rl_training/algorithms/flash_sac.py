@@ -54,9 +54,9 @@ class FlashSACConfig(ActorStartConfig, SoftConfig):
     policy_delay: PositiveInt = 2
     """critic updates per update of actor and temperature"""
     num_bins: Annotated[int, Field(ge=2), WholeNumber] = 101
-    """number of returns over which a critic is a distribution"""
+    """number of bins of a critic's distribution of returns"""
     value_limit: PositiveFloat = 5.0
-    """the largest of these returns; without `normalize_rewards` at least the largest discounted return"""
+    """largest return of these bins; without `normalize_rewards` at least the largest discounted return"""
     longest_noise: PositiveInt = 16
     """largest number of steps for which exploration noise is held; 1 draws it in every step"""
 

@@ -36,36 +36,38 @@ class _TrainKeys(TypedDict, total=False):
     eval_max_steps: int | float | None
     """maximum steps of an evaluation episode; null: the environment's own limit, or 10,000 if it has none; ≥ 1"""
     log_interval: int | float
-    """ticks of the clock between rows of `metrics.csv` and TensorBoard; ≥ 1; default 1000"""
+    """environment steps (offline: updates) between rows of `metrics.csv` and TensorBoard; ≥ 1; default 1000"""
     checkpoint_interval: int | float
-    """ticks of the clock between checkpoints; ≥ 1; default 10000"""
+    """environment steps (offline: updates) between checkpoints; ≥ 1; default 10000"""
     keep_checkpoints: int | float
     """number of newest checkpoints to keep, in addition to `best/`; ≥ 1; default 3"""
     loggers: Sequence[str | type[Logger]]
-    """additional loggers of metrics: `wandb` (Weights & Biases); your own as `module:Class`, with --allow-import;
-    default ()"""
+    """additional loggers: `wandb` (Weights & Biases), or your own as `module:Class`, with `--allow-import`; default
+    ()"""
     tags: Sequence[str]
-    """free words, recorded with the run; default ()"""
+    """labels that are recorded with the run; default ()"""
     env_kwargs: Mapping[str, Any]
     """passed to `gymnasium.make`; default {}"""
     wrappers: Sequence[Any]
     """wrappers of each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-    `RescaleAction: {min_action: -1, max_action: 1}`; your own as `module:Class`, with --allow-import; default ()"""
+    `RescaleAction: {min_action: -1, max_action: 1}`; your own as `module:Class`, with `--allow-import`; default
+    ()"""
     given_envs: Sequence[Literal["env_id", "eval_env"]]
-    """which of these were passed as Python objects: they cannot be created from their names; default ()"""
+    """which of these were passed as Python objects, which their names cannot create; set when a run starts; default
+    ()"""
     init_from: str | PurePath | None
     """checkpoint or run whose networks the run starts from; `{seed}` is replaced by the run's seed"""
     allow_import: bool
-    """allow an `env_id` `module:Env`, an `algo`, wrappers and loggers `module:Class`, and a `network` and
-    `dataset_kind` `module:function`, which import that module; default False"""
+    """permit settings that name your own code, `module:Env`, `module:Class` or `module:function`, to import it;
+    default False"""
     plugin: str | None
     """`module:Class` of the learner if `algo` is not of this package; set when a run starts"""
     environments: Literal["auto", "local", "batched", "processes", "ray"]
-    """where environments run: `local` is this process; `batched` is this process too, and steps all of them in one
-    call, with the same results: Gymnasium's MuJoCo environments without wrappers; `auto` is `batched` if that
-    supports the environment, otherwise `local`; with `processes` each one runs in its own process, so that a crash
-    or hang does not harm the run (also `env_processes: true`); with `ray` they are actors of a Ray cluster: the one
-    in RAY_ADDRESS, or a new one on this machine; default 'auto'"""
+    """where environments run. `local`: one after another in this process. `batched`: in this process, all in one
+    call, with the same results (Gymnasium's MuJoCo environments without wrappers). `auto`: `batched` if it supports
+    the environment, otherwise `local`. `processes`: each in its own process, so that a crash or hang does not end
+    this one (also `env_processes: true`). `ray`: actors of the Ray cluster in RAY_ADDRESS, or of a new one on this
+    machine; default 'auto'"""
     env_threads: int | float | None
     """threads that step batched environments; null: OMP_NUM_THREADS if it is set, otherwise the available cores; ≥
     1"""
@@ -82,8 +84,8 @@ class _TrainKeys(TypedDict, total=False):
     """host memory for a data set; null: half of the free memory; a larger data set is packed once into a file next
     to the data, and its minibatches are prefetched; ≥ 0"""
     population: Literal["auto", "off"] | int | float
-    """maximum number of runs of `seeds` trained as one; `auto`: as many as fit into memory; `off`: none; ≥ 1;
-    default 'auto'"""
+    """maximum number of runs of `seeds` that are trained together; `auto`: as many as fit into memory; `off`: one
+    after another; ≥ 1; default 'auto'"""
     learning_rate: float
     """learning rate of Adam; > 0; default 0.0003 (DQN, CrossQ, ReBRAC: 0.001)"""
     gamma: float
@@ -102,7 +104,7 @@ class _TrainKeys(TypedDict, total=False):
     """every network: `mlp`, `simba` (residual blocks of the width in `hidden_sizes`) or your `module:factory`;
     default 'mlp'"""
     network_kwargs: Mapping[str, Any]
-    """further arguments of your own network; default {}"""
+    """keyword arguments of your own network; default {}"""
     residual_blocks: int | float
     """residual blocks of every `simba` network and of FlashSAC; the others have none; ≥ 1; default 2"""
     batch_size: int | float
@@ -113,7 +115,7 @@ class _TrainKeys(TypedDict, total=False):
     warmup_steps: int | float
     """updates over which the learning rate rises linearly before the schedule starts; ≥ 0; default 0"""
     eval_interval: int | float | None
-    """ticks between evaluations; null evaluates at the end only; ≥ 1"""
+    """environment steps (offline: updates) between evaluations; null evaluates at the end only; ≥ 1"""
     early_stopping: Mapping[str, Any] | None
     """when to stop before the end (see below); requires `eval_interval`"""
     max_hours: float | None
@@ -174,8 +176,8 @@ class _NStepKeys(TypedDict, total=False):
 
 class _ValidationKeys(TypedDict, total=False):
     validation_fraction: float
-    """share of the episodes that is held out; the distance between the policy's actions and theirs is logged at
-    each evaluation and at the end; ≥ 0, < 1; default 0.0"""
+    """fraction of the episodes to hold out; the distance between the policy's actions and theirs is logged at each
+    evaluation and at the end; ≥ 0, < 1; default 0.0"""
 
 class _PriorDataKeys(TypedDict, total=False):
     offline_pretrain_updates: int | float
@@ -581,7 +583,8 @@ class _CalQLSettings(
     total=False,
 ):
     failure_reward: float | None
-    """unscaled reward of a step without success; an episode of such steps alone then counts as failing for ever"""
+    """unscaled reward of a step without success; the return of an episode with only such steps is that of failing
+    for ever"""
 
 class CalQL(ManagedAlgorithm[Seeds]):
     """CQL whose penalty leaves values above the returns of the data: a start for training online."""
@@ -605,9 +608,9 @@ class _FlashSACSettings(
     policy_delay: int | float
     """critic updates per update of actor and temperature; ≥ 1; default 2"""
     num_bins: int | float
-    """number of returns over which a critic is a distribution; ≥ 2; default 101"""
+    """number of bins of a critic's distribution of returns; ≥ 2; default 101"""
     value_limit: float
-    """the largest of these returns; without `normalize_rewards` at least the largest discounted return; > 0;
+    """largest return of these bins; without `normalize_rewards` at least the largest discounted return; > 0;
     default 5.0"""
     longest_noise: int | float
     """largest number of steps for which exploration noise is held; 1 draws it in every step; ≥ 1; default 16"""

@@ -63,12 +63,12 @@ def _training(method: Callable[Concatenate[Any, P], TrainResult | list[TrainResu
 
 
 class ManagedAlgorithm(Generic[Seeds]):
-    """Learn, evaluate, predict, resume.
+    """Base class of the algorithms: train, evaluate, predict, resume, export.
 
-    Construct a model from an environment and any `TrainConfig` field or `algo_kwargs` key, or from a `TrainConfig`.
-    The environment is a Gymnasium id, an object, its class, or a callable that creates one, or a `TensorEnv` or its
-    class; None trains on data alone. An object that cannot be duplicated is used for training only; pass `eval_env`
-    to evaluate.
+    Construct a model from an environment and settings (fields of `TrainConfig`, keys of `algo_kwargs`), or from a
+    `TrainConfig`. The environment is a Gymnasium id, an object, its class, or a callable that creates one, or a
+    `TensorEnv` or its class; None trains on data alone. An object that cannot be duplicated is used for training
+    only; pass `eval_env` to evaluate.
     """
 
     algo: ClassVar[str]

@@ -65,7 +65,7 @@ class OneLineGroup(typer.core.TyperGroup):
 
 
 def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
-    """`parameters`, of which flags have no `<bool>` in the help."""
+    """Remove `<bool>` from the flags in `parameters`, for the help."""
     for one in parameters:
         if getattr(one, "is_flag", False):
             one.metavar = ""

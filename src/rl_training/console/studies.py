@@ -78,7 +78,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     watch: Annotated[
         float | None,
-        typer.Option(min=0.1, metavar="SECONDS", help="Show it again and again until all trials are over."),
+        typer.Option(min=0.1, metavar="SECONDS", help="Refresh at this interval until all trials are done."),
     ] = None,
 ) -> None:
     """Show the progress of a study: done, running, waiting, failed, time left, returns so far."""

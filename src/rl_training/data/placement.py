@@ -100,10 +100,10 @@ class PackedFile:
         identity = _hash({"sources": states, "settings": settings})
         names = [source.name for source in sources]
         more = f"+{len(names) - 1}" if len(names) > 1 else ""
-        beside = f"{names[0]}{more}.{_hash([names, settings])[:10]}.rows"
+        near = f"{names[0]}{more}.{_hash([names, settings])[:10]}.rows"
         elsewhere = f"{names[0]}{more}.{_hash([names, settings, str(folder)])[:10]}.rows"
         spares = [spare] if spare is not None else []
-        return cls(identity, (folder / beside, *(place / elsewhere for place in (*spares, _temporary_folder()))))
+        return cls(identity, (folder / near, *(place / elsewhere for place in (*spares, _temporary_folder()))))
 
     def find(self) -> Contents | None:
         """The contents of the file, or None if no complete file exists."""

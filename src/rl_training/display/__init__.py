@@ -1,1 +1,1 @@
-"""What a run or a command shows: a progress bar, lines, tables, warnings, numbers as text."""
+"""Console output: progress bar, lines, tables, warnings, numbers as text."""

@@ -1,4 +1,4 @@
-"""What a person sees: tables on a terminal, aligned text in a pipe, warnings and errors on one line each."""
+"""Console output: tables on a terminal, aligned text in a pipe, warnings and errors on one line each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rl_training.errors import escaped
-from rl_training.errors import one_line as one_line  # also for those who import it from here
+from rl_training.errors import one_line as one_line  # also importable from here
 
 
 @dataclass
 class Flags:
-    """The options in front of the command."""
+    """The options before the command."""
 
     debug: bool = False
     quiet: bool = False
@@ -31,7 +31,7 @@ flags = Flags()
 """The options of the command that is running; every command starts from the defaults."""
 
 
-# What stands for a character that the terminal cannot show.
+# Replacements of characters that the terminal cannot show.
 _LIKENESS = {"±": "+/-", "→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "’": "'"}
 
 
@@ -42,11 +42,10 @@ def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
 
 
 def prepare_streams() -> None:
-    """Make this process's streams safe to write to: closed ones lead to the null device, and what an ASCII terminal
-    cannot show is replaced (`±` by `+/-`).
+    """Redirect closed streams of this process to the null device, and replace what a terminal cannot show.
 
-    A closed descriptor is opened on the null device first: otherwise the next file opened would get its number, and
-    with it what is written to standard error.
+    A closed descriptor is opened on the null device first: otherwise the next file would get its number, and the
+    text written to standard error. An ASCII terminal shows `±` as `+/-`.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -67,8 +66,8 @@ def _prepared(stream: TextIO | None) -> TextIO:
 
 
 class Unbreakable:
-    """A stream that takes whatever is written: what cannot be written any more (a closed pipe, a full disk) is
-    dropped, and letters it does not have are replaced."""
+    """A stream whose `write` never raises: text that cannot be written (a closed pipe, a full disk) is dropped, and
+    characters outside its encoding are replaced."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -102,7 +101,7 @@ def open_nothing() -> TextIO:
 
 
 def program_name() -> str:
-    """What the user typed to start this program: `rl-training`, a path to it, or `python -m rl_training`."""
+    """The command that started this program: `rl-training`, a path to it, or `python -m rl_training`."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py" and called.parent.name == "rl_training":
         return shlex.join(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1])
@@ -133,7 +132,7 @@ def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> Non
 
 
 def show_json(value: Any) -> None:
-    """One JSON document on standard output; numbers that JSON has no name for become null."""
+    """Print one JSON document on standard output; NaN and infinity become null."""
     print(json.dumps(_finite(value), indent=1, ensure_ascii=False))
 
 
@@ -146,11 +145,11 @@ def _finite(value: Any) -> Any:
 
 
 def note(text: str) -> None:
-    """A remark on standard error, unless the user asked for results only."""
+    """Print a remark on standard error, unless quiet."""
     if not flags.quiet:
         print(escaped(text), file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
-    """A warning shows even when quiet."""
+    """Print a warning, also when quiet."""
     print(f"warning: {one_line(text)}", file=sys.stderr, flush=True)

@@ -26,7 +26,7 @@ def decimal(value: float | None, missing: str = "-") -> str:
 
 
 def significant(value: object) -> str:
-    """A float to four significant digits; anything else as it is."""
+    """A float with four significant digits; other values unchanged."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -61,7 +61,7 @@ def duration_in_words(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """Time since the last sign of life: `40 s`, `5 min`, `3 h`, `12 d`."""
+    """Time since the last update: `40 s`, `5 min`, `3 h`, `12 d`."""
     seconds = max(seconds, 0.0)
     unit, name = next((unit, name) for least, unit, name in _AGES if seconds >= least)
     return f"{seconds / unit:.0f} {name}"

@@ -1,6 +1,6 @@
 """`MujocoBatch`: Gymnasium's MuJoCo environments, all simulations stepped in one call and on several threads.
 
-Observations, rewards and ends equal those of Gymnasium to the bit, for any number of simulations and threads. An
+Observations, rewards and ends equal those of Gymnasium bit for bit, for any number of simulations and threads. An
 environment or argument for which this does not hold is not supported; there is no approximation.
 """
 

@@ -149,7 +149,7 @@ def _success(info: Any) -> bool | None:
 
 
 def too_long(steps: int) -> str:
-    """Part of a message: why an episode of which not all actions are stored cannot be replayed."""
+    """Part of a message: why an episode with more actions than are stored cannot be replayed."""
     return f"is at step {steps:,} of its episode, of which {LONGEST_REPLAY:,} actions at most are kept,"
 
 

@@ -53,7 +53,7 @@ class TensorEnv(Protocol):
 
 
 class ActionScaling:
-    """`SpaceSpec.to_env` for tensors on one device, with the same results to the bit."""
+    """`SpaceSpec.to_env` for tensors on one device, with bit-identical results."""
 
     def __init__(self, spaces: SpaceSpec, device: torch.device) -> None:
         self._start = spaces.start if spaces.discrete else None

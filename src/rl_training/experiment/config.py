@@ -64,7 +64,7 @@ class TrainConfig(Settings):
     """All settings of a run; two equal configs describe the same run."""
 
     algo: Result[Annotated[Text, AfterValidator(normalise_algo)]]
-    """algorithm; case, `+` and `-` do not matter; your own as `module:Class`, with --allow-import"""
+    """name of the algorithm, in any case; your own as `module:Class`, with `--allow-import`"""
     env_id: Result[Text | None]
     """Gymnasium id; null trains on data alone (offline algorithms)"""
     seed: PerRun[Seed | None] = 0
@@ -91,37 +91,36 @@ class TrainConfig(Settings):
     eval_max_steps: Result[PositiveInt | None] = None
     """maximum steps of an evaluation episode; null: the environment's own limit, or 10,000 if it has none"""
     log_interval: Watching[PositiveInt] = 1_000
-    """ticks of the clock between rows of `metrics.csv` and TensorBoard"""
+    """environment steps (offline: updates) between rows of `metrics.csv` and TensorBoard"""
     checkpoint_interval: Watching[PositiveInt] = 10_000
-    """ticks of the clock between checkpoints"""
+    """environment steps (offline: updates) between checkpoints"""
     keep_checkpoints: Place[PositiveInt] = 3
     """number of newest checkpoints to keep, in addition to `best/`"""
     loggers: Place[Annotated[tuple[str, ...], BeforeValidator(known_loggers), BeforeValidator(list_as_tuple)]] = ()
-    """additional loggers of metrics: `wandb` (Weights & Biases); your own as `module:Class`, with --allow-import"""
+    """additional loggers: `wandb` (Weights & Biases), or your own as `module:Class`, with `--allow-import`"""
     tags: PerRun[Annotated[tuple[str, ...], BeforeValidator(list_as_tuple)]] = ()
-    """free words, recorded with the run"""
+    """labels that are recorded with the run"""
     algo_kwargs: Result[PlainMapping] = Field(default_factory=dict)
     """the settings listed in the sections below"""
     env_kwargs: Result[PlainMapping] = Field(default_factory=dict)
     """passed to `gymnasium.make`"""
     wrappers: Result[Annotated[tuple[Any, ...], BeforeValidator(wrapper_list)]] = ()
     """wrappers of each environment, the first one innermost: Gymnasium's by name, as `ClipAction` or
-    `RescaleAction: {min_action: -1, max_action: 1}`; your own as `module:Class`, with --allow-import"""
+    `RescaleAction: {min_action: -1, max_action: 1}`; your own as `module:Class`, with `--allow-import`"""
     given_envs: Result[Annotated[tuple[Literal["env_id", "eval_env"], ...], BeforeValidator(list_as_tuple)]] = ()
-    """which of these were passed as Python objects: they cannot be created from their names"""
+    """which of these were passed as Python objects, which their names cannot create; set when a run starts"""
     init_from: Result[Annotated[PathText, Field(min_length=1)] | None] = None
     """checkpoint or run whose networks the run starts from; `{seed}` is replaced by the run's seed"""
     allow_import: Place[bool] = False
-    """allow an `env_id` `module:Env`, an `algo`, wrappers and loggers `module:Class`, and a `network` and
-    `dataset_kind` `module:function`, which import that module"""
+    """permit settings that name your own code, `module:Env`, `module:Class` or `module:function`, to import it"""
     plugin: Place[Text | None] = None
     """`module:Class` of the learner if `algo` is not of this package; set when a run starts"""
     environments: Place[Literal["auto", "local", "batched", "processes", "ray"]] = "auto"
-    """where environments run: `local` is this process; `batched` is this process too, and steps all of them in one
-    call, with the same results: Gymnasium's MuJoCo environments without wrappers; `auto` is `batched` if that
-    supports the environment, otherwise `local`; with `processes` each one runs in its own process, so that a crash
-    or hang does not harm the run (also `env_processes: true`); with `ray` they are actors of a Ray cluster: the one
-    in RAY_ADDRESS, or a new one on this machine"""
+    """where environments run. `local`: one after another in this process. `batched`: in this process, all in one
+    call, with the same results (Gymnasium's MuJoCo environments without wrappers). `auto`: `batched` if it supports
+    the environment, otherwise `local`. `processes`: each in its own process, so that a crash or hang does not end
+    this one (also `env_processes: true`). `ray`: actors of the Ray cluster in RAY_ADDRESS, or of a new one on this
+    machine"""
     env_threads: Place[PositiveInt | None] = None
     """threads that step batched environments; null: OMP_NUM_THREADS if it is set, otherwise the available cores"""
     env_timeout: Place[PositiveFloat] = 60.0
@@ -137,7 +136,8 @@ class TrainConfig(Settings):
     """host memory for a data set; null: half of the free memory; a larger data set is packed once into a file next
     to the data, and its minibatches are prefetched"""
     population: PerRun[Literal["auto", "off"] | PositiveInt] = "auto"
-    """maximum number of runs of `seeds` trained as one; `auto`: as many as fit into memory; `off`: none"""
+    """maximum number of runs of `seeds` that are trained together; `auto`: as many as fit into memory; `off`: one
+    after another"""
 
     if not TYPE_CHECKING:  # type checkers use the fields as parameters
 

@@ -161,7 +161,7 @@ def list_algorithm_specs() -> list[AlgorithmSpec]:
 
 
 def setting_names(values: Mapping[str, Any]) -> list[str]:
-    """The keys of `algo_kwargs` for the fields of a configuration, of which only the algorithm matters."""
+    """The keys of `algo_kwargs` that the algorithm of a configuration has."""
     allow_import = values.get("allow_import") is True
     spec = get_algorithm_spec(values["algo"], values.get("plugin"), allow_import=allow_import)
     return list(spec.owners())

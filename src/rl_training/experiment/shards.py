@@ -84,7 +84,7 @@ class RowsInfo:
             yield f"replay/shard_{number:05d}.safetensors", start, min(start + self.shard_rows, self.filled)
 
     def unchanged_since(self, old: RowsInfo | None, amended: int = 0) -> set[str]:
-        """Names of the shards with the same slots as in `old` of which none has been written since.
+        """Names of the shards whose slots are those in `old` and have not been written since.
 
         The newest `amended` rows of `old` count as written.
         """

@@ -74,7 +74,7 @@ class NetworkShape(Settings):
     network: Annotated[str, AfterValidator(_known_kind)] = "mlp"
     """every network: `mlp`, `simba` (residual blocks of the width in `hidden_sizes`) or your `module:factory`"""
     network_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """further arguments of your own network"""
+    """keyword arguments of your own network"""
     residual_blocks: PositiveInt = 2
     """residual blocks of every `simba` network and of FlashSAC; the others have none"""
 

@@ -29,8 +29,8 @@ class ValidationConfig(Settings):
     """Data that are held out from training."""
 
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """share of the episodes that is held out; the distance between the policy's actions and theirs is logged at
-    each evaluation and at the end"""
+    """fraction of the episodes to hold out; the distance between the policy's actions and theirs is logged at each
+    evaluation and at the end"""
 
 
 class Validation:

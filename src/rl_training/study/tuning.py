@@ -70,8 +70,8 @@ class Tuning:
     ) -> TuningResult:
         """Run the trials that are missing, confirm the best ones, and return the result.
 
-        With several workers the sampler is asked for as many trials at a time. With `ray` the workers are tasks of
-        a Ray cluster, as in `Study.run`; if `workers` is not given, the sampler is asked for one trial at a time,
+        With several workers the sampler proposes as many trials at a time. With `ray` the workers are tasks of
+        a Ray cluster, as in `Study.run`; if `workers` is not given, the sampler proposes one trial at a time,
         whose seeds run on as many workers as fit.
         """
         require_workers(workers)

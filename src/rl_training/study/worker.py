@@ -60,7 +60,7 @@ _MOST_OUT_OF_MEMORY, _MOST_DEATHS = 5, 25
 
 @dataclass(frozen=True)
 class Member:
-    """One trial to be trained: its configuration and its folder, which may hold a run to go on with."""
+    """One trial to be trained: its configuration and its folder, which may contain a run to resume."""
 
     config: TrainConfig
     home: Path
