@@ -1,9 +1,9 @@
 """Sphinx extension of the documentation site.
 
-Algorithm pages are completed from the code (`tools/describe_algorithm.py`). Links to the changelog become links to its
-page, links to files of `examples/` become downloads, and other links that leave docs/ become plain text. The signature
-of a managed class shows the settings of its algorithm; the algorithm's page lists all of them. Formulas become MathML
-during the build, so a browser needs neither a script nor the network to show them.
+Algorithm pages are completed from the code (`tools/describe_algorithm.py`). Links to the changelog become links to
+its page, links to files of `examples/` become downloads, and other links that leave docs/ become plain text. The
+signature of a managed class shows the algorithm's own settings; the algorithm's page lists all settings. Formulas
+become MathML during the build, so a browser needs neither a script nor the network to show them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def shorten_signature(
     """Show the environment and the algorithm's own settings of a managed class, and named types by their names."""
     if is_managed(thing):
         own = get_algorithm_spec(thing.algo).sections.parts[0].model_fields
-        shown = [f"{key}={parameter.default!r}" for key, parameter in inspect.signature(thing).parameters.items() if key in own]
+        known = inspect.signature(thing).parameters
+        shown = [f"{key}={known[key].default!r}" for key in own]
         return f"(env=None, *, {', '.join(shown)}, **settings)", None
     return named(signature), named(returns)
 
