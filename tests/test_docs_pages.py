@@ -40,7 +40,7 @@ ALGORITHMS = [spec.name for spec in list_algorithm_specs()]
 GUIDES = ["index", "start", "choosing", *(f"guides/{path.stem}" for path in sorted((DOCS / "guides").glob("*.md")))]
 # Seconds rather than moments: reports are drawn, populations stacked, ensembles trained.
 SLOW = {"start", "guides/data", "guides/offline-to-online", "guides/seeds"}
-BLOCK = re.compile(r"(?:^<!-- not run: (.+) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(r"(?:^<!-- not run: ([^\n]+) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 
 class Block(NamedTuple):
