@@ -167,10 +167,11 @@ def test_commands_that_are_not_run_exist(words: list[str]) -> None:
     assert answer.exit_code == 0, answer.output
 
 
-@pytest.mark.parametrize("library", ["sb3", "d3rlpy", "corl"])
-def test_another_library_stands_beside_settings_that_there_are(library: str) -> None:
-    """Programs are Python on both sides, and what an argument is called here is the name of a setting."""
-    text = (DOCS / "guides" / f"from-{library}.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("library", ["Stable-Baselines3", "d3rlpy", "CORL"])
+def test_another_library_is_compared_with_existing_settings(library: str) -> None:
+    """Programs are Python on both sides, and the names in the column of this package are names of settings."""
+    page = (DOCS / "guides" / "migrating.md").read_text(encoding="utf-8")
+    text = page.partition(f"\n## {library}\n")[2].partition("\n## ")[0]
     programs = [block.text for block in blocks(text) if block.language == "python"]
     assert any("from rl_training import" in ast.unparse(ast.parse(program)) for program in programs)
     known = {*TrainConfig.model_fields, *ALGORITHMS, "env", "learn", "progress_bar", "resume"}

@@ -1,14 +1,12 @@
 """Sphinx extension of the documentation site.
 
 Algorithm pages are completed from the code (`tools/describe_algorithm.py`). Links to the changelog become links to
-its page, links to files of `examples/` become downloads, and other links that leave docs/ become plain text. The
-signature of a managed class shows the algorithm's own settings; the algorithm's page lists all settings. Formulas
-become MathML during the build, so a browser needs neither a script nor the network to show them.
+its page, links to files of `examples/` become downloads, and other links that leave docs/ become plain text.
+Formulas become MathML during the build, so a browser needs neither a script nor the network to show them.
 """
 
 from __future__ import annotations
 
-import inspect
 import posixpath
 import re
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,6 @@ from sphinx.util.logging import getLogger
 from sphinx.util.typing import stringify_annotation
 
 from rl_training.api import managed
-from rl_training.experiment.registry import get_algorithm_spec
 from tools import describe_algorithm
 
 if TYPE_CHECKING:
@@ -87,12 +84,9 @@ def read_included(app: Sphinx, path: Any, docname: str, content: list[str]) -> N
 def shorten_signature(
     app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None]:
-    """Show the environment and the algorithm's own settings of a managed class, and named types by their names."""
+    """A managed class is made from an environment and settings; types with a name are shown by it."""
     if is_managed(thing):
-        own = get_algorithm_spec(thing.algo).sections.parts[0].model_fields
-        known = inspect.signature(thing).parameters
-        shown = [f"{key}={known[key].default!r}" for key in own]
-        return f"(env=None, *, {', '.join(shown)}, **settings)", None
+        return "(env=None, **settings)", None
     return named(signature), named(returns)
 
 
