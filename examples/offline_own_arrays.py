@@ -2,8 +2,8 @@
 
     python examples/offline_own_arrays.py --updates 2000
 
-The log is of a noisy controller that pushes a point towards the origin. The program prints the actions of the trained
-policy at a few states. Replace `logged_data` with your own log.
+The log is of a noisy controller that pushes a point towards the origin. The program prints the actions of the
+trained policy at a few states. Replace `logged_data` with your own log.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 Notes:
 
 - Each trial has its own working directory, so all paths must be absolute, including `storage_path`.
-- Do not pass checkpoints to `tune.report`: it copies folders, including files that checkpoints share. Each run keeps
-  its own checkpoints, and a restarted trial resumes from the newest one.
+- Do not pass checkpoints to `tune.report`: it copies folders, including files that checkpoints share. Each run
+  keeps its own checkpoints, and a restarted trial resumes from the newest one.
 - `Tuner.restore` unpickles files: restore only from folders you trust.
 - A trial uses one CPU. More threads would slow down other trials.
 """

@@ -1,7 +1,7 @@
 """REDQ on Pendulum-v1: a training loop around the package's learner, model and replay buffer.
 
-It shows what the parts do. To train, use `rl-training train --config redq/pendulum`, which adds checkpoints, evaluation,
-logging and acceleration to the same update.
+It shows what the parts do. To train, use `rl-training train --config redq/pendulum`, which adds checkpoints,
+evaluation, logging and acceleration to the same update.
 
     python examples/redq_pendulum_reference.py --steps 6000 --seed 0
 """
