@@ -224,6 +224,8 @@ def test_an_algorithm_has_a_page_made_from_the_code(name: str) -> None:
         shown = json.dumps(value) if isinstance(value, dict) else getattr(value, "type", value)
         assert f"`{shown}`".lower() in row.lower(), row
     assert all(f"`{preset}`" in page for preset in packaged_configs() if preset.startswith(f"{name}/"))
+    assert "the the task" not in page
+    assert page.count("The data set is from Minari") <= 1
     assert "@" in describe_algorithm.particular(name)[1]["Citation"]
     assert f"| `{describe_algorithm.class_of(name)}` |" in page  # its row of the bare classes
 

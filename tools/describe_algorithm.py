@@ -88,7 +88,7 @@ def preset_rows(spec: AlgorithmSpec) -> list[str]:
 
     The source of the data, which many comments end with, follows the table once.
     """
-    said: dict[str, list[str]] = {}
+    groups: dict[str, list[tuple[str, str]]] = {}
     sources: dict[str, None] = {}
     for name in packaged_configs():
         algo, _, task = name.partition("/")
@@ -96,13 +96,16 @@ def preset_rows(spec: AlgorithmSpec) -> list[str]:
             continue
         lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
         head = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
-        head, source = re.fullmatch(r"(.*?)( The data is Minari's.*)?", head).groups()
-        if "pendulum" not in name:
-            head = head.replace(task, "its task").replace(load_config(name).config.env_id or task, "its task")
-        said.setdefault(head, []).append(f"`{name}`")
+        head, source = re.fullmatch(r"(.*?)( The data set is from Minari:.*)?", head).groups()
+        general = head.replace(task, "the task") if "-" in task else head
+        general = general.replace(load_config(name).config.env_id or task, "the task")
+        groups.setdefault(general, []).append((f"`{name}`", head))
         sources |= {source.strip(): None} if source else {}
-    rows = [f"| {' '.join(names)} | {head} |" for head, names in said.items()]
-    return ["| configuration | its values |", "|---|---|", *rows, "", *sources]
+    rows = [
+        f"| {' '.join(name for name, _ in group)} | {group[0][1] if len(group) == 1 else general} |"
+        for general, group in groups.items()
+    ]
+    return ["| configuration | values |", "|---|---|", *rows, "", *sources]
 
 
 def setting_tables(spec: AlgorithmSpec) -> list[tuple[str, list[str]]]:
