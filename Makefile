@@ -30,7 +30,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	touch $@
 
 train: install
-	$(BIN)/rl-training train --config configs/redq/pendulum.yaml
+	$(BIN)/rl-training train --config configs/sac/pendulum.yaml
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

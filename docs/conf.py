@@ -1,4 +1,4 @@
-"""How Sphinx makes the site (`make docs`); what is particular to this project is in `tools/docs_site.py`."""
+"""Configuration of Sphinx for `make docs`; the extension of this project is `tools/docs_site.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ project = "rl_training"
 release = version = rl_training.__version__
 language = "en"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "tools.docs_site"]
-exclude_patterns = ["algorithms/_template.md"]
+exclude_patterns = ["algorithms/_template.md", "plans"]
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
@@ -24,14 +24,15 @@ default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 python_use_unqualified_type_names = True
-# Types of other projects, whose inventories are not fetched: a build needs no network.
+python_maximum_signature_line_length = 80
+# Types of other projects: their inventories are not downloaded, because a build must not need the network.
 nitpick_ignore_regex = [
     (r"py:.*", r"(annotated_types|collections|gymnasium|matplotlib|np|numpy|os|pathlib|pydantic|torch|typing)\..*"),
     (r"py:class", "|".join(("Module", "NoneType", "Path", "Selection", "Tensor", *ALIASES))),
-    # Parts of a session, which only a run constructs, and annotations that a type checker alone resolves.
+    # Parts of a session that only a run constructs, and annotations that only a type checker resolves.
     (r"py:class", r"Regime|RunDirectory|MetricsLog|Progress|SignalGuard|Evaluator|tuple\[float \| None|dict\[str"),
 ]
-# Types of this project that stand in signatures and are nobody's to make.
+# Types of this project that appear in signatures and that callers do not construct.
 nitpick_ignore = [
     ("py:class", f"rl_training.{name}")
     for name in (

@@ -1,12 +1,12 @@
-"""Two algorithms on one task, ten seeds each: what their returns say, and what they leave open.
+"""Compare two algorithms on one task with ten seeds each.
 
     pip install matplotlib scipy jinja2
     python examples/compare_ten_seeds.py --algorithms sac td3 --env Pendulum-v1 --steps 10000
 
-The seeds of an algorithm are trained as one population, each in a run folder of its own, so that `rl-training runs`
-and `rl-training report` can be given the output folder afterwards. One seed proves nothing: look at the
-interquartile mean (IQM: of the middle half of the seeds), and at how often a run of the one beats one of the other.
-Where the interval of the difference contains 0, these seeds have not shown which is better.
+The seeds of an algorithm are trained together, each in its own run folder, so `rl-training runs` and
+`rl-training report` can read the output folder afterwards. One seed proves nothing: compare the interquartile means
+(IQM, the mean of the middle half of the seeds) and the probability that a run of one algorithm beats a run of the
+other. If the interval of the difference contains 0, these seeds do not show which algorithm is better.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALGORITHMS = {"ddpg": DDPG, "td3": TD3, "sac": SAC, "tqc": TQC, "redq": REDQ}
 
 
 def final_returns(name: str, options: argparse.Namespace) -> NDArray[np.float64]:
-    """The mean return of each seed's last evaluation, `[seeds]`."""
+    """Train all seeds of an algorithm; returns the mean return of each seed's last evaluation, `[seeds]`."""
     model = ALGORITHMS[name](
         options.env,
         seeds=list(range(options.seeds)),
@@ -54,7 +54,7 @@ def table(returns: Returns) -> list[str]:
 
 
 def verdict(returns: Returns) -> list[str]:
-    """How the first compares with the second; "better" only where the interval excludes 0."""
+    """Compare the first algorithm with the second; "better" only if the interval excludes 0."""
     (one, first), (other, second) = returns.items()
     wins = probability_of_improvement(first, second)
     lines = [f"a run of {one} beats a run of {other} with probability {wins:.2f}"]

@@ -1,14 +1,13 @@
-"""A trained policy as a filter: one observation per line of JSON in, one action per line out.
+"""Serve a trained policy: read one observation per line of JSON, write one action per line.
 
     echo '[1.0, 0.0, 0.0]' | python examples/deploy_policy.py runs/<run>/best
     echo '[1.0, 0.0, 0.0]' | python examples/deploy_policy.py policy.onnx
     python examples/deploy_policy.py --try-in deployed
 
 A checkpoint, a run folder (its newest checkpoint) or the run's `best` folder needs this package, but no environment
-and no data, and may have been moved from where it was trained. A policy that `rl-training export` wrote needs
-onnxruntime alone (.onnx), or numpy and the `policy_runner.py` beside it (.npz): neither this package nor torch is
-imported. `--try-in FOLDER` trains a small policy, or takes the one you name, exports it there in both formats and
-asks all three.
+and no data, and may have been moved. A policy written by `rl-training export` needs only onnxruntime (.onnx), or
+numpy and the `policy_runner.py` next to it (.npz); neither this package nor torch is imported. `--try-in FOLDER`
+trains a small policy, or uses the one you name, exports it to FOLDER in both formats and compares all three.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Policy(Protocol):
 
 
 class OnnxPolicy:
-    """An exported policy with onnxruntime and nothing else."""
+    """An exported policy, with onnxruntime only."""
 
     def __init__(self, path: Path) -> None:
         import onnxruntime
@@ -44,7 +43,7 @@ class OnnxPolicy:
 
 
 class NumpyPolicy:
-    """An exported policy with numpy and the runner that was written beside it."""
+    """An exported policy, with numpy and the runner that was written next to it."""
 
     def __init__(self, path: Path) -> None:
         sys.path.insert(0, str(path.resolve().parent))
@@ -58,7 +57,7 @@ class NumpyPolicy:
 
 
 def opened(place: Path) -> Policy:
-    """The policy at `place`, whatever form it has."""
+    """Load the policy at `place`: an exported file, a run or a checkpoint."""
     if place.suffix == ".onnx":
         return OnnxPolicy(place)
     if place.suffix == ".npz":
@@ -69,14 +68,14 @@ def opened(place: Path) -> Policy:
 
 
 def actions(policy: Policy, lines: Iterable[str]) -> Iterator[Any]:
-    """The deterministic action, in the environment's units, for each observation."""
+    """Yield the deterministic action, in the environment's units, for each observation."""
     for line in lines:
         if line.strip():
             yield policy.predict(json.loads(line)).tolist()
 
 
 def try_all(folder: Path, run: Path | None, steps: int) -> None:
-    """Export a policy in both formats and ask it in every form, each in a process of its own."""
+    """Export a policy in both formats and compare all three forms, each in its own process."""
     from rl_training import SAC, load
 
     if run is None:

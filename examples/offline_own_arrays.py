@@ -1,9 +1,9 @@
-"""Offline training on arrays of your own, without an environment: IQL on the log of a point on a line.
+"""Offline training on your own arrays, without an environment: IQL on the log of a point on a line.
 
     python examples/offline_own_arrays.py --updates 2000
 
-The logged policy is a noisy controller that pushes a point towards the origin. What was learned is then asked for
-its push at a few states; replace `logged_data` with your own log.
+The log is of a noisy controller that pushes a point towards the origin. The program prints the actions of the
+trained policy at a few states. Replace `logged_data` with your own log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--output-dir", default="runs")
     options = parser.parse_args()
 
-    # The bounds are the actuator's, not the range that happens to be in the log.
+    # Pass the bounds of the actuator, not the range of the actions in the log.
     dataset = TransitionDataset.from_arrays(**logged_data(), action_low=-3.0, action_high=3.0)
     model = IQL(None, seed=0, hidden_sizes=[64, 64], normalize_observations=True, output_dir=options.output_dir)
     result = model.learn(total_timesteps=options.updates, dataset=dataset)

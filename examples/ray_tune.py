@@ -1,15 +1,15 @@
-"""Calling this package from Ray Tune, for those who have a Tune setup. (`rl-training tune` needs none.)
+"""Use this package in Ray Tune if you already have a Tune setup (`rl-training tune` does not need one).
 
     pip install 'ray[tune]'
     python examples/ray_tune.py --trials 8 --steps 20000
 
-What to know:
+Notes:
 
-- A trial has a working directory of its own: paths must be absolute, `storage_path` among them.
-- Do not give checkpoints to `tune.report`: it copies folders, and files that checkpoints here share become copies.
-  Each run keeps its own; a trial that is started again goes on from the newest one.
-- `Tuner.restore` unpickles what it finds in its folder: restore only from folders you trust.
-- A trial may use one CPU; more threads than that would be taken from its neighbours.
+- Each trial has its own working directory, so all paths must be absolute, including `storage_path`.
+- Do not pass checkpoints to `tune.report`: it copies folders, including files that checkpoints share. Each run
+  keeps its own checkpoints, and a restarted trial resumes from the newest one.
+- `Tuner.restore` unpickles files: restore only from folders you trust.
+- A trial uses one CPU. More threads would slow down other trials.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from rl_training import SAC, Callback
 
 
 class Report(Callback):
-    """Tells Tune of every evaluation, by which its schedulers judge a trial."""
+    """Reports every evaluation to Tune, for its schedulers."""
 
     def on_evaluation(self, session: Any, metrics: Mapping[str, float]) -> None:
         tune.report({"eval_return_mean": metrics["eval_return_mean"], "step": session.clock.global_step})
 
 
 def train(settings: dict[str, Any]) -> None:
-    """One trial, which Tune calls on any node: a run in a folder that is named after the trial."""
+    """Run one trial, on any node, in a folder named after the trial."""
     folder = Path(settings["runs"]) / tune.get_context().get_trial_id()
     begun = sorted(folder.glob("*/checkpoints"))
     if begun:

@@ -1,7 +1,7 @@
-"""REDQ on Pendulum-v1 with a loop of its own around the package's learner, model and replay buffer.
+"""REDQ on Pendulum-v1: a training loop around the package's learner, model and replay buffer.
 
-Read it to see what the parts do; to train for real use `rl-training train --config redq/pendulum`, which adds
-checkpoints, evaluation, logging and acceleration to the same mathematics.
+It shows what the parts do. To train, use `rl-training train --config redq/pendulum`, which adds checkpoints,
+evaluation, logging and acceleration to the same update.
 
     python examples/redq_pendulum_reference.py --steps 6000 --seed 0
 """
@@ -35,7 +35,7 @@ def spaces_of(env: gym.Env) -> SpaceSpec:
 
 
 def make_learner(spaces: SpaceSpec, seed: int) -> REDQ:
-    """Five critics, of which each update's target takes the minimum of a random two."""
+    """Return a learner with five critics; each target is the minimum of two random critics."""
     torch.manual_seed(seed)
     model = MLPREDQModel(spaces.obs_dim, spaces.action_dim, (128, 128), num_critics=5)
     learner = REDQ(
@@ -72,7 +72,7 @@ def train(
                 policy, inputs = learner.model.policy, torch.from_numpy(obs)[None]
                 action = learner.explore(policy, inputs, rng, step / steps).numpy()
         next_obs, reward, terminated, truncated, _ = env.step(spaces.to_env(action)[0])
-        # A time limit (truncated) is not a termination: its last state keeps its value.
+        # A time limit (truncated) is not a termination: the target bootstraps from the last state.
         done = np.array([terminated])
         buffer.add(layout.pack(obs[None], action, np.array([reward]), next_obs[None], done))
         episode_return += float(reward)

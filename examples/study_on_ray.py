@@ -1,9 +1,9 @@
-"""A study on a Ray cluster: the trials, folders and numbers are those of the same study without it.
+"""Run a study on a Ray cluster, with the same trials, folders and numbers as without Ray.
 
-    python examples/study_on_ray.py --ray local        # a cluster of this machine alone, for this program
-    python examples/study_on_ray.py --ray auto         # on a machine of a cluster; `studies` is on a shared disk
+    python examples/study_on_ray.py --ray local        # a new cluster on this machine
+    python examples/study_on_ray.py --ray auto         # an existing cluster; `studies` is on a shared disk
 
-Started again, it does nothing twice; with more seeds it adds them; without --ray it goes on in one process.
+A second start skips finished trials; with more seeds it adds trials; without --ray it continues in one process.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ ALGORITHMS = [spec.name for spec in list_algorithm_specs()]
 GUIDES = ["index", "start", "choosing", *(f"guides/{path.stem}" for path in sorted((DOCS / "guides").glob("*.md")))]
 # Seconds rather than moments: reports are drawn, populations stacked, ensembles trained.
 SLOW = {"start", "guides/data", "guides/offline-to-online", "guides/seeds"}
-BLOCK = re.compile(r"(?:^<!-- not run: (.+) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(r"(?:^<!-- not run: ([^\n]+) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 
 class Block(NamedTuple):
@@ -68,10 +68,17 @@ def blocks(text: str) -> list[Block]:
     return [Block(*found) for found in BLOCK.findall(text)]
 
 
-def short(text: str) -> str:
+def short(text: str, divisor: int = 100) -> str:
     """A hundredth of the steps, as `shortened` does for Python, in the spellings of commands and YAML too."""
     spelling = r'(--steps |"?(?:total_timesteps|learning_starts)"?: )(\d+)'
-    return re.sub(spelling, lambda found: f"{found[1]}{max(1, int(found[2]) // 100)}", shortened(text))
+    return re.sub(spelling, lambda found: f"{found[1]}{max(1, int(found[2]) // divisor)}", shortened(text))
+
+
+def short_file(text: str) -> str:
+    """A tenth of the steps for a study whose packaged configuration begins updates later than a hundredth."""
+    base, steps = (re.search(pattern, text, re.M) for pattern in (r"^base: (\S+)$", r"total_timesteps: (\d+)"))
+    starts = load_config(base[1]).config.algo_kwargs.get("learning_starts", 0) if base else 0
+    return short(text, 10 if steps and int(steps[1]) // 100 <= starts else 100)
 
 
 def newest(place: str) -> str:
@@ -108,7 +115,7 @@ def walk(page: str, text: str, folder: Path) -> None:
     scope: dict[str, Any] = {"__name__": page.replace("/", "_")}
     for number, block in enumerate(one for one in blocks(text) if not one.reason):
         if block.file:
-            Path(block.file).write_text(short(block.text), encoding="utf-8")
+            Path(block.file).write_text(short_file(block.text), encoding="utf-8")
         if block.language == "python":
             before = runs_in(folder)
             exec(compile(short(block.text), f"{page}.md ({number})", "exec", dont_inherit=True), scope)
@@ -167,10 +174,11 @@ def test_commands_that_are_not_run_exist(words: list[str]) -> None:
     assert answer.exit_code == 0, answer.output
 
 
-@pytest.mark.parametrize("library", ["sb3", "d3rlpy", "corl"])
-def test_another_library_stands_beside_settings_that_there_are(library: str) -> None:
-    """Programs are Python on both sides, and what an argument is called here is the name of a setting."""
-    text = (DOCS / "guides" / f"from-{library}.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("library", ["Stable-Baselines3", "d3rlpy", "CORL"])
+def test_another_library_is_compared_with_existing_settings(library: str) -> None:
+    """Programs are Python on both sides, and the names in the column of this package are names of settings."""
+    page = (DOCS / "guides" / "migrating.md").read_text(encoding="utf-8")
+    text = page.partition(f"\n## {library}\n")[2].partition("\n## ")[0]
     programs = [block.text for block in blocks(text) if block.language == "python"]
     assert any("from rl_training import" in ast.unparse(ast.parse(program)) for program in programs)
     known = {*TrainConfig.model_fields, *ALGORITHMS, "env", "learn", "progress_bar", "resume"}
@@ -183,7 +191,7 @@ def test_another_library_stands_beside_settings_that_there_are(library: str) -> 
 
 
 def test_the_navigation_has_every_page_once() -> None:
-    """Through the toctrees from the start page; what is nowhere in them nobody finds."""
+    """Follows the toctrees from the start page; the plans are not part of the site."""
     found: list[str] = []
 
     def follow(page: str) -> None:
@@ -196,14 +204,11 @@ def test_the_navigation_has_every_page_once() -> None:
                 entry = (Path(page).parent / re.sub(r".*<(.+)>", r"\1", line)).as_posix()
                 for path in sorted(DOCS.glob(f"{entry}.md")) or [DOCS / entry]:
                     follow(path.relative_to(DOCS).with_suffix("").as_posix())
-        for slot in re.findall(r"^<!-- where it is there: (\S+)\.md -->$", text, re.M):
-            path = (DOCS / page).parent.joinpath(f"{slot}.md").resolve()
-            if path.exists():
-                follow(path.relative_to(DOCS).with_suffix("").as_posix())
 
     follow("index")
     there = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
-    assert sorted(found) == sorted(there - {"algorithms/_template"})
+    excluded = {"algorithms/_template", *(page for page in there if page.startswith("plans/"))}
+    assert sorted(found) == sorted(there - excluded)
 
 
 def test_every_page_is_run_somewhere() -> None:
@@ -226,6 +231,8 @@ def test_an_algorithm_has_a_page_made_from_the_code(name: str) -> None:
         shown = json.dumps(value) if isinstance(value, dict) else getattr(value, "type", value)
         assert f"`{shown}`".lower() in row.lower(), row
     assert all(f"`{preset}`" in page for preset in packaged_configs() if preset.startswith(f"{name}/"))
+    assert "the the task" not in page
+    assert page.count("The data set is from Minari") <= 1
     assert "@" in describe_algorithm.particular(name)[1]["Citation"]
     assert f"| `{describe_algorithm.class_of(name)}` |" in page  # its row of the bare classes
 
@@ -272,11 +279,24 @@ def test_the_reference_has_every_public_name() -> None:
     assert set(rl_training.__all__) <= named
 
 
-def test_every_example_is_shown() -> None:
-    text = (DOCS / "examples.md").read_text(encoding="utf-8")
-    shown = re.findall(r"^## (\S+)\n\n```\{literalinclude\} \.\./examples/(\S+)\n", text, re.M)
-    assert [name for name, _ in shown] == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-    assert all(name == file for name, file in shown)
+def test_every_example_is_linked_from_the_start_page() -> None:
+    text = (DOCS / "start.md").read_text(encoding="utf-8")
+    linked = re.findall(r"^\| \[(\S+)\]\(\.\./examples/(\S+)\) \|", text, re.M)
+    examples = {path.relative_to(ROOT / "examples").as_posix() for path in (ROOT / "examples").rglob("*.py")}
+    assert sorted(file for _, file in linked) == sorted({*examples, "first_steps.ipynb"})
+    assert all(name == file for name, file in linked)
+
+
+def test_code_blocks_fit_into_a_column_of_the_site() -> None:
+    pages = [*DOCS.glob("*.md"), *DOCS.glob("guides/*.md"), *DOCS.glob("algorithms/[a-z]*.md"), ROOT / "README.md"]
+    long = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in pages
+        for block in blocks(path.read_text(encoding="utf-8"))
+        for line in block.text.splitlines()
+        if len(line) > 80
+    ]
+    assert long == []
 
 
 @pytest.mark.slow
@@ -295,10 +315,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "haarnoja2018soft" in page
     assert page.count("<math ") > 10
     for path in (tmp_path / "site").rglob("*.html"):
-        loaded = re.findall(
-            r"<(?:script|link|img|source)\b[^>]*(?:https?:)?//[^>]*>", path.read_text(encoding="utf-8")
-        )
+        text = path.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|link|img|source)\b[^>]*(?:https?:)?//[^>]*>", text)
         assert loaded == [], f"{path} needs the network"
+        for picture in re.findall(r'<(?:img|source)\b[^>]*\bsrc(?:set)?="([^":]+)"', text):
+            assert (path.parent / picture).is_file(), f"{path}: {picture}"
 
 
 def test_the_site_shows_types_that_are_there() -> None:

@@ -10,7 +10,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from benchmarks.speed import picture
@@ -53,24 +55,49 @@ def shortened(code: str) -> str:
     return re.sub(number, lambda found: f"{found[1]}={max(1, int(found[2]) // 100)}", code)
 
 
+def transitions() -> dict[str, NDArray[Any]]:
+    """The data of the program that learns offline: an episode of Pendulum-v1 with random numbers."""
+    rng = np.random.default_rng(0)
+    return {
+        "observations": rng.normal(size=(200, 3)),
+        "actions": rng.uniform(-2, 2, size=(200, 1)),
+        "rewards": rng.normal(size=200),
+        "terminals": np.zeros(200, bool),
+        "timeouts": np.arange(200) == 199,
+    }
+
+
 @pytest.mark.parametrize("page", TEXTS)
 def test_every_python_block_is_marked_to_be_run(page: str) -> None:
     assert len(BLOCKS[page]) == TEXTS[page].count("```python")
 
 
-def test_the_readme_is_short_and_shows_programs() -> None:
-    lines = README.splitlines()
-    assert len(lines) < 283  # half of what it was when all of docs/ stood in it
-    assert len(BLOCKS["README.md"]) > 0
-    assert next(line for line in lines[1:] if line) == "<picture>"
+def test_the_readme_is_short_and_starts_with_what_a_stranger_needs() -> None:
+    """Installation, a program of each kind, numbers and limits, before the first picture."""
+    assert len(README.splitlines()) < 283  # half of what it was when all of docs/ stood in it
+    assert README.count("](") <= 30
+    order = [
+        "pip install",
+        "from rl_training import SAC",
+        "from rl_training import IQL",
+        "<!-- begin numbers -->",
+        "**Not included:** PPO",
+        "<picture>",
+    ]
+    places = [README.index(text) for text in order]
+    assert places == sorted(places)
+    assert len(README[: places[-1]].splitlines()) < 60
+    code = {name: text.splitlines() for name, text in BLOCKS["README.md"]}
+    assert (len(code["api"]), len(code["offline"])) == (8, 5)
 
 
 def test_the_readme_leads_to_every_guide() -> None:
     assert [page for page in [*PAGES, *GUIDES] if f"]({page.relative_to(ROOT).as_posix()})" not in README] == []
 
 
-def test_the_speed_in_the_readme_is_what_was_measured() -> None:
-    section = f"<!-- begin speed -->\n{picture.speed()}\n<!-- end speed -->"
+@pytest.mark.parametrize(("name", "text"), [("speed", picture.speed()), ("numbers", picture.numbers())])
+def test_the_speed_in_the_readme_is_what_was_measured(name: str, text: str) -> None:
+    section = f"<!-- begin {name} -->\n{text}\n<!-- end {name} -->"
     assert section in README, "run: python -m benchmarks.speed.picture"
 
 
@@ -78,6 +105,7 @@ def test_the_speed_in_the_readme_is_what_was_measured() -> None:
 def test_programs_run(page: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    np.savez("log.npz", **transitions())
     scope: dict[str, Any] = {"__name__": name}
     for _, code in (block for block in BLOCKS[page] if block[0] == name):
         exec(compile(shortened(code), f"{page} ({name})", "exec", dont_inherit=True), scope)

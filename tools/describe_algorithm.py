@@ -1,4 +1,4 @@
-"""The page of an algorithm: what is particular stands in docs/algorithms/<name>.md, the rest is read from the code.
+"""The page of an algorithm: docs/algorithms/<name>.md has the text, the rest is read from the code.
 
     python -m tools.describe_algorithm sac      # prints the page as the site shows it
 
@@ -29,9 +29,9 @@ ROOT = Path(rl_training.__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "algorithms"
 RESULTS = ROOT / "docs" / "results"
 CONFIGS = Path(rl_training.__file__).resolve().parent / "assets" / "configs"
-# The sections that an algorithm's own file must have, and those it may have.
+# The sections that an algorithm's file must have, and those it may have.
 NEEDED, ALLOWED = ("Idea", "Update", "When to use it", "Citation"), ("Watching",)
-# Settings with which an update reports terms that it has not by default.
+# Settings with which an update reports additional terms.
 VARIANTS: dict[str, dict[str, Any]] = {"bc": {"stochastic": True}, "cql": {"lagrange_threshold": 1.0}}
 SECTIONS = {
     "OptimizationConfig": "Optimisation",
@@ -56,7 +56,7 @@ class Table(NamedTuple):
 
 
 def particular(name: str) -> tuple[str, dict[str, str]]:
-    """Title and sections of an algorithm's own file."""
+    """Return the title and the sections of an algorithm's file."""
     text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
     head, *parts = re.split(r"^## (.+)\n", text, flags=re.M)
     sections = {heading: body.strip() for heading, body in zip(parts[::2], parts[1::2])}
@@ -68,7 +68,7 @@ def particular(name: str) -> tuple[str, dict[str, str]]:
 
 
 def departures(spec: AlgorithmSpec) -> list[str]:
-    """What the module docstring names as departures from the paper, one by one."""
+    """Return the departures from the paper that the module docstring names."""
     text = " ".join((inspect.getdoc(inspect.getmodule(spec.learner)) or "").split())
     found = re.search(r"Departures?: (.+?)(?: Axes: |$)", text)
     if found is None:
@@ -84,11 +84,11 @@ def departures(spec: AlgorithmSpec) -> list[str]:
 
 
 def preset_rows(spec: AlgorithmSpec) -> list[str]:
-    """Every packaged configuration by what its head says; those that say the same of their task are one row.
+    """Return a table of the packaged configurations with their header comments, equal comments in one row.
 
-    Where the data come from, which many say in the same words at their end, stands below the table once.
+    The source of the data, which many comments end with, follows the table once.
     """
-    said: dict[str, list[str]] = {}
+    groups: dict[str, list[tuple[str, str]]] = {}
     sources: dict[str, None] = {}
     for name in packaged_configs():
         algo, _, task = name.partition("/")
@@ -96,22 +96,25 @@ def preset_rows(spec: AlgorithmSpec) -> list[str]:
             continue
         lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
         head = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
-        head, source = re.fullmatch(r"(.*?)( The data is Minari's.*)?", head).groups()
-        if "pendulum" not in name:
-            head = head.replace(task, "its task").replace(load_config(name).config.env_id or task, "its task")
-        said.setdefault(head, []).append(f"`{name}`")
+        head, source = re.fullmatch(r"(.*?)( The data set is from Minari:.*)?", head).groups()
+        general = head.replace(task, "the task") if "-" in task else head
+        general = general.replace(load_config(name).config.env_id or task, "the task")
+        groups.setdefault(general, []).append((f"`{name}`", head))
         sources |= {source.strip(): None} if source else {}
-    rows = [f"| {' '.join(names)} | {head} |" for head, names in said.items()]
-    return ["| configuration | its values |", "|---|---|", *rows, "", *sources]
+    rows = [
+        f"| {' '.join(name for name, _ in group)} | {group[0][1] if len(group) == 1 else general} |"
+        for general, group in groups.items()
+    ]
+    return ["| configuration | values |", "|---|---|", *rows, "", *sources]
 
 
 def setting_tables(spec: AlgorithmSpec) -> list[tuple[str, list[str]]]:
-    """A title and a table for each section of `algo_kwargs`, with the algorithm's own defaults; its own first."""
+    """Return a title and a table for each section of `algo_kwargs`; the algorithm's own section comes first."""
     own, network, *shared = spec.sections.parts
 
     def table(part: type[Settings]) -> list[str]:
         lines = rows(part, defaults=spec.sections.defaults)
-        return [line.replace("(see below)", "(see [Configuration](../configuration.md))") for line in lines]
+        return [line.replace("(see below)", "(see [Settings](../configuration.md))") for line in lines]
 
     return [
         ("", table(own)),
@@ -121,7 +124,7 @@ def setting_tables(spec: AlgorithmSpec) -> list[tuple[str, list[str]]]:
 
 
 def small_learner(spec: AlgorithmSpec, options: dict[str, Any]) -> Any:
-    """A learner that makes one update in a moment."""
+    """Return a learner whose update is quick."""
     kind = spec.learner
     spaces = (
         SpaceSpec(obs_dim=3, num_actions=2) if kind.discrete else SpaceSpec(obs_dim=3, low=(-1.0,), high=(1.0,))
@@ -131,7 +134,7 @@ def small_learner(spec: AlgorithmSpec, options: dict[str, Any]) -> Any:
 
 
 def terms(spec: AlgorithmSpec) -> list[str]:
-    """The terms that its updates report."""
+    """Return the terms that its updates report."""
     found: dict[str, None] = {}
     for options in ({}, VARIANTS.get(spec.name, {})):
         learner = small_learner(spec, options)
@@ -144,13 +147,13 @@ def terms(spec: AlgorithmSpec) -> list[str]:
 
 
 def metric_rows(spec: AlgorithmSpec) -> list[str]:
-    """The table of what an update reports."""
+    """Return the table of the terms that an update reports."""
     lines = ["| in the log | meaning |", "|---|---|"]
     return lines + [f"| `{term_tag(term)}` | {TERMS[term]} |" for term in terms(spec)]
 
 
 def tables_of(text: str) -> list[Table]:
-    """The tables of a page, in order."""
+    """Return the tables of a page, in order."""
     found: list[Table] = []
     title = heading = caption = ""
     for block in re.split(r"\n{2,}", text):
@@ -172,22 +175,22 @@ def cells(row: str) -> list[str]:
 
 
 def labels(head: str, row: str) -> list[str]:
-    """What a row is called: its cells in columns that have no name of their own, or that of an algorithm."""
-    told = [cell for name, cell in zip(cells(head), cells(row)) if name in ("", "algorithm", "class")]
-    return [cell.strip("`*") for cell in told]
+    """Return the cells of a row that name it: those in columns without a header or of algorithms."""
+    named = [cell for name, cell in zip(cells(head), cells(row)) if name in ("", "algorithm", "class")]
+    return [cell.strip("`*") for cell in named]
 
 
 def of_algorithm(label: str, names: tuple[str, ...]) -> bool:
-    """Whether a label is an algorithm's (`SAC`, `RLPD with hopper-medium`), or its peer's beside it."""
+    """Whether a label is that of an algorithm (`SAC`, `RLPD with hopper-medium`), here or in another library."""
     for peer in ("Stable-Baselines3 ", "CORL ", "d3rlpy Discrete", "d3rlpy ", "published "):
         label = label.removeprefix(peer)
     return any(label == name or label.startswith((f"{name} ", f"{name},")) for name in names)
 
 
 def results(names: tuple[str, ...], text: str, page: str = "") -> list[str]:
-    """The rows of a `page` of docs/results/ that are about an algorithm, each table under a link to the page.
+    """Return the rows of a `page` of docs/results/ for an algorithm, each table below a link to the page.
 
-    Of tables in which it has runs, what the data returned and what others reach stand there too.
+    Tables with runs of the algorithm keep the rows of the data and of other libraries.
     """
     lines: list[str] = []
     for table in tables_of(text):
@@ -201,14 +204,14 @@ def results(names: tuple[str, ...], text: str, page: str = "") -> list[str]:
 
 
 def class_of(name: str) -> str:
-    """The public name of the class that trains an algorithm."""
+    """Return the public name of the class that trains an algorithm."""
     return next(
         public for public in rl_training.__all__ if getattr(getattr(rl_training, public), "algo", None) == name
     )
 
 
 def render(name: str) -> str:
-    """The whole page, in MyST's Markdown."""
+    """Return the whole page in MyST Markdown."""
     spec, (title, sections) = get_algorithm_spec(name), particular(name)
     managed = class_of(name)
     starter = "dqn/cartpole" if name == "dqn" else f"{name}/pendulum"

@@ -1,9 +1,8 @@
-"""The Sphinx extension of the documentation site: what the pages of docs/ need to be read there as on a code host.
+"""Sphinx extension of the documentation site.
 
-Algorithm pages are completed from the code (`tools/describe_algorithm.py`). Links that leave docs/ lead to pages of
-the site: the README, the changelog and the examples have one each. Docstrings are Markdown-like text, and a managed
-class has a keyword for each setting, of which the reference shows none: its page has the table. Formulas become
-MathML while the site is built: a reader's browser needs neither a script nor the network for them.
+Algorithm pages are completed from the code (`tools/describe_algorithm.py`). Links to the changelog become links to
+its page, links to files of `examples/` become downloads, and other links that leave docs/ become plain text.
+Formulas become MathML during the build, so a browser needs neither a script nor the network to show them.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
 
 LOG = getLogger(__name__)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
-# A picture in HTML, which Sphinx does not look into; docs/pictures is copied to the site's static files.
-PICTURE = re.compile(r'\b(src|srcset)="(?:docs/|\.\./)?pictures/')
-# What TeX sets otherwise than MathML: the index of an accented letter would stand below it, and log would touch its
+# Sphinx does not process pictures in HTML; docs/pictures is copied to the static files of the site.
+PICTURE = re.compile(r'\b(src|srcset)="(?:\.\./)?pictures/')
+# Corrections of MathML: without them the index of an accented letter would be below it, and log would touch its
 # neighbours.
 ACCENTED = re.compile(r"(\\(?:bar|tilde|hat) ?(?:\\[a-z]+|\w))(?=[_^])")
 LOG_OF = re.compile(r"\\log\s+")
-# Types that the reference shows by name.
+# Types that the reference shows by these names.
 ALIASES: dict[str, tuple[Any, ...]] = {
     "ArrayLike": (ArrayLike,),
     "NDArray": tuple(NDArray[kind] for kind in (Any, np.float32, np.float64, np.int64)),
@@ -42,56 +41,43 @@ ALIASES: dict[str, tuple[Any, ...]] = {
     "Loggers": (managed.Loggers,),
     "Watchers": (managed.Watchers,),
 }
-# A page that another version of the docs may have: its place in the navigation, if it is there.
-SLOT = re.compile(r"^<!-- where it is there: (\S+)\.md -->$", re.M)
-# Files outside docs/ that have a page of their own on the site.
-PAGES = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md"}
+# Files outside docs/ that a page includes.
+PAGES = {"CHANGELOG.md": "docs/changelog.md"}
 
 
 def on_site(text: str, folder: str) -> str:
-    """Links of a page in `folder` of the repository, as the page at the same place of the site must have them."""
-
-    def page_of(target: str) -> str | None:
-        path, _, anchor = target.partition("#")
-        place = posixpath.normpath(posixpath.join(folder, path))
-        if place.startswith("examples/"):
-            page, anchor = "examples.md", posixpath.basename(place).replace(".", "")
-        elif place.startswith("docs/"):
-            page = place.removeprefix("docs/")
-        elif place in PAGES:
-            page = PAGES[place]
-        else:
-            return None
-        start = folder.removeprefix("docs").strip("/")
-        return posixpath.relpath(page, start or ".") + (f"#{anchor}" if anchor else "")
+    """Replace links that leave docs/ on a page in `folder` of the repository, and the paths of pictures."""
+    base = folder or "docs"  # a file of the root is included by a page of docs/
 
     def replaced(found: re.Match[str]) -> str:
         label, target = found[1], found[2]
+        path, mark, anchor = target.partition("#")
+        place = posixpath.normpath(posixpath.join(folder, path))
         if target.startswith(("http", "#")):
             return found[0]
-        page = page_of(target)
-        return label if page is None else f"[{label}]({page})"
+        if place.startswith("examples/") and posixpath.splitext(place)[1]:
+            return f"{{download}}`{label} <{posixpath.relpath(place, base)}>`"
+        place = PAGES.get(place, place)
+        if not place.startswith("docs/") or place.startswith("docs/plans"):
+            return label
+        return f"[{label}]({posixpath.relpath(place, base)}{mark}{anchor})"
 
-    return PICTURE.sub(r'\1="_static/', LINK.sub(replaced, text))
+    static = posixpath.relpath("docs/_static", base)
+    return PICTURE.sub(rf'\1="{static}/', LINK.sub(replaced, text))
 
 
 def read_source(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Complete an algorithm's page, and let links stay on the site."""
+    """Complete an algorithm's page, and replace links that leave the site."""
     folder, _, name = docname.rpartition("/")
     if folder == "algorithms" and name != "index":
         source[0] = describe_algorithm.render(name)
         for used in (*describe_algorithm.RESULTS.glob("*.md"), describe_algorithm.FOLDER / "_template.md"):
             app.env.note_dependency(str(used))
-
-    def filled(slot: re.Match[str]) -> str:
-        there = posixpath.normpath(posixpath.join(folder, slot[1])) in app.env.found_docs
-        return f"```{{toctree}}\n{slot[1]}\n```" if there else ""
-
-    source[0] = SLOT.sub(filled, on_site(source[0], posixpath.join("docs", folder)))
+    source[0] = on_site(source[0], posixpath.join("docs", folder).rstrip("/"))
 
 
 def read_included(app: Sphinx, path: Any, docname: str, content: list[str]) -> None:
-    """A file of the repository's root that is shown as a page."""
+    """Replace the links of CHANGELOG.md, which a page includes."""
     content[0] = on_site(content[0], "")
 
 
@@ -105,7 +91,7 @@ def shorten_signature(
 
 
 def named(text: str | None) -> str | None:
-    """A signature with the names of types in place of what they stand for, which would fill the page."""
+    """Replace types that have a name in `ALIASES`; written out they would fill the page."""
     for name, kinds in ALIASES.items():
         for kind in kinds:
             text = text and text.replace(stringify_annotation(kind, "smart"), name)
@@ -113,9 +99,9 @@ def named(text: str | None) -> str | None:
 
 
 def shorten_docstring(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """The docstring of a managed class without its settings, which are a table of the algorithm's page."""
+    """Replace the settings in the docstring of a managed class with a link to their table."""
     if is_managed(thing):
-        lines[lines.index("Settings, all keywords:") :] = [f"Its settings: :doc:`/algorithms/{thing.algo}`."]
+        lines[lines.index("Settings, all keywords:") :] = [f"All settings: :doc:`/algorithms/{thing.algo}`."]
 
 
 def is_managed(thing: Any) -> bool:
@@ -131,7 +117,7 @@ def draw_block(writer: Any, formula: nodes.math_block) -> None:
 
 
 def draw(writer: Any, formula: nodes.Element, tag: str) -> None:
-    """A formula as MathML; one that cannot be read is shown as it was written, and said."""
+    """Write a formula as MathML; one that cannot be parsed is shown as source, with a warning."""
     text = formula.astext()
     try:
         spaced = LOG_OF.sub(r"\\,\\log\\,", ACCENTED.sub(r"{\1{}}", text))

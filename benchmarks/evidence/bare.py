@@ -60,6 +60,6 @@ def budgets() -> str:
     found: dict[tuple[str, ...], list[str]] = {}
     for algo, bare in BARE.items():
         unit = "updates" if get_algorithm_spec(algo).regime == "offline" else "steps"
-        line = "what its data return" if bare.line is None else f"{bare.line:g}"
+        line = "the mean of its data" if bare.line is None else f"{bare.line:g}"
         found.setdefault((bare.env, line, f"{bare.budget:,} {unit}"), []).append(f"`{class_of(algo).__name__}`")
     return table(["", "return", "within", "classes"], ([*task, ", ".join(names)] for task, names in found.items()))

@@ -1,9 +1,9 @@
-"""The picture of the README and its table of speed, from what was measured: `benchmarks/results/` and nothing else.
+"""The picture, the numbers and the table of speed of the README, from the measurements in `benchmarks/results/`.
 
-    python -m benchmarks.speed.picture          writes docs/pictures/speed-light.svg, speed-dark.svg and the table
+    python -m benchmarks.speed.picture     writes docs/pictures/speed-*.svg and the sections of the README
 
-On the left updates per second on a CPU beside the fastest implementation of each algorithm that pip installs, both
-in one run; on the right what one GPU makes of 32 seeds trained as one, beside one.
+Left: updates per second on a CPU relative to the fastest implementation that pip installs, measured together.
+Right: updates per second of up to 32 seeds trained together on one GPU, and of one run.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from benchmarks.speed.summary import LIBRARIES
 from benchmarks.speed.updates import beside
 
 FOLDER = report.ROOT / "docs" / "pictures"
-# Okabe and Ito's: ours, theirs.
+# From Okabe and Ito's palette.
 _OURS, _THEIRS = "#0072B2", "#E69F00"
 _INKS = {"light": "#1f2328", "dark": "#e6edf3"}
 _MEMBERS = 32
-# Of each regime one that is used often; the page of speed has all of them.
-_TOLD = ("SAC", "IQL")
-_TOLD_ON_A_GPU = ("SAC", "IQL", "TD3+BC")
+# A common algorithm of each regime; docs/performance.md has all of them.
+_SHOWN = ("SAC", "IQL")
+_SHOWN_ON_A_GPU = ("SAC", "IQL", "TD3+BC")
 
 
 def beside_peers() -> list[Entry]:
-    """The latest measurements on a CPU that had a peer, one case per algorithm, the largest advantage last."""
+    """The measurements on a CPU that have a peer, one case per algorithm, the largest ratio last."""
     found: dict[str, Entry] = {}
     for entry in Results("updates").load().values():
         if entry["kind"] == "rate" and entry["device"] == "cpu" and entry.get("peer"):
@@ -40,10 +40,10 @@ def beside_peers() -> list[Entry]:
 
 
 def on_a_gpu() -> list[tuple[Entry, Entry]]:
-    """Measurements on a GPU in float32, each with one of the peers that ran beside it there."""
+    """Measurements on a GPU in float32, each with a peer of the same run."""
     entries = [e for e in Results("updates").load().values() if e["kind"] == "rate" and e["device"] != "cpu"]
-    told = [e for case in _TOLD_ON_A_GPU for e in entries if e["case"] == case and not e["tf32"]]
-    return [(entry, peer) for entry in told for peer in beside(entry)]
+    shown = [e for case in _SHOWN_ON_A_GPU for e in entries if e["case"] == case and not e["tf32"]]
+    return [(entry, peer) for entry in shown for peer in beside(entry)]
 
 
 def together() -> list[tuple[str, Entry, Entry]]:
@@ -59,32 +59,56 @@ def together() -> list[tuple[str, Entry, Entry]]:
 
 
 def times(peer: Entry) -> str:
-    """The ratio, and its smallest and largest over pairs of blocks."""
+    """The ratio with its minimum and maximum over pairs of blocks."""
     low, high = peer["ratio_spread"]
     return f"{number(peer['ratio'])}× ({number(low)} to {number(high)})"
+
+
+def library(peer: Entry) -> str:
+    return LIBRARIES[peer["peer"].partition(":")[0]]
+
+
+def numbers() -> str:
+    """Three numbers of the README: SAC on a CPU, on a GPU, and many seeds of it together."""
+    cpu = next(e for e in beside_peers() if e["case"] == "SAC")
+    gpu, peer = next(pair for pair in on_a_gpu() if pair[0]["case"] == "SAC")
+    _, single, many = next(found for found in together() if found[0] == "SAC")
+    size = many["members"]
+    runs = size * single["rate"] / many["rate"]
+    return "\n".join(
+        [
+            f"- **{number(cpu['ratio'])}×** the updates per second of {library(cpu)} (SAC, {cpu['machine']})",
+            f"- **{number(peer['ratio'])}×** the updates per second of {library(peer)} (SAC, {card(gpu)})",
+            f"- **{size} seeds** in the time of {number(runs, 2)} single runs (SAC, {card(many)})",
+        ]
+    )
+
+
+def card(entry: Entry) -> str:
+    """The GPU of a measurement."""
+    return str(entry["machine"].partition(",")[0])
 
 
 def speed() -> str:
     """The table of speed in the README."""
     rows = []
-    for e in reversed([e for e in beside_peers() if e["case"] in _TOLD]):
-        rows.append([f"updates/s of {e['case']}, {e['machine']}", number(e["rate"]),
-                     f"{LIBRARIES[e['peer'].partition(':')[0]]}: {number(e['peer_rate'])}", times(e)])  # fmt: skip
+    for e in reversed([e for e in beside_peers() if e["case"] in _SHOWN]):
+        rows.append([f"{e['case']}, {e['machine']}", number(e["rate"]),
+                     f"{library(e)}: {number(e['peer_rate'])}", times(e)])  # fmt: skip
     for e, peer in on_a_gpu():
-        rows.append([f"updates/s of {e['case']}, {e['machine'].partition(',')[0]}", number(e["rate"]),
-                     f"{LIBRARIES[peer['peer'].partition(':')[0]]}: {number(peer['peer_rate'])}",
-                     times(peer)])  # fmt: skip
-    for name, single, many in reversed([found for found in together() if found[0] in _TOLD]):
+        rows.append([f"{e['case']}, {card(e)}", number(e["rate"]),
+                     f"{library(peer)}: {number(peer['peer_rate'])}", times(peer)])  # fmt: skip
+    for name, single, many in reversed([found for found in together() if found[0] in _SHOWN]):
         ratio = many["rate"] / single["rate"]
-        rows.append([f"updates/s of {many['members']} seeds of {name} as one, {many['machine'].partition(',')[0]}",
-                     number(many["rate"]), f"one run: {number(single['rate'])}", f"{ratio:.1f}×"])  # fmt: skip
-    return table(["speed", "here", "beside", "ratio"], rows)
+        rows.append([f"{many['members']} seeds of {name} together, {card(many)}", number(many["rate"]),
+                     f"one run: {number(single['rate'])}", f"{ratio:.1f}×"])  # fmt: skip
+    return table(["updates per second", "here", "compared with", "ratio"], rows)
 
 
 def draw(ink: str) -> Figure:
     style = {"text.color": ink, "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink,
              "axes.edgecolor": ink, "figure.facecolor": "none", "axes.facecolor": "none",
-             "savefig.facecolor": "none", "svg.hashsalt": "picture", "font.size": 9,
+             "savefig.facecolor": "none", "font.size": 9,
              "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}  # fmt: skip
     with mpl.rc_context(style):
         figure = Figure(figsize=(9.0, 4.6), layout="constrained")
@@ -96,14 +120,14 @@ def draw(ink: str) -> Figure:
 
 def _draw_peers(axes: Any) -> None:
     found = beside_peers()
-    names = [f"{e['case'].partition(',')[0]}  ({LIBRARIES[e['peer'].partition(':')[0]]})" for e in found]
+    names = [f"{e['case'].partition(',')[0]}  ({library(e)})" for e in found]
     ratios = [float(e["ratio"]) for e in found]
     axes.bar_label(axes.barh(range(len(names)), ratios, color=_OURS), [f"{r:.2f}×" for r in ratios], padding=3)
     axes.axvline(1.0, color=_THEIRS, linewidth=2.0)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(0, 1.15 * max(ratios))
-    axes.set_title("Updates per second beside the peer", loc="left", fontsize=10)
-    axes.set_xlabel(f"times the peer's, {found[0]['machine']}, batch 256")
+    axes.set_title("Updates per second relative to another library", loc="left", fontsize=10)
+    axes.set_xlabel(f"ratio to the library in brackets, {found[0]['machine']}, batch 256")
 
 
 def _draw_population(axes: Any) -> None:
@@ -113,14 +137,14 @@ def _draw_population(axes: Any) -> None:
     places = range(len(names))
     axes.hlines(places, single, many, color="#8C8C8C", linewidth=1.5, zorder=1)
     axes.scatter(single, places, color=_THEIRS, label="one run")
-    axes.scatter(many, places, color=_OURS, label="population (its size)")
+    axes.scatter(many, places, color=_OURS, label="all seeds (how many)")
     for place, value, (_, _, entry) in zip(places, many, found):
         axes.annotate(f"{number(value)} ({entry['members']})", (value, place), (7, -3), textcoords="offset points")
     axes.set_yticks(range(len(names)), names)
     axes.set_xscale("log")
     axes.set_xlim(min(single) / 2, 5 * max(many))
-    axes.set_title("Many seeds trained as one", loc="left", fontsize=10)
-    axes.set_xlabel(f"seed-updates per second, {found[0][1]['machine'].partition(',')[0]}, float32")
+    axes.set_title("Many seeds trained together", loc="left", fontsize=10)
+    axes.set_xlabel(f"updates per second of all seeds, {card(found[0][1])}, float32")
     axes.legend(loc="lower right", fontsize=8)
 
 
@@ -128,9 +152,10 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, ink in _INKS.items():
         path = FOLDER / f"speed-{name}.svg"
-        draw(ink).savefig(path, metadata={"Date": None})
+        with mpl.rc_context({"svg.hashsalt": "picture"}):  # the same ids in every drawing
+            draw(ink).savefig(path, metadata={"Date": None})
         print(f"wrote {path.relative_to(report.ROOT)}")
-    report.write_sections({(report.README, "speed"): speed()})
+    report.write_sections({(report.README, "numbers"): numbers(), (report.README, "speed"): speed()})
 
 
 if __name__ == "__main__":
