@@ -61,7 +61,7 @@ def entry(seed: int, value: float, steps: int = 10_000) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("returns", "answer"),
-    [((-150, -160, -170), "yes"), ((-150, -150, -201), "NO: 2 of 3 seeds"), ((-150, -150), "not judged")],
+    [((-150, -160, -170), "yes"), ((-150, -150, -201), "NO: 2 of 3 seeds"), ((-150, -150), "too little data")],
 )
 def test_every_seed_has_to_reach_the_line(returns: tuple[float, ...], answer: str) -> None:
     text = earlier.bare_text([entry(seed, value) for seed, value in enumerate(returns)])
@@ -70,4 +70,4 @@ def test_every_seed_has_to_reach_the_line(returns: tuple[float, ...], answer: st
 
 def test_a_run_that_was_cut_short_is_not_judged() -> None:
     runs = [entry(0, -150), entry(1, -150), entry(2, -150, steps=9_000)]
-    assert earlier.learned(runs).startswith("not judged")
+    assert earlier.learned(runs).startswith("too little data")
