@@ -342,7 +342,7 @@ def test_several_files_are_mixed_without_an_environment(tmp_path):
     [
         ({"dataset_kind": "npz"}, "dataset_kind 'npz' needs dataset_path"),
         ({"dataset_kind": "minari"}, "dataset_kind 'minari' needs dataset_id"),
-        ({"dataset_path": "x.npz"}, "set dataset_kind: npz or hdf5"),
+        ({"dataset_path": "x.csv"}, "set dataset_kind: npz or hdf5"),
         ({"dataset_id": "a-v0"}, "set dataset_kind: minari"),
         ({"dataset_download": True}, "dataset_download is not used"),
         ({"dataset_kind": "csv"}, "dataset_kind must be 'random', 'npz', 'hdf5' or 'minari', got 'csv'"),

@@ -186,8 +186,8 @@ def test_it_moves_between_two_advances_and_says_what_lasts(monkeypatch: pytest.M
         assert eventually(lambda: " 100/1500 -:--:-- left" in made.frames[-1])
         updates = 333
         assert eventually(lambda: " 333/1500 0:00:" in made.frames[-1])
-        with progress.doing("pretraining", "steps"):
-            assert eventually(lambda: "left  pretraining  " in made.frames[-1] and "steps/s" in made.frames[-1])
+        with progress.doing("pretraining"):
+            assert eventually(lambda: "left  pretraining  " in made.frames[-1] and "updates/s" in made.frames[-1])
             with progress.doing("evaluating"):
                 assert eventually(lambda: "left  evaluating  " in made.frames[-1])
         assert eventually(lambda: made.frames[-1].endswith("updates/s") and "ing" not in made.frames[-1])

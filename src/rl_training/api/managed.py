@@ -25,6 +25,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, resolve, spec_of
+from rl_training.experiment.retention import copy_checkpoint
 from rl_training.export.writing import Exported, export_checkpoint
 from rl_training.importing import name_of
 from rl_training.models.mlp import NETWORK
@@ -92,11 +93,19 @@ class ManagedAlgorithm(Generic[Seeds]):
         values |= values.pop("algo_kwargs")
         settings = "".join(f", {key}={value!r}" for key, value in values.items() if value != usual[key])
         head = f"{type(self).__name__}({config.env_id!r}{settings})"
-        if self.checkpoint_path is None:
+        if self.run_dir is None:
             return f"{head}: not trained"
-        place = self.checkpoint_path.parent
-        run = place.parent if place.name in ("checkpoints", "best") else place  # a published policy has no run
-        return f"{head}: trained {self._steps:,} {'updates' if regime.name == 'offline' else 'steps'}, {run}"
+        unit = "updates" if regime.name == "offline" else "steps"
+        return f"{head}: trained {self._steps:,} {unit}, {self.run_dir}"
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The folder of the run, of the first member if there are several; None if the model is not trained.
+
+        A copied checkpoint and a published policy have no run: it is their own folder.
+        """
+        path = self.checkpoint_path
+        return path.parent.parent if path is not None and path.parent.name in ("checkpoints", "best") else path
 
     if not TYPE_CHECKING:  # type checkers report missing attributes themselves
 
@@ -279,6 +288,10 @@ class ManagedAlgorithm(Generic[Seeds]):
         """
         source = self._checkpoint("export")
         return export_checkpoint(source, path, deterministic=deterministic, dataset=self._dataset)
+
+    def save(self, path: str | Path) -> Path:
+        """Copy the last checkpoint to the new folder `path`, which `load` loads; every run is saved without it."""
+        return copy_checkpoint(self._checkpoint("save"), Path(path))
 
     @classmethod
     def load(

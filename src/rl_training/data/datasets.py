@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from rl_training.data import formats
-from rl_training.data.columns import ArrayColumn, Columns, bounds_of
+from rl_training.data.columns import ACTION_PROBS, ArrayColumn, Columns, bounds_of
 from rl_training.data.extra_columns import NEXT_ACTIONS, Column, describe
 from rl_training.data.formats.own import Reader
 from rl_training.data.mapped import as_tensor, read_ahead
@@ -55,6 +55,7 @@ class TransitionDataset:
     `episode_ends` is empty if the rows are shuffled. If `parts` is set, the data set is a mixture, and rows are
     drawn with the weights of the parts. `reward_map` is the (scale, shift) applied to the rewards, to be applied to
     new experience too. `extras` are the extra columns of the rows, `n_step` the number of steps that a row covers.
+    `action_probs` `[n]` are the probabilities of the logged actions, if the source has them; training ignores them.
     Transforms return new data sets.
     """
 
@@ -70,6 +71,7 @@ class TransitionDataset:
     memory_limit: int | None = None
     checksum: str | None = None  # `fingerprint()`, if known
     raw: RawRows | None = None  # of the source rows, see `as_raw`
+    action_probs: NDArray[Any] | None = None
 
     @classmethod
     def from_arrays(
@@ -159,10 +161,12 @@ class TransitionDataset:
         spaces = settled_spaces(columns, spaces)
         wide = RowLayout.of(spaces, reserve)
         room = allocate_rows(columns.name, len(columns), wide.width, memory_limit) if rows is None else rows
-        packed, ends, notes = pack(columns, spaces, wide, room)
-        if len(ends) == 1:
-            notes = (*notes, "one episode only")
-        return cls(packed, spaces, ends, columns.name, notes, extras=reserve, memory_limit=memory_limit)
+        packed, ends, notes, kept = pack(columns, spaces, wide, room)
+        notes = (*notes, "one episode only") if len(ends) == 1 else notes
+        found = columns.data.get(ACTION_PROBS)
+        probs = None if found is None else found.read(0, len(columns))[kept]
+        options: dict[str, Any] = {"extras": reserve, "memory_limit": memory_limit, "action_probs": probs}
+        return cls(packed, spaces, ends, columns.name, notes, **options)
 
     def save(self, place: str | os.PathLike[str]) -> Path:
         """Write a new `.npz` or `.hdf5` file or Minari data set, with these rewards; returns its path."""
@@ -184,6 +188,12 @@ class TransitionDataset:
         if not len(chosen):
             raise DatasetError(f"{self.name}: the slice contains none of {len(self.episode_ends):,} episodes")
         return self.of_episodes(chosen, f"{len(chosen):,} of {len(self.episode_ends):,} episodes")
+
+    def __add__(self, other: TransitionDataset) -> TransitionDataset:
+        """The rows of both, in this order, all drawn with the same probability."""
+        from rl_training.data.mixing import merge
+
+        return merge([self, other]) if isinstance(other, TransitionDataset) else NotImplemented
 
     @property
     def layout(self) -> RowLayout:
@@ -255,6 +265,7 @@ class TransitionDataset:
             "terminals": self.dones.astype(np.bool_),
             "timeouts": timeouts,
             "next_observations": view.next_obs.numpy(),
+            **({} if self.action_probs is None else {ACTION_PROBS: self.action_probs}),
         }
         return Columns(
             self.name,
@@ -315,6 +326,7 @@ class TransitionDataset:
         keep_spans(self.rows, rows, starts, lengths, _CHUNK_ROWS)
         return self._changed(
             rows[: ends[-1]],
+            np.arange(ends[-1]) + np.repeat(starts + lengths - ends, lengths),
             episode_ends=ends - 1,
             notes=(*self.notes, remark),
             parts=remaining_parts(self.parts, starts, lengths),
@@ -357,6 +369,7 @@ class TransitionDataset:
         notes = [f"{len(one.lacking)} rows left out: {one.reason}" for one in values.values() if len(one.lacking)]
         return self._changed(
             rows[: remaining.sum()],
+            kept,
             episode_ends=np.cumsum(remaining[remaining > 0]) - 1,
             notes=(*self.notes, *notes),
             parts=remaining_parts(self.parts, starts, remaining),
@@ -383,9 +396,10 @@ class TransitionDataset:
         """Memory for `count` transformed rows; `in_place` invalidates this data set."""
         return self.rows if in_place else allocate_rows(self.name, count, self.layout.width, self.memory_limit)
 
-    def _changed(self, rows: NDArray[np.float32], **changes: Any) -> Self:
-        """This data set with other rows."""
-        return replace(self, rows=rows, checksum=None, **changes)
+    def _changed(self, rows: NDArray[np.float32], kept: Any = slice(None), **changes: Any) -> Self:
+        """This data set with other rows, made from those at the index `kept`."""
+        probs = None if self.action_probs is None else self.action_probs[kept]
+        return replace(self, rows=rows, checksum=None, action_probs=probs, **changes)
 
     def episodes(self, purpose: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First row and length of each episode."""

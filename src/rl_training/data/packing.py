@@ -24,11 +24,12 @@ from rl_training.spaces import SpaceSpec
 
 
 class Packed(NamedTuple):
-    """Rows, the index of each episode's last row (empty if unordered), and notes for the user."""
+    """Rows, the index of each episode's last row (empty if unordered), notes, and a flag per row of the columns."""
 
     rows: NDArray[np.float32]
     episode_ends: NDArray[np.int64]
     notes: tuple[str, ...]
+    kept: NDArray[np.bool_]
 
 
 def allocate_rows(name: str, count: int, width: int, memory_limit: int | None = None) -> NDArray[np.float32]:
@@ -149,6 +150,7 @@ def pack(columns: Columns, spaces: SpaceSpec, layout: RowLayout, rows: NDArray[n
         rows[:written],
         _episode_ends(walk.ends, walk.kept) if ordered else np.zeros(0, np.int64),
         _notes(ordered, walk.chaining, len(columns) - written),
+        walk.kept,
     )
 
 

@@ -39,16 +39,21 @@ class Progress:
         stream: TextIO | None = None,
         unit: str = "steps",
         opening: Sequence[str] = (),
+        pretraining: int = 0,
         first_update: int = 0,
     ) -> None:
-        """`opening`: lines that stand above everything else, unless quiet. `first_update`: see `Pace`."""
+        """`opening`: lines that are printed first, unless quiet. `first_update`: see `Pace`.
+
+        The first `pretraining` of `total` ticks are updates, which are counted and shown separately.
+        """
         self._total, self._unit, self._quiet = total, unit, quiet
+        self._pretraining, self._pretrains = pretraining, start < pretraining
         self._step, self._over = start, False
         self._position: Callable[[], int] = lambda: 0
-        self._doing: tuple[str, str, float] | None = None  # what, the unit meanwhile, since when
+        self._doing: tuple[str, float] | None = None  # what, since when
         self._known: dict[str, float] = {}
         self._told: tuple[int, frozenset[str]] = (-1, frozenset())  # the step of the last line, and what it told
-        self._pace = Pace(start, first_update=first_update)
+        self._pace = Pace(start, pretraining=pretraining, first_update=first_update)
         self._stream = Unbreakable(stream or sys.stderr or open_nothing())
         self._bar: TerminalBar | NotebookBar | None = None
         if quiet:
@@ -58,7 +63,7 @@ class Progress:
         if self._stream.isatty() or (stream is None and "IPython" in sys.modules):
             from rl_training.display.bar import bar_for
 
-            self._bar = bar_for(self._stream, total, self._state, given=stream is not None)
+            self._bar = bar_for(self._stream, self._state, given=stream is not None)
 
     def follow(self, position: Callable[[], int]) -> None:
         """Have the bar ask how far the run is: `position` is called from another thread, also between two calls
@@ -69,9 +74,9 @@ class Progress:
         self._step = step
 
     @contextlib.contextmanager
-    def doing(self, what: str, unit: str | None = None) -> Iterator[None]:
-        """Have the bar say `what` the run is at, if that lasts; `unit` is what it counts meanwhile."""
-        before, self._doing = self._doing, (what, unit or self._unit, time.monotonic())
+    def doing(self, what: str) -> Iterator[None]:
+        """Show `what` in the bar inside the context, if it takes long."""
+        before, self._doing = self._doing, (what, time.monotonic())
         try:
             yield
         finally:
@@ -103,28 +108,36 @@ class Progress:
 
     def _line(self, step: int, values: Mapping[str, float], *, again: bool) -> list[str]:
         """The texts of a line; the second line of a step has only what the first did not show."""
-        parts = [f"{step:,}/{self._total:,} {self._unit}", *_named(values)]
+        done, total, unit = self._phase(step)
+        parts = [f"{done:,}/{total:,} {unit}", *_named(values)]
         if again:
             return parts
         self._pace.note(step)
-        return [*parts, *self._rate(self._unit), f"{duration(self._pace.left(self._total))} left"]
+        return [*parts, *self._rate(unit), f"{duration(self._pace.left(step - done + total))} left"]
+
+    def _phase(self, step: int) -> tuple[int, int, str]:
+        """How much of the current phase is done, its total, and its unit."""
+        if self._pretrains and step <= self._pretraining:
+            return step, self._pretraining, "updates"
+        return step - self._pretraining, self._total - self._pretraining, self._unit
 
     def _rate(self, unit: str) -> list[str]:
         rate = self._pace.rate
         return [] if rate is None else [per_second(rate, unit)]
 
-    def _state(self) -> tuple[int, list[str]]:
-        """The step and the texts that the bar shows now; losses are the first to give way, then the rate."""
+    def _state(self) -> tuple[int, int, list[str]]:
+        """The count, the total and the texts of the bar; losses are the first to give way, then the rate."""
         step, now = max(self._step, self._position()), time.monotonic()
         if not self._over:
             self._pace.note(step, now)
-        left = duration(self._pace.left(self._total))
+        done, total, unit = self._phase(step)
+        left = duration(self._pace.left(step - done + total))
         clock = f"{duration(now - self._pace.began)} in all" if self._over else f"{left} left"
-        what, unit, since = self._doing or ("", self._unit, now)
+        what, since = self._doing or ("", now)
         doing = [what] if what and now - since >= _WORTH_SAYING_SECONDS else []
         known = dict(self._known)  # in one step, because another thread may be adding to it
         returns = {name: known.pop(name) for name in _RETURNS.values() if name in known}
-        return step, [clock, *doing, *_named(returns), *self._rate(unit), *_named(known)]
+        return done, total, [clock, *doing, *_named(returns), *self._rate(unit), *_named(known)]
 
     def flush(self) -> None:
         self._stream.flush()
@@ -159,19 +172,22 @@ def _time_of_day(seconds: float) -> str:
 class Pace:
     """How fast a run moves of late: over 15 seconds, or the last eighth of its time where that is longer.
 
-    Steps before `first_update` are faster, because they make no updates: until then the time left is unknown.
+    Steps before `first_update` are faster, because they make no updates, and the ticks of `pretraining` are updates
+    alone: neither counts for what follows, and the time left to a later tick is unknown.
     """
 
-    def __init__(self, start: int, now: float | None = None, *, first_update: int = 0) -> None:
+    def __init__(
+        self, start: int, now: float | None = None, *, pretraining: int = 0, first_update: int = 0
+    ) -> None:
         self.began = time.monotonic() if now is None else now
         self._marks = deque([(self.began, start)])
-        self._first_update = first_update if start < first_update else None
+        self._changes = sorted(tick for tick in {pretraining, pretraining + first_update} if start < tick)
 
     def note(self, step: int, now: float | None = None) -> None:
         """Tell where the run stands; may be called often."""
         now = time.monotonic() if now is None else now
-        if self._first_update is not None and step >= self._first_update:
-            self._first_update = None
+        while self._changes and step >= self._changes[0]:
+            del self._changes[0]
             self._marks.clear()
         span = max(15.0, (now - self.began) / 8)
         if len(self._marks) > 1 and self._marks[-1][0] - self._marks[-2][0] < span / 200:
@@ -187,6 +203,7 @@ class Pace:
         return (last - first) / (now - since) if last > first and now > since else None
 
     def left(self, total: int) -> float | None:
-        """Seconds to `total`; None while nobody knows."""
-        rate, last = self.rate if self._first_update is None else None, self._marks[-1][1]
-        return 0.0 if last >= total else None if rate is None else (total - last) / rate
+        """Seconds to `total`; None if unknown."""
+        rate, last = self.rate, self._marks[-1][1]
+        unknown = rate is None or any(change < total for change in self._changes)
+        return 0.0 if last >= total else None if unknown else (total - last) / rate

@@ -185,6 +185,7 @@ def _open_session(regime: Regime, guard: SignalGuard, console: Callable[..., Pro
                 quiet=spec.options.quiet,
                 unit="updates" if regime.first_phase == "offline" else "steps",
                 opening=opening,
+                pretraining=regime.pretraining,
                 first_update=regime.first_update,
             )
             opened.callback(progress.close)  # the log does not close it if it was dropped after an error

@@ -102,6 +102,7 @@ class OfflineToOnline(Regime):
         first = self.online.remarks(spec, self.learner, self.pretraining, starts)
         self.remarks = *self.setup.remarks, *self._beginning(), *first
         self.first_phase = "pretrain" if self.pretraining else "online"
+        self.first_update = self.online.first_steps
         self.total_ticks = self.pretraining + spec.config.total_timesteps
         self.total_updates = self.pretraining + self.online.earned(spec.config.total_timesteps)
         require_updates(spec, self.online, self.total_updates)
@@ -138,7 +139,7 @@ class OfflineToOnline(Regime):
         if session.clock.ticks == 0 and self.learner.summary:
             session.say(self.learner.summary)
         if session.clock.phase == "pretrain":
-            with session.doing("pretraining", "updates"):
+            with session.doing("pretraining"):
                 yield from fit_offline(session, self.prior_updates, updates=self.pretraining)
         if session.running:
             session.enter_phase("online", evaluates=self.evaluates_first)
