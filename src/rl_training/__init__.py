@@ -4,6 +4,7 @@ Names are imported on first use, because importing torch takes seconds; `__init_
 """
 
 import gc
+import os
 from contextlib import contextmanager
 from importlib import import_module
 
@@ -25,6 +26,10 @@ _MODULES = dict.fromkeys(api.__all__, "rl_training.api") | {
     "register": "rl_training.api.registering",
 }
 __all__ = [*_MODULES]
+if "OMP_WAIT_POLICY" not in os.environ:
+    # torch's threads spin while they wait for each other. On cores that other programs use too, a long spin takes
+    # the time that the awaited thread needs, and a run is many times slower. Read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 _attribute, __dir__ = lazy(__name__, _MODULES)
 
 
