@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rl_training.data import columns as columns_module
+from rl_training.data.columns import Columns
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.data.mixing import mix
@@ -185,6 +186,47 @@ def test_episodes_are_sliced_saved_and_shown_in_one_line(tmp_path):
         result[0]
     with pytest.raises(DatasetError, match="rows of 2 steps cannot be saved"):
         result.with_n_step(2, 0.9).save(tmp_path / "two.npz")
+
+
+def test_data_sets_are_added_row_by_row():
+    one, other = dataset(name="one"), dataset(episodes(seed=1), name="other")
+    both = one + other
+    assert (both.name, both.parts) == ("one + other", ())
+    np.testing.assert_array_equal(both.rows, np.concatenate([one.rows, other.rows]))
+    assert both.episode_ends.tolist() == [3, 6, 11, 15, 18, 23]
+    assert len(both + one) == 36
+    with pytest.raises(TypeError, match="unsupported operand"):
+        one + 1
+
+
+def test_probabilities_of_actions_stay_with_their_rows(tmp_path):
+    """Without next observations the last row of each cut episode is left out, and its probability with it."""
+    probs = np.linspace(0.1, 0.9, 12)
+    values = episodes() | {"action_probs": probs, "action_low": LOW, "action_high": HIGH}
+    values.pop("next_observations")
+    one = TransitionDataset.from_columns(Columns.of_arrays("one", values))
+    kept = ~values["timeouts"].astype(bool)
+    assert 0 < len(one) == kept.sum() < 12
+    np.testing.assert_array_equal(one.action_probs, probs[kept])
+    last = one[-1:]
+    np.testing.assert_array_equal(last.action_probs, probs[kept][-len(last) :])
+    saved = TransitionDataset.load((one + last).save(tmp_path / "both.npz"))
+    np.testing.assert_array_equal(saved.action_probs, [*one.action_probs, *last.action_probs])
+    assert one.with_rewards(2.0).action_probs is not None
+    with pytest.raises(
+        DatasetError, match=r"^log: has no column 'action_probs', and other data do; merge one kind"
+    ):
+        one + dataset(name="log")
+    with pytest.raises(DatasetError, match="Minari has no column 'action_probs'; write npz or HDF5"):
+        one.save("some/log-v0")
+
+
+def test_the_suffix_of_a_file_is_its_kind():
+    kinds = {path: parse(dataset_path=path).dataset_kind for path in ("a.npz", "a.hdf5", "a.h5")}
+    assert kinds == {"a.npz": "npz", "a.hdf5": "hdf5", "a.h5": "hdf5"}
+    assert parse(datasets=[{"dataset_path": "a.npz"}]).datasets[0].dataset_kind == "npz"
+    with pytest.raises(ConfigError, match="dataset_path is not used by dataset_kind 'random'"):
+        parse(dataset_kind="random", dataset_path="a.npz")
 
 
 def test_a_mixture_draws_each_component_with_its_weight():

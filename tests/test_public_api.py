@@ -496,6 +496,11 @@ def test_settings_of_other_libraries_are_answered_by_the_name_here(managed: Any,
         managed("Pendulum-v1").config.with_overrides([f"{name}=1"], setting_names)
 
 
+def test_a_setting_of_another_library_that_the_algorithm_lacks_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"; here it is 'num_critics', which is not one of these settings$"):
+        MANAGED["iql"]("Pendulum-v1", n_critics=3)
+
+
 def test_every_setting_named_for_another_library_exists() -> None:
     known = {key for spec in list_algorithm_specs() for kind in spec.kinds for key in kind.owners()}
     known |= set(TrainConfig.model_fields)
@@ -509,7 +514,9 @@ def test_habits_of_stable_baselines3_are_answered_in_one_line() -> None:
     model = SAC("Pendulum-v1")
     with pytest.raises(TypeError, match=r"^learn\(\) has no argument 'callback'; use callbacks=…$"):
         model.learn(10, callback=None)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"^learn\(\) has no argument 'log_interval'; it is a setting of the class$"):
+    with pytest.raises(
+        TypeError, match=r"^learn\(\) has no argument 'log_interval'; it is a setting of the class$"
+    ):
         model.learn(10, log_interval=4)  # type: ignore[call-arg]
     for name, hint in (("policy", "use predict"), ("env", "see config.env_id"), ("num_timesteps", "see metrics")):
         with pytest.raises(AttributeError, match=rf"^SAC has no attribute '{name}'; {hint}"):

@@ -57,6 +57,18 @@ assert not any(name in sys.modules for name in {(*HEAVY, "matplotlib", "scipy")}
 
 
 @pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
+)
+def test_threads_wait_briefly_unless_the_user_says_otherwise(given: dict[str, str], spins: str) -> None:
+    """OpenMP reads the variable when torch is imported."""
+    own = {name: value for name, value in ENVIRONMENT.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    program = "import os, rl_training; print(os.environ.get('GOMP_SPINCOUNT'))"
+    found = subprocess.run([sys.executable, "-c", program], env=own | given, capture_output=True, text=True)
+    assert found.stdout.strip() == spins
+
+
+@pytest.mark.parametrize(
     ("args", "code", "words"),
     [
         (["--help"], 0, "Usage: rl-training"),

@@ -100,10 +100,7 @@ class ManagedAlgorithm(Generic[Seeds]):
 
     @property
     def run_dir(self) -> Path | None:
-        """The folder of the run, of the first member if there are several; None if the model is not trained.
-
-        A copied checkpoint and a published policy have no run: it is their own folder.
-        """
+        """The folder of the run, or of a checkpoint without a run; None if the model is not trained."""
         path = self.checkpoint_path
         return path.parent.parent if path is not None and path.parent.name in ("checkpoints", "best") else path
 
@@ -310,8 +307,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         To evaluate or resume, pass `env`, `eval_env` and `wrappers` again if they were given as objects.
         `env_kwargs` replace those of the run, which are otherwise passed to `env`. A run with a network of your own
         needs its factory again, as `network`. `allow_import` instead permits to import what the run has recorded as
-        `module:Name`.
-        `ManagedAlgorithm.load` and `rl_training.load` find the class of the run's algorithm.
+        `module:Name`. `ManagedAlgorithm.load` and `rl_training.load` find the class of the run's algorithm.
         """
         checkpoint = loading.open_checkpoint(path)
         config = config_of(checkpoint).replace(allow_import=allow_import)
@@ -368,8 +364,7 @@ class ManagedAlgorithm(Generic[Seeds]):
             self._steps = max(member._steps for member in self.members)
             self.checkpoint_path = self.members[0].checkpoint_path
             return list(results)
-        own = None if self.checkpoint_path is None else self.checkpoint_path.parent.parent
-        result = next((one for one in results if one.run_dir == own), results[0])
+        result = next((one for one in results if one.run_dir == self.run_dir), results[0])
         self.checkpoint_path, self._loaded, self._values = result.checkpoint_path, None, None
         self._steps = int(result.metrics["global_step"])
         return result

@@ -21,11 +21,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from rl_training.data import formats
-from rl_training.data.columns import ACTION_PROBS, ArrayColumn, Columns, bounds_of
+from rl_training.data.columns import ACTION_PROBS, Columns, bounds_of
 from rl_training.data.extra_columns import NEXT_ACTIONS, Column, describe
 from rl_training.data.formats.own import Reader
 from rl_training.data.mapped import as_tensor, read_ahead
-from rl_training.data.packing import allocate_rows, pack
+from rl_training.data.packing import allocate_rows, pack, unpack
 from rl_training.data.sources import TensorSource
 from rl_training.data.statistics import DatasetStatistics, moments_of, returns_of, statistics_of
 from rl_training.data.transforms import chunks, keep_spans, map_rewards, sum_n_steps, write_columns
@@ -163,10 +163,9 @@ class TransitionDataset:
         room = allocate_rows(columns.name, len(columns), wide.width, memory_limit) if rows is None else rows
         packed, ends, notes, kept = pack(columns, spaces, wide, room)
         notes = (*notes, "one episode only") if len(ends) == 1 else notes
+        made = cls(packed, spaces, ends, columns.name, notes, extras=reserve, memory_limit=memory_limit)
         found = columns.data.get(ACTION_PROBS)
-        probs = None if found is None else found.read(0, len(columns))[kept]
-        options: dict[str, Any] = {"extras": reserve, "memory_limit": memory_limit, "action_probs": probs}
-        return cls(packed, spaces, ends, columns.name, notes, **options)
+        return made if found is None else replace(made, action_probs=found.read(0, len(columns))[kept])
 
     def save(self, place: str | os.PathLike[str]) -> Path:
         """Write a new `.npz` or `.hdf5` file or Minari data set, with these rewards; returns its path."""
@@ -252,30 +251,7 @@ class TransitionDataset:
 
     def columns(self) -> Columns:
         """The transitions in the environment's units, for writing a file."""
-        spaces, view = self.spaces, self._view(self.rows)
-        timeouts = np.zeros(len(self), np.bool_)
-        timeouts[self.episode_ends] = True
-        inside = len(self.episode_ends) > 0 and bool(np.any(self.dones[~timeouts]))
-        if not inside:
-            timeouts &= self.dones == 0
-        arrays = {
-            "observations": view.obs.numpy(),
-            "actions": spaces.to_env(view.actions.numpy()),
-            "rewards": view.rewards.numpy(),
-            "terminals": self.dones.astype(np.bool_),
-            "timeouts": timeouts,
-            "next_observations": view.next_obs.numpy(),
-            **({} if self.action_probs is None else {ACTION_PROBS: self.action_probs}),
-        }
-        return Columns(
-            self.name,
-            {name: ArrayColumn(array) for name, array in arrays.items()},
-            action_low=spaces.low or None,
-            action_high=spaces.high or None,
-            num_actions=spaces.num_actions,
-            start=spaces.start,
-            ends_at_timeouts=inside,
-        )
+        return unpack(self.name, self._view(self.rows), self.spaces, self.episode_ends, self.action_probs)
 
     def observation_moments(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Mean and standard deviation of each observation component, `[O]` each, by the sampling weights."""
@@ -333,11 +309,7 @@ class TransitionDataset:
         )
 
     def with_next_actions(self) -> Self:
-        """Add the data's action in the next observation, which is that of the following row.
-
-        The last row of a terminated episode gets its own action, which `dones` masks. The last row of a cut
-        episode is left out.
-        """
+        """Add the data's action in the next observation; the last row of a cut episode is left out."""
         return self.with_extras((NEXT_ACTIONS,))
 
     def with_extras(self, extras: tuple[Column, ...]) -> Self:

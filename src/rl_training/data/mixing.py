@@ -73,8 +73,14 @@ def mix(
 def merge(datasets: Sequence[TransitionDataset]) -> TransitionDataset:
     """All rows of several data sets, in their order; each is drawn with the same probability."""
     for lacks, problem in (
-        ([one for one in datasets if not len(one.episode_ends)], "its rows are unordered, and other data have episodes"),
-        ([one for one in datasets if one.action_probs is None], f"has no column {ACTION_PROBS!r}, and other data do"),
+        (
+            [one for one in datasets if not len(one.episode_ends)],
+            "its rows are unordered, and other data have episodes",
+        ),
+        (
+            [one for one in datasets if one.action_probs is None],
+            f"has no column {ACTION_PROBS!r}, and other data do",
+        ),
     ):
         if 0 < len(lacks) < len(datasets):
             raise DatasetError(f"{lacks[0].name}: {problem}; merge one kind")

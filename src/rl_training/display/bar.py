@@ -21,7 +21,7 @@ _NARROWEST, _WIDEST = 8, 40
 _NOTEBOOK_WIDTH = 100
 
 State = Callable[[], tuple[int, int, list[str]]]
-"""Returns the count and the total of a run, and texts to show next to them: the time, then the most important first."""
+"""Returns the count and total of a run, and texts to show next to them: the time, then the most important first."""
 
 
 def bar_for(stream: Unbreakable, state: State, *, given: bool) -> TerminalBar | NotebookBar | None:

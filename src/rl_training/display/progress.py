@@ -204,6 +204,6 @@ class Pace:
 
     def left(self, total: int) -> float | None:
         """Seconds to `total`; None if unknown."""
-        rate, last = self.rate, self._marks[-1][1]
-        unknown = rate is None or any(change < total for change in self._changes)
-        return 0.0 if last >= total else None if unknown else (total - last) / rate
+        known, last = not any(change < total for change in self._changes), self._marks[-1][1]
+        rate = self.rate if known else None
+        return 0.0 if last >= total else None if rate is None else (total - last) / rate

@@ -38,7 +38,6 @@ from rl_training.runs.spec import RunSpec
 from rl_training.updates.schedules import OptimizationConfig
 from rl_training.updates.updater import accelerate
 
-
 # Settings that determine the number of steps and updates of a run.
 _TOTALS = (
     "total_timesteps",

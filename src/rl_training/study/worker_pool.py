@@ -187,7 +187,7 @@ class WorkerProcess:
         newest = 0
         for group in read_plan(self._folder).groups:
             claim = read_claim(self._folder, group.name)
-            if claim is None or claim.released or claim.owner is None or claim.owner.pid != self.pid:
+            if claim is None or claim.released or claim.owner is None or not claim.owner.is_process(self.pid):
                 continue
             for trial in group.trials:
                 for folder, _, names in os.walk(home_of(self._folder, trial)):
