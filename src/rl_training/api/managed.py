@@ -271,7 +271,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         """Value estimates of the critics: Q(obs, action) with `action` in the environment's units, or V(obs).
 
         Returns `mean` and `spread` over the critics, for one observation or a batch, or for one observation and a
-        batch of actions. docs/export.md defines V for each algorithm; BC has no critics.
+        batch of actions. docs/guides/deploying.md defines V for each algorithm; BC has no critics.
         """
         if self._values is None:
             self._values = loading.load_values(loading.open_checkpoint(self._checkpoint("predict_value")))
