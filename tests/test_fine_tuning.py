@@ -338,13 +338,17 @@ def test_cloning_is_not_repeated_after_an_origin_without_optimisers(tmp_path: Pa
     assert read_checkpoint(last.checkpoint_path).records["config"]["algo_kwargs"]["bc_steps"] == 35
 
 
-def test_a_budget_that_the_offline_run_has_used_up_is_refused(tmp_path: Path) -> None:
+def test_a_budget_that_the_offline_run_has_used_up_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     first = train(offline("awac", tmp_path)).run_dir
     config = fine_tuning_config(str(first), {"total_timesteps": 25}, ["max_updates=30"])
     with pytest.raises(ConfigError, match=r"max_updates: 30 includes the 30 updates of .*, so none are left"):
         train(config)
-    metrics = train(config.with_overrides(["max_updates=31", "learning_starts=5"], setting_names)).metrics
-    assert metrics["update_count"] == 31
+    result = train(config.with_overrides(["max_updates=31", "learning_starts=5"], setting_names))
+    assert result.metrics["update_count"] == 31
+    assert resume(result.run_dir).metrics["update_count"] == 31
+    assert "this run is complete; increase max_updates or max_epochs to continue" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

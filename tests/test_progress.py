@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rl_training.display import progress as progress_module
+from rl_training.display.output import show_table
 from rl_training.display.progress import Pace, Progress
 from rl_training.display.text import duration, per_second
 from rl_training.runs import fleet, signals
@@ -384,6 +385,19 @@ def test_a_notebook_that_fails_has_lines(notebook: Notebook, monkeypatch: pytest
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     Progress(1_000).write(100, 0.0, ROW)
     assert "100/1,000 steps" in sys.stderr.getvalue()  # type: ignore[attr-defined]
+
+
+# Tables.
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_a_path_in_a_table_is_folded_only_on_request(fold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, path = Terminal(), "runs/" + "long" * 20
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", stream)
+    show_table([("0", path)], ("seed", "run folder"), fold=fold)
+    assert (path in stream.getvalue()) == (not fold)
+    assert "run folder" in stream.getvalue()
 
 
 # Of a run.

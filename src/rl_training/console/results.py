@@ -37,7 +37,8 @@ def show_results(results: Sequence[TrainResult]) -> None:
         scored = f"{metrics['eval_return_mean']:.2f} ± {metrics['eval_return_std']:.2f}" if _scored(result) else "–"
         best = f"{metrics['eval_return_best']:.2f}" if "eval_return_best" in metrics else "–"
         rows.append([str(read_run_record(result.run_dir)["seed"]), scored, best, str(result.run_dir)])
-    show_table(rows, header=("seed", words_of("eval_return_mean"), words_of("eval_return_best"), "run folder"))
+    header = ("seed", words_of("eval_return_mean"), words_of("eval_return_best"), "run folder")
+    show_table(rows, header, fold=False)
     returns = [result.metrics["eval_return_mean"] for result in results if _scored(result)]
     if len(returns) > 1:
         print(f"mean of {len(returns)} seeds: {mean(returns):.2f} ± {stdev(returns):.2f}")

@@ -111,8 +111,9 @@ def _restore(session: Session, regime: Regime, checkpoint: Checkpoint) -> bool:
     if checkpoint.path.parent == session.run.checkpoints:
         session.checkpoint_path = checkpoint.path  # later checkpoints link its unchanged replay shards
         session.saved_step = checkpoint.step
-    if session.clock.ticks >= regime.total_ticks and not session.should_stop:
-        own = regime.total_ticks >= spec.config.total_timesteps
+    bounded = regime.max_updates is not None and session.learner.updates >= regime.max_updates
+    if (bounded or session.clock.ticks >= regime.total_ticks) and not session.should_stop:
+        own = regime.total_ticks >= spec.config.total_timesteps and not bounded
         bound = "total_timesteps" if own else "max_updates or max_epochs"
         session.say(f"this run is complete; increase {bound} to continue")
     session.clear_stop(int(checkpoint.records["config"]["total_timesteps"]))

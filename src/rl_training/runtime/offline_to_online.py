@@ -82,7 +82,8 @@ class OfflineToOnline(Regime):
             )
         prior = spec.resolved[PriorDataConfig]
         self.online = prior.online(spec.resolved[OnlineConfig])
-        batch_size, self.budget = spec.resolved[OptimizationConfig].batch_size, spec.resolved[BudgetConfig]
+        batch_size, budget = spec.resolved[OptimizationConfig].batch_size, spec.resolved[BudgetConfig]
+        self.max_updates = budget.max_updates
         self.setup = OfflineSetup(spec, updates_per_step=self.online.gradient_updates_per_step)
         self.spec = spec = self.setup.spec
         self.learner, self.spaces = self.setup.learner, self.setup.spaces
@@ -97,7 +98,7 @@ class OfflineToOnline(Regime):
         self.mixed = MixedSource(self.setup.source, buffer, ratio=None if isinstance(ratio, str) else ratio)
         self.mixed.expected(batch_size)
         size = len(self.setup.dataset)
-        wanted = self.budget.updates(prior.offline_pretrain_updates, size, batch_size)
+        wanted = budget.updates(prior.offline_pretrain_updates, size, batch_size)
         self.pretraining = max(wanted, self._updates_done())
         self._require_budget()
         starts = "learning_starts" if prior.online_warmup_steps is None else "online_warmup_steps"
@@ -108,8 +109,8 @@ class OfflineToOnline(Regime):
         self.total_ticks = self.pretraining + spec.config.total_timesteps
         self.total_updates = self.pretraining + self.online.earned(spec.config.total_timesteps)
         require_updates(spec, self.online, self.total_updates)
-        if self.budget.max_updates is not None:
-            self.total_updates = min(self.total_updates, self.budget.max_updates)
+        if self.max_updates is not None:
+            self.total_updates = min(self.total_updates, self.max_updates)
         self.experience = make_collector(
             spec, self.online, self.spaces, self.learner, buffer, reward_map=self.setup.dataset.reward_map
         )
@@ -126,7 +127,7 @@ class OfflineToOnline(Regime):
 
     def _require_budget(self) -> None:
         """Raise if the updates of the run of `init_from` use up `max_updates`."""
-        most, done, origin = self.budget.max_updates, self.learner.updates, self.spec.origin
+        most, done, origin = self.max_updates, self.learner.updates, self.spec.origin
         if origin is not None and most is not None and most <= done:
             raise ConfigError(
                 f"algo_kwargs.max_updates: {most:,} includes the {done:,} updates of {origin.path}, so none are "
@@ -165,7 +166,7 @@ class OfflineToOnline(Regime):
         if session.running:
             session.enter_phase("online", evaluates=self.evaluates_first)
             self.learner.period_offset = session.clock.pretrain_updates  # each environment step starts a new period
-            most = self.budget.max_updates
+            most = self.max_updates
             yield from fit_online(session, self.mixed_updates, self.experience, self.online, max_updates=most)
 
     def extra_metrics(self, clock: Clock) -> dict[str, float]:
