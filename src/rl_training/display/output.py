@@ -1,4 +1,4 @@
-"""What a person sees: tables on a terminal, aligned text in a pipe, warnings and errors on one line each."""
+"""Output for people: tables on a terminal, aligned text in a pipe, warnings and errors on one line each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ flags = Flags()
 """The options of the command that is running; every command starts from the defaults."""
 
 
-# What stands for a character that the terminal cannot show.
+# Replacements for characters that the terminal cannot show.
 _LIKENESS = {"±": "+/-", "→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "’": "'"}
 
 
@@ -67,8 +67,8 @@ def _prepared(stream: TextIO | None) -> TextIO:
 
 
 class Unbreakable:
-    """A stream that takes whatever is written: what cannot be written any more (a closed pipe, a full disk) is
-    dropped, and letters it does not have are replaced."""
+    """A stream whose writes never fail: text is dropped if it cannot be written (a closed pipe, a full disk), and
+    characters outside the encoding are replaced."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -137,7 +137,7 @@ def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), *, fol
 
 
 def show_json(value: Any) -> None:
-    """One JSON document on standard output; numbers that JSON has no name for become null."""
+    """Print one JSON document on standard output; numbers that are not finite become null."""
     print(json.dumps(_finite(value), indent=1, ensure_ascii=False))
 
 
@@ -150,11 +150,11 @@ def _finite(value: Any) -> Any:
 
 
 def note(text: str) -> None:
-    """A remark on standard error, unless the user asked for results only."""
+    """Print a remark on standard error, unless `--quiet` is given."""
     if not flags.quiet:
         print(escaped(text), file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
-    """A warning shows even when quiet."""
+    """Print a warning, also with `--quiet`."""
     print(f"warning: {one_line(text)}", file=sys.stderr, flush=True)

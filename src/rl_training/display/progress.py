@@ -24,8 +24,8 @@ _WORTH_SAYING_SECONDS = 1.0
 class Progress:
     """The console: a progress bar on a terminal or in a notebook, plain lines elsewhere, nothing when quiet.
 
-    `advance` may be called at every step from the training thread, which never waits for the bar: a thread of its
-    own draws it. Rows arrive as at any other sink.
+    `advance` may be called at every step: another thread draws the bar, and training never waits for it. Rows are
+    received as by any other sink.
     """
 
     name = "console"
@@ -52,7 +52,7 @@ class Progress:
         self._position: Callable[[], int] = lambda: 0
         self._doing: tuple[str, float] | None = None  # what, since when
         self._known: dict[str, float] = {}
-        self._told: tuple[int, frozenset[str]] = (-1, frozenset())  # the step of the last line, and what it told
+        self._shown: tuple[int, frozenset[str]] = (-1, frozenset())  # the step of the last line, and its values
         self._pace = Pace(start, pretraining=pretraining, first_update=first_update)
         self._stream = Unbreakable(stream or sys.stderr or open_nothing())
         self._bar: TerminalBar | NotebookBar | None = None
@@ -66,8 +66,8 @@ class Progress:
             self._bar = bar_for(self._stream, self._state, given=stream is not None)
 
     def follow(self, position: Callable[[], int]) -> None:
-        """Have the bar ask how far the run is: `position` is called from another thread, also between two calls
-        of `advance`, which offline are many updates apart."""
+        """Set the function that returns the tick of the run. It is called from another thread, also between two
+        calls of `advance`, which offline are many updates apart."""
         self._position = position
 
     def advance(self, step: int) -> None:
@@ -83,9 +83,9 @@ class Progress:
             self._doing = before
 
     def say(self, text: str) -> None:
-        """Print a line of its own, above the bar where there is one, and also when quiet: for warnings.
+        """Print a line, above the bar if there is one, and also when quiet: for warnings.
 
-        A stream that cannot be written to (a closed pipe, a full disk) is no reason to stop.
+        A stream that cannot be written to (a closed pipe, a full disk) does not stop the run.
         """
         if self._bar is not None:
             self._bar.say(escaped(text))
@@ -100,9 +100,9 @@ class Progress:
         self._known |= headlines
         if self._bar is not None:
             return
-        before, told = self._told
-        new = {name: value for name, value in headlines.items() if step != before or name not in told}
-        self._told = step, frozenset(headlines) | (told if step == before else frozenset())
+        before, shown = self._shown
+        new = {name: value for name, value in headlines.items() if step != before or name not in shown}
+        self._shown = step, frozenset(headlines) | (shown if step == before else frozenset())
         if new or step != before:
             self.say("  ".join([_time_of_day(seconds), *self._line(step, new, again=step == before)]))
 
@@ -143,7 +143,7 @@ class Progress:
         self._stream.flush()
 
     def close(self) -> None:
-        """Leave the bar as it stands; may be called again."""
+        """Stop drawing the bar; may be called again."""
         if not self._over:  # a short run may end before the bar was drawn a second time
             self._pace.note(max(self._step, self._position()))
         self._over, bar, self._bar = True, self._bar, None
@@ -155,7 +155,7 @@ _RETURNS = {tag_of("rollout_return_mean"): "return", tag_of("eval_return_mean"):
 
 
 def _headlines(values: Mapping[str, float]) -> dict[str, float]:
-    """What a person watches: returns and losses, by their short names."""
+    """Returns and losses by their short names."""
     returns = {short: values[name] for name, short in _RETURNS.items() if name in values}
     rest = {name.rpartition("/")[2]: value for name, value in values.items() if name not in _RETURNS}
     return returns | {short: value for short, value in rest.items() if short.endswith("loss")}
@@ -170,10 +170,10 @@ def _time_of_day(seconds: float) -> str:
 
 
 class Pace:
-    """How fast a run moves of late: over 15 seconds, or the last eighth of its time where that is longer.
+    """The recent rate of a run: over 15 seconds, or the last eighth of its time if that is longer.
 
     Steps before `first_update` are faster, because they make no updates, and the ticks of `pretraining` are updates
-    alone: neither counts for what follows, and the time left to a later tick is unknown.
+    alone. Neither counts in the rate of later ticks, and the time left to a later tick is unknown.
     """
 
     def __init__(
@@ -184,14 +184,14 @@ class Pace:
         self._changes = sorted(tick for tick in {pretraining, pretraining + first_update} if start < tick)
 
     def note(self, step: int, now: float | None = None) -> None:
-        """Tell where the run stands; may be called often."""
+        """Record the tick of the run; may be called often."""
         now = time.monotonic() if now is None else now
         while self._changes and step >= self._changes[0]:
             del self._changes[0]
             self._marks.clear()
         span = max(15.0, (now - self.began) / 8)
         if len(self._marks) > 1 and self._marks[-1][0] - self._marks[-2][0] < span / 200:
-            self._marks.pop()  # so close together that the later one does for both
+            self._marks.pop()  # the later of two close marks replaces the earlier
         self._marks.append((now, step))
         while len(self._marks) > 2 and now - self._marks[1][0] >= span:
             self._marks.popleft()

@@ -1,6 +1,6 @@
 """The workers of one sweep: start them, watch them, replace those that die, and stop them.
 
-On one machine each worker is `rl-training work FOLDER` in a session of its own, so that Ctrl-C reaches it once,
+On one machine each worker is `rl-training work FOLDER` in a separate session, so that Ctrl-C reaches it once,
 through this process. If this process is killed, the workers notice, save and exit. For workers on a cluster see
 `ray_pool.py`.
 
