@@ -621,6 +621,9 @@ def test_data_sets_are_merged_and_trained_on_by_name(tmp_path: Path, monkeypatch
     (run_dir,) = (tmp_path / "runs").iterdir()
     kept = yaml.safe_load((run_dir / "config.resolved.yaml").read_text())["algo_kwargs"]
     assert (kept["dataset_kind"], kept["dataset_path"]) == ("npz", "c.npz")
+    for key in ("dataset_path", "algo_kwargs.datasets"):
+        both = ("train", "--algo", "bc", "--dataset", "c.npz", "--set", f"{key}=a.npz", *small)
+        fails(run(*both), 2, f"with --dataset or with --set {key.removeprefix('algo_kwargs.')}, not with both")
     message = "sac learns from an environment alone"
     fails(run("train", "--algo", "sac", "--env", "Pendulum-v1", "--dataset", "c.npz", "--steps", 9), 2, message)
 

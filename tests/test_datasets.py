@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rl_training.data import columns as columns_module
+from rl_training.data.columns import Columns
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.loading import DatasetConfig, load_dataset
 from rl_training.data.mixing import mix
@@ -187,6 +188,47 @@ def test_episodes_are_sliced_saved_and_shown_in_one_line(tmp_path):
         result.with_n_step(2, 0.9).save(tmp_path / "two.npz")
 
 
+def test_data_sets_are_added_row_by_row():
+    one, other = dataset(name="one"), dataset(episodes(seed=1), name="other")
+    both = one + other
+    assert (both.name, both.parts) == ("one + other", ())
+    np.testing.assert_array_equal(both.rows, np.concatenate([one.rows, other.rows]))
+    assert both.episode_ends.tolist() == [3, 6, 11, 15, 18, 23]
+    assert len(both + one) == 36
+    with pytest.raises(TypeError, match="unsupported operand"):
+        one + 1
+
+
+def test_probabilities_of_actions_stay_with_their_rows(tmp_path):
+    """Without next observations the last row of each cut episode is left out, and its probability with it."""
+    probs = np.linspace(0.1, 0.9, 12)
+    values = episodes() | {"action_probs": probs, "action_low": LOW, "action_high": HIGH}
+    values.pop("next_observations")
+    one = TransitionDataset.from_columns(Columns.of_arrays("one", values))
+    kept = ~values["timeouts"].astype(bool)
+    assert 0 < len(one) == kept.sum() < 12
+    np.testing.assert_array_equal(one.action_probs, probs[kept])
+    last = one[-1:]
+    np.testing.assert_array_equal(last.action_probs, probs[kept][-len(last) :])
+    saved = TransitionDataset.load((one + last).save(tmp_path / "both.npz"))
+    np.testing.assert_array_equal(saved.action_probs, [*one.action_probs, *last.action_probs])
+    assert one.with_rewards(2.0).action_probs is not None
+    with pytest.raises(
+        DatasetError, match=r"^log: has no column 'action_probs', and other data do; merge one kind"
+    ):
+        one + dataset(name="log")
+    with pytest.raises(DatasetError, match="Minari has no column 'action_probs'; write npz or HDF5"):
+        one.save("some/log-v0")
+
+
+def test_the_suffix_of_a_file_is_its_kind():
+    kinds = {path: parse(dataset_path=path).dataset_kind for path in ("a.npz", "a.hdf5", "a.h5")}
+    assert kinds == {"a.npz": "npz", "a.hdf5": "hdf5", "a.h5": "hdf5"}
+    assert parse(datasets=[{"dataset_path": "a.npz"}]).datasets[0].dataset_kind == "npz"
+    with pytest.raises(ConfigError, match="dataset_path is not used by dataset_kind 'random'"):
+        parse(dataset_kind="random", dataset_path="a.npz")
+
+
 def test_a_mixture_draws_each_component_with_its_weight():
     one = line_world([1.0] * 10, [0] * 9 + [1], [0] * 10)
     other = line_world([2.0] * 1000, [0] * 999 + [1], [0] * 1000)
@@ -342,7 +384,7 @@ def test_several_files_are_mixed_without_an_environment(tmp_path):
     [
         ({"dataset_kind": "npz"}, "dataset_kind 'npz' needs dataset_path"),
         ({"dataset_kind": "minari"}, "dataset_kind 'minari' needs dataset_id"),
-        ({"dataset_path": "x.npz"}, "set dataset_kind: npz or hdf5"),
+        ({"dataset_path": "x.csv"}, "set dataset_kind: npz or hdf5"),
         ({"dataset_id": "a-v0"}, "set dataset_kind: minari"),
         ({"dataset_download": True}, "dataset_download is not used"),
         ({"dataset_kind": "csv"}, "dataset_kind must be 'random', 'npz', 'hdf5' or 'minari', got 'csv'"),

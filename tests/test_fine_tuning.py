@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -24,8 +26,9 @@ from rl_training.environments.playing import Evaluator
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint, read_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.registry import get_algorithm_spec, setting_names
 from rl_training.runs.signals import TrainingInterrupted
+from rl_training.runs.spec import RunOptions
 from rl_training.runtime.fine_tuning import fine_tuning_config
 from rl_training.runtime.offline_to_online import FineTuning
 from tests.runs import (
@@ -321,3 +324,63 @@ def test_the_regime_and_its_settings_are_written_in_any_order(tmp_path: Path) ->
     config = tiny("iql", tmp_path).with_overrides(overrides, lambda values: get_algorithm_spec("iql").owners())
     assert config.regime == BOTH
     assert config.algo_kwargs["buffer_capacity"] == 77
+
+
+def test_cloning_is_not_repeated_after_an_origin_without_optimisers(tmp_path: Path) -> None:
+    """`best/` has no count of updates: what is left of `bc_steps` is computed, and recorded for a resumed run."""
+    kwargs = {"bc_steps": 35}
+    first = train(offline("cql", tmp_path / "first", kwargs=kwargs))
+    best = next((first.run_dir / "best").iterdir())
+    fields = {"kwargs": {**kwargs, "offline_pretrain_updates": 0}, "init_from": str(best)}
+    then = train(tuned("cql", tmp_path / "then", **fields))
+    assert read_checkpoint(then.checkpoint_path).records["config"]["algo_kwargs"]["bc_steps"] == 5
+    last = train(tuned("cql", tmp_path / "last", **fields | {"init_from": first.run_dir}))
+    assert read_checkpoint(last.checkpoint_path).records["config"]["algo_kwargs"]["bc_steps"] == 35
+
+
+def test_a_budget_that_the_offline_run_has_used_up_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = train(offline("awac", tmp_path)).run_dir
+    config = fine_tuning_config(str(first), {"total_timesteps": 25}, ["max_updates=30"])
+    with pytest.raises(ConfigError, match=r"max_updates: 30 includes the 30 updates of .*, so none are left"):
+        train(config)
+    result = train(config.with_overrides(["max_updates=31", "learning_starts=5"], setting_names))
+    assert result.metrics["update_count"] == 31
+    assert resume(result.run_dir).metrics["update_count"] == 31
+    assert "this run is complete; increase max_updates or max_epochs to continue" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "overrides", "named"),
+    [
+        ({}, ["dataset_seed=1"], "dataset_seed 0 -> 1"),
+        ({"env_id": "Moon-v0"}, [], "env_id Pendulum-v1 -> Moon-v0"),
+        ({}, [], None),
+    ],
+)
+def test_other_data_than_those_of_the_offline_run_are_named(
+    changes: dict[str, Any],
+    overrides: list[str],
+    named: str | None,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moon = replace(gym.spec("Pendulum-v1"), id="Moon-v0", kwargs={"g": 1.6})
+    monkeypatch.setitem(gym.registry, "Moon-v0", moon)
+    first = train(offline("awac", tmp_path)).run_dir
+    config = fine_tuning_config(str(first), {"total_timesteps": 25, **changes}, overrides)
+    train(config, options=RunOptions())
+    said = [line for line in capfd.readouterr().err.splitlines() if "data differ" in line]
+    assert said == ([] if named is None else [f"its data differ from those of that run: {named}"])
+
+
+def test_a_changed_number_of_updates_stretches_a_schedule_and_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = interrupted(tuned("awac", tmp_path, kwargs={"learning_rate_schedule": "linear"}), 20)
+    capfd.readouterr()
+    resume(run, overrides=["offline_pretrain_updates=40"])
+    said = "note: algo_kwargs.offline_pretrain_updates 30 -> 40: the learning-rate schedule stretches over the new"
+    assert said in capfd.readouterr().err

@@ -664,6 +664,9 @@ def test_select_by_return(tmp_path: Path) -> None:
     assert {name for name, _ in found.ranking} == set(returns)
     assert command("select", made.folder, "--by", "return").exit_code == 0
     assert "did not learn from a data set" in refused(command("select", made.folder, "--by", "fqe"))
+    played = command("select", made.folder, "--by", "fqe", "--episodes", len(returns) + 1, "--device", "cpu")
+    assert played.exit_code == 0, played.output
+    assert played.stdout.splitlines()[1].startswith("–  ")  # no data, so none of its actions is outside them
     with pytest.raises(ConfigError, match="by must be fqe or return"):
         made.select("luck")  # type: ignore[arg-type]
 

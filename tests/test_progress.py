@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rl_training.display import progress as progress_module
+from rl_training.display.output import show_table
 from rl_training.display.progress import Pace, Progress
 from rl_training.display.text import duration, per_second
 from rl_training.runs import fleet, signals
@@ -125,6 +126,19 @@ def test_steps_before_the_first_update_do_not_count_for_the_time_left() -> None:
     assert Pace(2_000, now=0.0, first_update=1_000).left(2_000) == 0
 
 
+def test_pretraining_and_steps_have_their_own_time_left() -> None:
+    """30 updates, then steps, of which the first 20 make no updates."""
+    pace = Pace(0, now=0.0, pretraining=30, first_update=20)
+    pace.note(10, now=1.0)
+    assert (pace.left(30), pace.left(90)) == (pytest.approx(2), None)
+    pace.note(30, now=3.0)
+    pace.note(40, now=3.1)
+    assert pace.left(90) is None
+    pace.note(50, now=3.2)
+    pace.note(60, now=4.2)
+    assert pace.left(90) == pytest.approx(3)
+
+
 # On a terminal.
 
 
@@ -186,8 +200,8 @@ def test_it_moves_between_two_advances_and_says_what_lasts(monkeypatch: pytest.M
         assert eventually(lambda: " 100/1500 -:--:-- left" in made.frames[-1])
         updates = 333
         assert eventually(lambda: " 333/1500 0:00:" in made.frames[-1])
-        with progress.doing("pretraining", "steps"):
-            assert eventually(lambda: "left  pretraining  " in made.frames[-1] and "steps/s" in made.frames[-1])
+        with progress.doing("pretraining"):
+            assert eventually(lambda: "left  pretraining  " in made.frames[-1] and "updates/s" in made.frames[-1])
             with progress.doing("evaluating"):
                 assert eventually(lambda: "left  evaluating  " in made.frames[-1])
         assert eventually(lambda: made.frames[-1].endswith("updates/s") and "ing" not in made.frames[-1])
@@ -373,6 +387,19 @@ def test_a_notebook_that_fails_has_lines(notebook: Notebook, monkeypatch: pytest
     assert "100/1,000 steps" in sys.stderr.getvalue()  # type: ignore[attr-defined]
 
 
+# Tables.
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_a_path_in_a_table_is_folded_only_on_request(fold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, path = Terminal(), "runs/" + "long" * 20
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", stream)
+    show_table([("0", path)], ("seed", "run folder"), fold=fold)
+    assert (path in stream.getvalue()) == (not fold)
+    assert "run folder" in stream.getvalue()
+
+
 # Of a run.
 
 
@@ -450,6 +477,18 @@ def test_a_resumed_run_says_it_until_it_learns(
     run = interrupted(config, before + tick)
     resumed(run)
     assert ("in the first 20 steps (learning_starts)" in capfd.readouterr().err) == again
+
+
+@pytest.mark.parametrize("algo", ["rlpd", "awac"])
+def test_updates_on_data_are_not_counted_as_steps(
+    algo: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(algo, tmp_path, regime="offline_to_online", log_interval=15, eval_episodes=0)
+    run = train(config, options=LOUD).run_dir
+    counts = re.findall(r":\d\d  (\S+ (?:updates|steps))", capfd.readouterr().err)
+    assert counts == ["15/30 updates", "30/30 updates", *(f"{step}/60 steps" for step in (15, 30, 45, 60))]
+    resumed(run, total_timesteps=80)
+    assert re.findall(r":\d\d  (\S+ steps)", capfd.readouterr().err) == ["75/80 steps"]
 
 
 def test_every_step_of_a_run_has_its_values_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -496,6 +496,11 @@ def test_settings_of_other_libraries_are_answered_by_the_name_here(managed: Any,
         managed("Pendulum-v1").config.with_overrides([f"{name}=1"], setting_names)
 
 
+def test_a_setting_of_another_library_that_the_algorithm_lacks_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"; here it is 'num_critics', which is not one of these settings$"):
+        MANAGED["iql"]("Pendulum-v1", n_critics=3)
+
+
 def test_every_setting_named_for_another_library_exists() -> None:
     known = {key for spec in list_algorithm_specs() for kind in spec.kinds for key in kind.owners()}
     known |= set(TrainConfig.model_fields)
@@ -509,9 +514,35 @@ def test_habits_of_stable_baselines3_are_answered_in_one_line() -> None:
     model = SAC("Pendulum-v1")
     with pytest.raises(TypeError, match=r"^learn\(\) has no argument 'callback'; use callbacks=…$"):
         model.learn(10, callback=None)  # type: ignore[call-arg]
-    with pytest.raises(AttributeError, match=r"^SAC has no attribute 'save'; every run is saved"):
-        model.save("x")  # type: ignore[attr-defined]
+    with pytest.raises(
+        TypeError, match=r"^learn\(\) has no argument 'log_interval'; it is a setting of the class$"
+    ):
+        model.learn(10, log_interval=4)  # type: ignore[call-arg]
+    for name, hint in (("policy", "use predict"), ("env", "see config.env_id"), ("num_timesteps", "see metrics")):
+        with pytest.raises(AttributeError, match=rf"^SAC has no attribute '{name}'; {hint}"):
+            getattr(model, name)
     assert not hasattr(model, "anything")
+
+
+def test_a_saved_copy_is_loaded_evaluated_and_resumed(tmp_path: Path) -> None:
+    """`save` copies the whole checkpoint to a place of the caller's choice, and replaces nothing."""
+    model = SAC("Pendulum-v1", **settings("sac", tmp_path / "runs"))
+    assert model.run_dir is None
+    with pytest.raises(ConfigError, match="SAC is not trained yet"):
+        model.save(tmp_path / "copy")
+    result = model.learn(25, progress_bar=False)
+    assert model.run_dir == result.run_dir
+    place = model.save(tmp_path / "copy")
+    copy = SAC.load(place)
+    assert copy.run_dir == place
+    np.testing.assert_array_equal(copy.predict([1.0, 0.0, 0.0]), model.predict([1.0, 0.0, 0.0]))
+    assert copy.evaluate(1) == model.evaluate(1)
+    further, same = copy.resume(40, progress_bar=False), model.resume(40, progress_bar=False)
+    assert further.run_dir not in (result.run_dir, place)
+    assert further.metrics == same.metrics
+    with pytest.raises(CheckpointError, match=r"copy: already exists and is not overwritten"):
+        model.save(place)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["copy", "runs"]
 
 
 def test_a_data_set_of_d4rl_is_not_an_environment() -> None:

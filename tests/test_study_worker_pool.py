@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.strict_yaml import dump_yaml
 from rl_training.runs.session import Session
 from rl_training.study import Study, worker_pool
-from rl_training.study.claims import Owner, read_claim, take
+from rl_training.study.claims import ClaimRecord, Owner, read_claim, take
 from rl_training.study.plan import read_plan
 from rl_training.study.worker_pool import LocalPool, parse_gpus
 from tests.reliability.processes import Child, command, fork_for_spawn, is_there, wait_for
@@ -121,6 +122,20 @@ def test_a_worker_that_saves_is_not_killed(tmp_path: Path, monkeypatch: pytest.M
         (home / str(number)).touch()
     assert is_there(child.pid)
     wait_for(lambda: process.exit_code() == -signal.SIGKILL)
+
+
+def test_writes_to_a_run_of_another_worker_with_the_same_id_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The id of a worker on another machine, or of one that has exited, may be that of this child."""
+    study = study_in(tmp_path, seeds=[0])
+    (home,) = (study.folder / "runs" / trial.name for trial in study.plan().trials)
+    home.mkdir(parents=True)
+    process, me = worker_pool.WorkerProcess(os.getpid(), study.folder), Owner.me()
+    for owner, counts in ((replace(me, machine="another"), False), (replace(me, started="1"), False), (me, True)):
+        claim = ClaimRecord(0, owner, released=False, deaths=0, progress=0, touched=0.0)
+        monkeypatch.setattr(worker_pool, "read_claim", lambda *of, claim=claim: claim)
+        assert (process._last_write() > 0) == counts
 
 
 def _write_until_stopped(folder: Path, home: Path) -> None:

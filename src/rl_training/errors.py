@@ -126,8 +126,10 @@ _OTHER_LIBRARIES = {
 
 def setting_hint(name: str, known: Collection[str]) -> str:
     """`; here it is 'alpha'` for the name of a setting in another library, else `nearest`."""
-    here = _OTHER_LIBRARIES.get(name, "")
-    return f"; here it is {here!r}" if here in known or " " in here else nearest(name, known)
+    if (here := _OTHER_LIBRARIES.get(name)) is None:
+        return nearest(name, known)
+    lacking = here not in known and " " not in here
+    return f"; here it is {here!r}{', which is not one of these settings' * lacking}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -48,6 +48,18 @@ def describe(space: gym.Space[Any], place: str = "") -> dict[str, Any]:
     raise Misfit(type(space).__name__)
 
 
+def example(description: Description) -> Any:
+    """An observation of a described space as JSON: zeros, and the first of discrete values."""
+    kind = description["kind"]
+    if kind == "Dict":
+        return {key: example(part) for key, part in description["spaces"]}
+    if kind == "Tuple":
+        return [example(part) for part in description["spaces"]]
+    if kind in ("Discrete", "MultiDiscrete"):
+        return description["start"]
+    return np.zeros(description["shape"], np.float64 if kind == "Box" else np.int64).tolist()
+
+
 class Flattening:
     """Turns observations of a described space into flat vectors of `size` numbers."""
 

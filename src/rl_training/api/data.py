@@ -17,7 +17,7 @@ from rl_training.experiment.registry import resolve, spec_of
 
 Data = TransitionDataset | str | os.PathLike[str] | Mapping[str, Any] | None
 # Keys of `algo_kwargs` that name the data; a file passed to `learn` replaces all of them.
-_DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "datasets")
+DATA_KEYS = ("dataset_kind", "dataset_path", "dataset_id", "datasets")
 
 
 def resolve_data(
@@ -35,7 +35,7 @@ def resolve_data(
             "dataset: give a TransitionDataset, a file (.npz, .hdf5), a Minari id or a mapping of arrays, "
             f"got {type(given).__name__}"
         )
-    kept = {key: value for key, value in config.algo_kwargs.items() if key not in _DATA_KEYS}
+    kept = {key: value for key, value in config.algo_kwargs.items() if key not in DATA_KEYS}
     kind = kind_of(given)
     key = "dataset_id" if kind == "minari" else "dataset_path"
     config = config.replace(algo_kwargs={**kept, "dataset_kind": kind, key: os.fspath(given)})

@@ -1,4 +1,4 @@
-"""Hints for attributes and arguments of Stable-Baselines3's classes that the classes here do not have."""
+"""Hints for attributes and arguments of other libraries' classes that the classes here do not have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 _ATTRIBUTES = {
-    "save": "every run is saved; rl_training.load(model.checkpoint_path) loads it",
+    "save_model": "use save(path)",
+    "save_policy": "use export(path)",
+    "logger": "use session.log(name, value) in a callback",
     "policy": "use predict(obs), predict_value(obs) or export(path)",
     "actor": "use predict(obs), predict_value(obs) or export(path)",
     "env": "see config.env_id",

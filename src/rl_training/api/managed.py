@@ -25,6 +25,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import Logger, as_loggers
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, resolve, spec_of
+from rl_training.experiment.retention import copy_checkpoint
 from rl_training.export.writing import Exported, export_checkpoint
 from rl_training.importing import name_of
 from rl_training.models.mlp import NETWORK
@@ -92,11 +93,16 @@ class ManagedAlgorithm(Generic[Seeds]):
         values |= values.pop("algo_kwargs")
         settings = "".join(f", {key}={value!r}" for key, value in values.items() if value != usual[key])
         head = f"{type(self).__name__}({config.env_id!r}{settings})"
-        if self.checkpoint_path is None:
+        if self.run_dir is None:
             return f"{head}: not trained"
-        place = self.checkpoint_path.parent
-        run = place.parent if place.name in ("checkpoints", "best") else place  # a published policy has no run
-        return f"{head}: trained {self._steps:,} {'updates' if regime.name == 'offline' else 'steps'}, {run}"
+        unit = "updates" if regime.name == "offline" else "steps"
+        return f"{head}: trained {self._steps:,} {unit}, {self.run_dir}"
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The folder of the run, or of a checkpoint without a run; None if the model is not trained."""
+        path = self.checkpoint_path
+        return path.parent.parent if path is not None and path.parent.name in ("checkpoints", "best") else path
 
     if not TYPE_CHECKING:  # type checkers report missing attributes themselves
 
@@ -280,6 +286,10 @@ class ManagedAlgorithm(Generic[Seeds]):
         source = self._checkpoint("export")
         return export_checkpoint(source, path, deterministic=deterministic, dataset=self._dataset)
 
+    def save(self, path: str | Path) -> Path:
+        """Copy the last checkpoint to the new folder `path`, which `load` loads; every run is saved without it."""
+        return copy_checkpoint(self._checkpoint("save"), Path(path))
+
     @classmethod
     def load(
         cls,
@@ -297,8 +307,7 @@ class ManagedAlgorithm(Generic[Seeds]):
         To evaluate or resume, pass `env`, `eval_env` and `wrappers` again if they were given as objects.
         `env_kwargs` replace those of the run, which are otherwise passed to `env`. A run with a network of your own
         needs its factory again, as `network`. `allow_import` instead permits to import what the run has recorded as
-        `module:Name`.
-        `ManagedAlgorithm.load` and `rl_training.load` find the class of the run's algorithm.
+        `module:Name`. `ManagedAlgorithm.load` and `rl_training.load` find the class of the run's algorithm.
         """
         checkpoint = loading.open_checkpoint(path)
         config = config_of(checkpoint).replace(allow_import=allow_import)
@@ -355,8 +364,7 @@ class ManagedAlgorithm(Generic[Seeds]):
             self._steps = max(member._steps for member in self.members)
             self.checkpoint_path = self.members[0].checkpoint_path
             return list(results)
-        own = None if self.checkpoint_path is None else self.checkpoint_path.parent.parent
-        result = next((one for one in results if one.run_dir == own), results[0])
+        result = next((one for one in results if one.run_dir == self.run_dir), results[0])
         self.checkpoint_path, self._loaded, self._values = result.checkpoint_path, None, None
         self._steps = int(result.metrics["global_step"])
         return result

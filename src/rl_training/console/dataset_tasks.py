@@ -19,7 +19,7 @@ from rl_training.data.formats import FileKind, convert_dataset, kind_of, read_co
 from rl_training.data.formats.minari import minari_folder
 from rl_training.data.formats.own import find_reader
 from rl_training.data.loading import DatasetConfig
-from rl_training.data.mixing import mix
+from rl_training.data.mixing import merge as merge_datasets
 from rl_training.data.packing import allocate_rows, faults_of
 from rl_training.data.statistics import DatasetStatistics
 from rl_training.data.transitions import RowLayout
@@ -116,11 +116,7 @@ def convert(
 def merge(sources: list[str], output: str, env: str | None, *, allow_import: bool) -> None:
     _refuse_existing(output, _kind_of_target(output))
     spaces = _spaces(env, allow_import)
-    loaded = [TransitionDataset.load(one, spaces=spaces) for one in sources]
-    shuffled = [one.name for one in loaded if not len(one.episode_ends)]
-    if 0 < len(shuffled) < len(loaded):
-        raise DatasetError(f"{shuffled[0]}: its rows are unordered, and other data have episodes; merge one kind")
-    _write(mix([(one, len(one)) for one in loaded]), output)
+    _write(merge_datasets([TransitionDataset.load(one, spaces=spaces) for one in sources]), output)
 
 
 def _write(dataset: TransitionDataset, output: str) -> None:

@@ -85,7 +85,7 @@ def versions() -> Iterator[Finding]:
     for package in _CORE:
         version = _version(package)
         if version is None:
-            yield Finding("broken", package, "not installed; pip install rl-training")
+            yield Finding("broken", package, f"not installed; pip install {package}")
         else:
             yield Finding("ok", package, version)
 

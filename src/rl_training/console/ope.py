@@ -138,7 +138,8 @@ def select(
     options: dict[str, Any] = {}
     with _progress("episodes" if episodes else "FQE") as watch:
         if by == "fqe":
-            note("comparing the candidates' actions with the data")
+            if dataset is not None or episodes is None:
+                note("comparing the candidates' actions with the data")
             options = {
                 "dataset": dataset,
                 "anyway": anyway,
@@ -298,7 +299,12 @@ def _show_candidates(found: Selection) -> None:
     """Print each candidate with its share of actions outside the data and its interval, and the anchors."""
     played = any(one.episodes for one in found.candidates)
     rows = [
-        [f"{one.outside:.1%}", *_interval(one.estimate), *([str(one.episodes)] if played else []), one.name]
+        [
+            "–" if one.outside is None else f"{one.outside:.1%}",
+            *_interval(one.estimate),
+            *([str(one.episodes)] if played else []),
+            one.name,
+        ]
         for one in found.candidates
     ]
     value = ("return", "95 % interval", "episodes") if played else ("value", "95 % interval")

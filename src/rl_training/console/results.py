@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import read_run_record
 from rl_training.export.writing import Exported
 from rl_training.memory import human_bytes
+from rl_training.observation_spaces import example
 from rl_training.runs.session import TrainResult
 from rl_training.runtime.workflows import Recording
 
@@ -35,7 +37,8 @@ def show_results(results: Sequence[TrainResult]) -> None:
         scored = f"{metrics['eval_return_mean']:.2f} ± {metrics['eval_return_std']:.2f}" if _scored(result) else "–"
         best = f"{metrics['eval_return_best']:.2f}" if "eval_return_best" in metrics else "–"
         rows.append([str(read_run_record(result.run_dir)["seed"]), scored, best, str(result.run_dir)])
-    show_table(rows, header=("seed", words_of("eval_return_mean"), words_of("eval_return_best"), "run folder"))
+    header = ("seed", words_of("eval_return_mean"), words_of("eval_return_best"), "run folder")
+    show_table(rows, header, fold=False)
     returns = [result.metrics["eval_return_mean"] for result in results if _scored(result)]
     if len(returns) > 1:
         print(f"mean of {len(returns)} seeds: {mean(returns):.2f} ± {stdev(returns):.2f}")
@@ -129,7 +132,7 @@ def _next_commands(result: TrainResult) -> list[str]:
     more = 2 * max(config.total_timesteps, int(result.metrics["global_step"]))
     loading = config.permission(policy_alone=True)
     commands = [
-        f'{name} predict {checkpoint} --obs "{_example_observation(result.checkpoint_path)}"{loading}',
+        f"{name} predict {checkpoint} --obs {_example_observation(result.checkpoint_path)}{loading}",
         f"{name} resume {run} --set total_timesteps={more}{permission}",
         f"tensorboard --logdir {run}",
     ]
@@ -139,10 +142,13 @@ def _next_commands(result: TrainResult) -> list[str]:
 
 
 def _example_observation(checkpoint: Path) -> str:
-    """An observation of the right length, or a file name if it has parts or is too long to type."""
+    """An observation that the policy accepts, quoted, or a file name if it is too long to type."""
     spaces = _record_of(checkpoint, "spaces.json")
-    typed = spaces.get("observation") is None and spaces["obs_dim"] <= _MOST_TYPED_NUMBERS
-    return ",".join(["0.0"] * spaces["obs_dim"]) if typed else "@observation.json"
+    if spaces["obs_dim"] > _MOST_TYPED_NUMBERS:
+        return '"@observation.json"'
+    if spaces.get("observation") is not None:
+        return shlex.quote(json.dumps(example(spaces["observation"])))
+    return f'"{",".join(["0.0"] * spaces["obs_dim"])}"'
 
 
 def _record_of(checkpoint: Path, name: str) -> Any:

@@ -21,11 +21,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from rl_training.data import formats
-from rl_training.data.columns import ArrayColumn, Columns, bounds_of
+from rl_training.data.columns import ACTION_PROBS, Columns, bounds_of
 from rl_training.data.extra_columns import NEXT_ACTIONS, Column, describe
 from rl_training.data.formats.own import Reader
 from rl_training.data.mapped import as_tensor, read_ahead
-from rl_training.data.packing import allocate_rows, pack
+from rl_training.data.packing import allocate_rows, pack, unpack
 from rl_training.data.sources import TensorSource
 from rl_training.data.statistics import DatasetStatistics, moments_of, returns_of, statistics_of
 from rl_training.data.transforms import chunks, keep_spans, map_rewards, sum_n_steps, write_columns
@@ -55,6 +55,7 @@ class TransitionDataset:
     `episode_ends` is empty if the rows are shuffled. If `parts` is set, the data set is a mixture, and rows are
     drawn with the weights of the parts. `reward_map` is the (scale, shift) applied to the rewards, to be applied to
     new experience too. `extras` are the extra columns of the rows, `n_step` the number of steps that a row covers.
+    `action_probs` `[n]` are the probabilities of the logged actions, if the source has them; training ignores them.
     Transforms return new data sets.
     """
 
@@ -70,6 +71,7 @@ class TransitionDataset:
     memory_limit: int | None = None
     checksum: str | None = None  # `fingerprint()`, if known
     raw: RawRows | None = None  # of the source rows, see `as_raw`
+    action_probs: NDArray[Any] | None = None
 
     @classmethod
     def from_arrays(
@@ -159,10 +161,11 @@ class TransitionDataset:
         spaces = settled_spaces(columns, spaces)
         wide = RowLayout.of(spaces, reserve)
         room = allocate_rows(columns.name, len(columns), wide.width, memory_limit) if rows is None else rows
-        packed, ends, notes = pack(columns, spaces, wide, room)
-        if len(ends) == 1:
-            notes = (*notes, "one episode only")
-        return cls(packed, spaces, ends, columns.name, notes, extras=reserve, memory_limit=memory_limit)
+        packed, ends, notes, kept = pack(columns, spaces, wide, room)
+        notes = (*notes, "one episode only") if len(ends) == 1 else notes
+        made = cls(packed, spaces, ends, columns.name, notes, extras=reserve, memory_limit=memory_limit)
+        found = columns.data.get(ACTION_PROBS)
+        return made if found is None else replace(made, action_probs=found.read(0, len(columns))[kept])
 
     def save(self, place: str | os.PathLike[str]) -> Path:
         """Write a new `.npz` or `.hdf5` file or Minari data set, with these rewards; returns its path."""
@@ -184,6 +187,12 @@ class TransitionDataset:
         if not len(chosen):
             raise DatasetError(f"{self.name}: the slice contains none of {len(self.episode_ends):,} episodes")
         return self.of_episodes(chosen, f"{len(chosen):,} of {len(self.episode_ends):,} episodes")
+
+    def __add__(self, other: TransitionDataset) -> TransitionDataset:
+        """The rows of both, in this order, all drawn with the same probability."""
+        from rl_training.data.mixing import merge
+
+        return merge([self, other]) if isinstance(other, TransitionDataset) else NotImplemented
 
     @property
     def layout(self) -> RowLayout:
@@ -242,29 +251,7 @@ class TransitionDataset:
 
     def columns(self) -> Columns:
         """The transitions in the environment's units, for writing a file."""
-        spaces, view = self.spaces, self._view(self.rows)
-        timeouts = np.zeros(len(self), np.bool_)
-        timeouts[self.episode_ends] = True
-        inside = len(self.episode_ends) > 0 and bool(np.any(self.dones[~timeouts]))
-        if not inside:
-            timeouts &= self.dones == 0
-        arrays = {
-            "observations": view.obs.numpy(),
-            "actions": spaces.to_env(view.actions.numpy()),
-            "rewards": view.rewards.numpy(),
-            "terminals": self.dones.astype(np.bool_),
-            "timeouts": timeouts,
-            "next_observations": view.next_obs.numpy(),
-        }
-        return Columns(
-            self.name,
-            {name: ArrayColumn(array) for name, array in arrays.items()},
-            action_low=spaces.low or None,
-            action_high=spaces.high or None,
-            num_actions=spaces.num_actions,
-            start=spaces.start,
-            ends_at_timeouts=inside,
-        )
+        return unpack(self.name, self._view(self.rows), self.spaces, self.episode_ends, self.action_probs)
 
     def observation_moments(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Mean and standard deviation of each observation component, `[O]` each, by the sampling weights."""
@@ -315,17 +302,14 @@ class TransitionDataset:
         keep_spans(self.rows, rows, starts, lengths, _CHUNK_ROWS)
         return self._changed(
             rows[: ends[-1]],
+            np.arange(ends[-1]) + np.repeat(starts + lengths - ends, lengths),
             episode_ends=ends - 1,
             notes=(*self.notes, remark),
             parts=remaining_parts(self.parts, starts, lengths),
         )
 
     def with_next_actions(self) -> Self:
-        """Add the data's action in the next observation, which is that of the following row.
-
-        The last row of a terminated episode gets its own action, which `dones` masks. The last row of a cut
-        episode is left out.
-        """
+        """Add the data's action in the next observation; the last row of a cut episode is left out."""
         return self.with_extras((NEXT_ACTIONS,))
 
     def with_extras(self, extras: tuple[Column, ...]) -> Self:
@@ -357,6 +341,7 @@ class TransitionDataset:
         notes = [f"{len(one.lacking)} rows left out: {one.reason}" for one in values.values() if len(one.lacking)]
         return self._changed(
             rows[: remaining.sum()],
+            kept,
             episode_ends=np.cumsum(remaining[remaining > 0]) - 1,
             notes=(*self.notes, *notes),
             parts=remaining_parts(self.parts, starts, remaining),
@@ -383,9 +368,10 @@ class TransitionDataset:
         """Memory for `count` transformed rows; `in_place` invalidates this data set."""
         return self.rows if in_place else allocate_rows(self.name, count, self.layout.width, self.memory_limit)
 
-    def _changed(self, rows: NDArray[np.float32], **changes: Any) -> Self:
-        """This data set with other rows."""
-        return replace(self, rows=rows, checksum=None, **changes)
+    def _changed(self, rows: NDArray[np.float32], kept: Any = slice(None), **changes: Any) -> Self:
+        """This data set with other rows, made from those at the index `kept`."""
+        probs = None if self.action_probs is None else self.action_probs[kept]
+        return replace(self, rows=rows, checksum=None, action_probs=probs, **changes)
 
     def episodes(self, purpose: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First row and length of each episode."""

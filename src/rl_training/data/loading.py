@@ -13,7 +13,7 @@ from rl_training.data.building import Build, unpacked
 from rl_training.data.columns import Columns
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.extra_columns import NEXT_ACTIONS, Column
-from rl_training.data.formats import read_columns
+from rl_training.data.formats import kind_of, read_columns
 from rl_training.data.formats.minari import minari_folder
 from rl_training.data.formats.own import find_reader
 from rl_training.data.packing import allocate_rows
@@ -49,7 +49,8 @@ class DatasetChoice(Settings):
     dataset_kind: Annotated[str, AfterValidator(_known_kind)] | None = None
     """source of the data: `random` collects it from the environment; `npz`, `hdf5` or `minari`; OGBench's play data
     labelled with a task, `ogbench/cube-single-play-singletask-task2-v0`; your own format as `module:function`, with
-    --allow-import; null: passed to `learn(dataset=…)`"""
+    --allow-import; null: by the suffix of `dataset_path`, or passed to
+    `learn(dataset=…)`"""
     dataset_path: PathText | None = None
     """path of the `npz` or `hdf5` file, or of the file of your own format"""
     dataset_id: str | None = None
@@ -60,6 +61,15 @@ class DatasetChoice(Settings):
     """number of transitions to collect (`random`)"""
     dataset_seed: NonNegativeInt = 0
     """seed for collecting (`random`)"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_by_name(cls, values: Any) -> Any:
+        """Set a missing kind by the suffix of the file."""
+        path = values.get("dataset_path") if isinstance(values, dict) else None
+        if isinstance(path, str) and values.get("dataset_kind") is None and (kind := kind_of(path)) != "minari":
+            return {**values, "dataset_kind": kind}
+        return values
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.data.columns import ACTION_PROBS
 from rl_training.data.datasets import TransitionDataset
 from rl_training.data.extra_columns import describe
 from rl_training.data.packing import allocate_rows
@@ -53,6 +55,7 @@ def mix(
         raise DatasetError(
             f"{name}: rewards were transformed differently: {sorted(maps)}; mix first, then transform"
         )
+    probs = [dataset.action_probs for dataset, _ in components if dataset.action_probs is not None]
     return TransitionDataset(
         rows=rows,
         spaces=first.spaces,
@@ -63,7 +66,25 @@ def mix(
         reward_map=maps.pop(),
         extras=first.extras,
         memory_limit=memory_limit,
+        action_probs=np.concatenate(probs) if len(probs) == len(components) else None,
     )
+
+
+def merge(datasets: Sequence[TransitionDataset]) -> TransitionDataset:
+    """All rows of several data sets, in their order; each is drawn with the same probability."""
+    for lacks, problem in (
+        (
+            [one for one in datasets if not len(one.episode_ends)],
+            "its rows are unordered, and other data have episodes",
+        ),
+        (
+            [one for one in datasets if one.action_probs is None],
+            f"has no column {ACTION_PROBS!r}, and other data do",
+        ),
+    ):
+        if 0 < len(lacks) < len(datasets):
+            raise DatasetError(f"{lacks[0].name}: {problem}; merge one kind")
+    return replace(mix([(one, len(one)) for one in datasets]), parts=())
 
 
 def require_same_spaces(name: str, spaces: SpaceSpec, other_name: str, other: SpaceSpec) -> None:

@@ -1,4 +1,4 @@
-"""Packs raw columns into rows, in one pass, in memory or in a memory-mapped file.
+"""Packs raw columns into rows and back, in one pass, in memory or in a memory-mapped file.
 
 Rows that exceed the memory limit are stored in an unnamed file in the temporary directory (`TMPDIR`). The system
 frees it when the rows are no longer used or the process ends.
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.columns import Columns
-from rl_training.data.transitions import RowLayout
+from rl_training.data.columns import ACTION_PROBS, ArrayColumn, Columns
+from rl_training.data.transitions import RowLayout, TransitionBatch
 from rl_training.data.validation import MOST_FAULTS, Block, Chaining, Checker
 from rl_training.errors import DatasetError, MemoryLimitError
 from rl_training.memory import available_memory, human_bytes
@@ -24,11 +24,12 @@ from rl_training.spaces import SpaceSpec
 
 
 class Packed(NamedTuple):
-    """Rows, the index of each episode's last row (empty if unordered), and notes for the user."""
+    """Rows, the index of each episode's last row (empty if unordered), notes, and a flag per row of the columns."""
 
     rows: NDArray[np.float32]
     episode_ends: NDArray[np.int64]
     notes: tuple[str, ...]
+    kept: NDArray[np.bool_]
 
 
 def allocate_rows(name: str, count: int, width: int, memory_limit: int | None = None) -> NDArray[np.float32]:
@@ -149,6 +150,41 @@ def pack(columns: Columns, spaces: SpaceSpec, layout: RowLayout, rows: NDArray[n
         rows[:written],
         _episode_ends(walk.ends, walk.kept) if ordered else np.zeros(0, np.int64),
         _notes(ordered, walk.chaining, len(columns) - written),
+        walk.kept,
+    )
+
+
+def unpack(
+    name: str,
+    batch: TransitionBatch,
+    spaces: SpaceSpec,
+    episode_ends: NDArray[np.int64],
+    action_probs: NDArray[Any] | None,
+) -> Columns:
+    """The columns of packed transitions, in the environment's units."""
+    dones = batch.dones.numpy()
+    timeouts = np.zeros(len(dones), np.bool_)
+    timeouts[episode_ends] = True
+    inside = len(episode_ends) > 0 and bool(np.any(dones[~timeouts]))
+    if not inside:
+        timeouts &= dones == 0
+    arrays = {
+        "observations": batch.obs.numpy(),
+        "actions": spaces.to_env(batch.actions.numpy()),
+        "rewards": batch.rewards.numpy(),
+        "terminals": dones.astype(np.bool_),
+        "timeouts": timeouts,
+        "next_observations": batch.next_obs.numpy(),
+        **({} if action_probs is None else {ACTION_PROBS: action_probs}),
+    }
+    return Columns(
+        name,
+        {column: ArrayColumn(array) for column, array in arrays.items()},
+        action_low=spaces.low or None,
+        action_high=spaces.high or None,
+        num_actions=spaces.num_actions,
+        start=spaces.start,
+        ends_at_timeouts=inside,
     )
 
 

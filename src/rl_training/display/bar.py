@@ -20,11 +20,11 @@ from rl_training.display.output import Unbreakable
 _NARROWEST, _WIDEST = 8, 40
 _NOTEBOOK_WIDTH = 100
 
-State = Callable[[], tuple[int, list[str]]]
-"""Returns the step of a run, and texts to show next to it: the time, then the others, the most important first."""
+State = Callable[[], tuple[int, int, list[str]]]
+"""Returns the count and total of a run, and texts to show next to them: the time, then the most important first."""
 
 
-def bar_for(stream: Unbreakable, total: int, state: State, *, given: bool) -> TerminalBar | NotebookBar | None:
+def bar_for(stream: Unbreakable, state: State, *, given: bool) -> TerminalBar | NotebookBar | None:
     """Start the bar that `stream` can show; None if lines are better: in a file, a pipe or a job's log."""
     if stream.isatty():
         # Text is printed as it is; rich's own display in notebooks needs widgets.
@@ -37,11 +37,11 @@ def bar_for(stream: Unbreakable, total: int, state: State, *, given: bool) -> Te
             force_jupyter=False,
         )
         plain = console.no_color or os.environ.get("CI", "").lower() not in ("", "0", "false")
-        return TerminalBar(console, total, state) if console.is_interactive and not plain else None
+        return TerminalBar(console, state) if console.is_interactive and not plain else None
     if not given:
         with contextlib.suppress(Exception):  # an unusual notebook has plain lines
             show = _notebook_display()
-            return None if show is None else NotebookBar(show, total, state, stream)
+            return None if show is None else NotebookBar(show, state, stream)
     return None
 
 
@@ -64,9 +64,8 @@ class _Console(Console):
 class _Line(Progress):
     """Bar, count, and those texts that fit whole; asks for the state of the run whenever it is drawn."""
 
-    def __init__(self, console: Console, total: int, state: State) -> None:
+    def __init__(self, console: Console, state: State) -> None:
         self._state = state
-        self._fixed = len(f" {total}/{total} ") + _NARROWEST
         super().__init__(
             BarColumn(None, table_column=Column(max_width=_WIDEST)),
             MofNCompleteColumn(table_column=Column(no_wrap=True, overflow="crop")),
@@ -75,12 +74,13 @@ class _Line(Progress):
             refresh_per_second=4,
             redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
         )
-        self.add_task("", total=total)
+        self.add_task("")
 
     def get_renderables(self) -> Iterable[RenderableType]:
         for task in self.tasks:  # rich asks once before the task is added
-            task.completed, texts = self._state()
-            while texts and self._fixed + len("  ".join(texts)) > self.console.width:
+            task.completed, task.total, texts = self._state()
+            fixed = len(f" {task.total}/{task.total} ") + _NARROWEST
+            while texts and fixed + len("  ".join(texts)) > self.console.width:
                 texts.pop()
             time, *others = texts or [""]
             task.description = f"[progress.remaining]{time}[/]" + escape("".join(f"  {text}" for text in others))
@@ -90,8 +90,8 @@ class _Line(Progress):
 class TerminalBar(_Line):
     """The last line of a terminal; lines that are printed meanwhile go above it."""
 
-    def __init__(self, console: Console, total: int, state: State) -> None:
-        super().__init__(console, total, state)
+    def __init__(self, console: Console, state: State) -> None:
+        super().__init__(console, state)
         self.start()
 
     def say(self, text: str) -> None:
@@ -116,10 +116,10 @@ def _notebook_display() -> Callable[..., Any] | None:
 class NotebookBar:
     """A line of text below a cell that is replaced in place; it needs no widgets."""
 
-    def __init__(self, display: Callable[..., Any], total: int, state: State, stream: Unbreakable) -> None:
+    def __init__(self, display: Callable[..., Any], state: State, stream: Unbreakable) -> None:
         self._stream = stream
         self._console = Console(width=_NOTEBOOK_WIDTH, color_system=None, force_jupyter=False)
-        self._line = _Line(self._console, total, state)
+        self._line = _Line(self._console, state)
         self._shown = self._text()
         self._handle = display({"text/plain": self._shown}, raw=True, display_id=True)
         self._closed = threading.Event()

@@ -111,8 +111,12 @@ def program_name() -> str:
     return called.name if found and Path(found).absolute() == called.absolute() else shlex.quote(str(called))
 
 
-def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
-    """Rows on standard output, each cell on one line; without a header the first column holds the names."""
+def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), *, fold: bool = True) -> None:
+    """Print rows on standard output; without a header the first column holds the names.
+
+    With a header on a terminal, cells are folded to its width if `fold` is set. Otherwise each row is one line, so
+    that paths can be copied.
+    """
     rows = [[one_line(cell) for cell in row] for row in rows]
     if header and sys.stdout.isatty():  # without a header, long paths stay on one line
         import rich.box
@@ -123,7 +127,7 @@ def show_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> Non
         table = Table(*header, box=rich.box.SIMPLE_HEAD, pad_edge=False)
         for row in rows:
             table.add_row(*(Text(cell, overflow="fold") for cell in row))
-        Console(file=sys.stdout).print(table)
+        Console(file=sys.stdout, width=None if fold else 10_000).print(table)
         return
     lines = [header, *rows] if header else rows
     widths = [max(map(len, column)) for column in zip(*lines)]

@@ -131,6 +131,21 @@ def discard(folder: Path) -> None:
         shutil.rmtree(trash, ignore_errors=True)
 
 
+def copy_checkpoint(source: Path, target: Path) -> Path:
+    """Copy a checkpoint to the new folder `target`; a crash meanwhile leaves no folder that looks like one."""
+    staging = target.with_name(f".tmp-{target.name}")
+    try:
+        if target.exists():
+            raise CheckpointError(f"{target}: already exists and is not overwritten; choose another name")
+        shutil.copytree(source, staging)
+        files.rename(staging, target)
+    except OSError as error:
+        raise CheckpointError(f"{target}: cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return target
+
+
 def set_aside(folder: Path, parent: Path) -> None:
     """Move a checkpoint into a new numbered folder in `parent`."""
     target = parent / str(1 + len(list(parent.glob("*"))))

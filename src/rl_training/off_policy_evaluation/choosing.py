@@ -68,7 +68,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Assessment:
-    """A candidate, and the share of its actions that are `outside` the data.
+    """A candidate, and the share of its actions that are `outside` the data; None if there are no data.
 
     `estimate` is its discounted value by FQE, or its mean return over `episodes` episodes; None if it was not
     evaluated, because it is not eligible or the selection abstained before.
@@ -76,13 +76,13 @@ class Assessment:
 
     name: str
     checkpoint: Path
-    outside: float
+    outside: float | None
     estimate: Estimate | None = None
     episodes: int = 0
 
     @property
     def eligible(self) -> bool:
-        return self.outside <= MOST_OUTSIDE
+        return self.outside is not None and self.outside <= MOST_OUTSIDE
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Selection:
 
 def choose(
     places: Mapping[str, Place],
-    dataset: Data,
+    dataset: Data | None,
     *,
     anyway: bool = False,
     episodes: int | None = None,
@@ -154,8 +154,8 @@ def choose(
 
     `anyway` chooses despite reasons to abstain: the largest lower bound of the eligible, or else the candidate
     nearest to the data. `episodes` is the number of episodes to play in the environment of the runs instead of
-    fitting FQE. `bootstraps` is the number of critics, and of bootstraps of the episodes. Other arguments as in
-    `ope`; the discount is 0.995 by default.
+    fitting FQE; `dataset` may then be None. `bootstraps` is the number of critics, and of bootstraps of the
+    episodes. Other arguments as in `ope`; the discount is 0.995 by default.
     """
     started = time.monotonic()
     settings = {"gamma": defaults.SELECTION_GAMMA} | hyperparameters
@@ -168,8 +168,10 @@ def choose(
     found = [replace(one, name=name) for name, one in zip(places, loaded)]
     if episodes is not None:
         _require_environment(found, episodes)
-    data = others = load_data(dataset, found)
-    if validation_fraction:
+    elif dataset is None:
+        raise ConfigError("select: FQE needs a dataset; give one, or episodes to play")
+    data = others = None if dataset is None else load_data(dataset, found)
+    if validation_fraction and data is not None:
         others, data = hold_out(data, validation_fraction)
     chooser = Chooser(found, data, others, plan, bootstraps, home, watch)
     chosen = chooser.by_episodes(episodes) if episodes is not None else chooser.by_fqe(anyway=anyway)
@@ -177,13 +179,16 @@ def choose(
 
 
 class Chooser:
-    """Loaded candidates and the data to choose by; `others` are the same data, or the episodes not held out."""
+    """Loaded candidates and the data to choose by; `others` are the same data, or the episodes not held out.
+
+    `by_episodes` needs no data.
+    """
 
     def __init__(
         self,
         found: Sequence[Candidate],
-        data: TransitionDataset,
-        others: TransitionDataset,
+        data: TransitionDataset | None,
+        others: TransitionDataset | None,
         plan: Plan,
         bootstraps: int,
         home: torch.device,
@@ -191,12 +196,16 @@ class Chooser:
     ) -> None:
         self.found, self.data, self.plan, self.bootstraps, self.home = found, data, plan, bootstraps, home
         self.watch, self.held_out = watch, others is not data
-        support = Support(data, others, plan.seed, home)
-        made = [Assessment(one.name, one.checkpoint, support.outside(one.policy)) for one in found]
-        self.assessed = sorted(made, key=lambda one: one.outside)
+        support = None if data is None or others is None else Support(data, others, plan.seed, home)
+        made = [
+            Assessment(one.name, one.checkpoint, None if support is None else support.outside(one.policy))
+            for one in found
+        ]
+        self.assessed = sorted(made, key=lambda one: one.outside or 0.0)
 
     def by_fqe(self, *, anyway: bool = False) -> Selection:
         """Choose the largest lower bound, or abstain."""
+        assert self.data is not None
         fitted = [one for one in self.assessed if one.eligible]
         reasons, nearest = [], self.assessed[0]
         if not fitted:
@@ -227,6 +236,7 @@ class Chooser:
     def _anchors(self, watch: Watch) -> tuple[Estimate, Estimate]:
         """The data's own discounted return, and FQE of a clone of the data with sampled actions."""
         data, plan = self.data, self.plan
+        assert data is not None
         episodes = Episodes.of(data, "a selection")
         parts = resamples(episodes, self.bootstraps, resampling(plan.seed), self.home)
         rewards = data.rewards.astype(np.float64)

@@ -136,8 +136,7 @@ def ope(
 
     `runs` are run folders (their newest checkpoints are evaluated) or checkpoints, `dataset` a file, a Minari id or
     a `TransitionDataset`. `method` is `fqe` or, for discrete actions with logged probabilities, `wis` (weighted
-    importance sampling) or `dr` (doubly robust). A `TransitionDataset` then needs `action_probs`, one number per
-    row.
+    importance sampling) or `dr` (doubly robust). `action_probs`, one number per row, replace those of the data.
 
     Intervals and agreement come from `bootstraps` resamples of whole episodes; 1 uses the data once, without
     intervals. `validation_fraction` restricts the evaluation to the episodes that training with the same fraction
@@ -193,6 +192,7 @@ def _require(method: str, bootstraps: int, fraction: float) -> None:
 def _probabilities(dataset: Data, loaded: TransitionDataset, given: ArrayLike | None) -> Floats:
     """The probabilities of the logged actions, one per row of `loaded`."""
     require_discrete(loaded.name, loaded.spaces)
+    given = loaded.action_probs if given is None and isinstance(dataset, TransitionDataset) else given
     if given is not None:
         return checked_probabilities(loaded.name, given, len(loaded))
     if isinstance(dataset, TransitionDataset):

@@ -59,12 +59,18 @@ def by_fqe(
     allow_import: bool = False,
     **options: Any,
 ) -> Selection:
-    """Select a trial by `dataset`, by default the training data, or abstain; `options` as in `choose`."""
+    """Select a trial by `dataset`, by default the training data, or abstain; `options` as in `choose`.
+
+    If `episodes` are played, no data are needed.
+    """
     if not trials:
         raise ConfigError("select: no trial is done")
     configs = [TrainConfig.parse({**trial.settings, "allow_import": allow_import}) for trial in trials]
-    data = dataset if dataset is not None else own_data(configs)
-    fraction = _own_fraction(configs) if validation_fraction is None else validation_fraction
+    playing = options.get("episodes") is not None
+    data = dataset if dataset is not None or playing else own_data(configs)
+    fraction = validation_fraction
+    if fraction is None:
+        fraction = 0.0 if data is None else _own_fraction(configs)
     places = {trial.name: trial.folder for trial in trials}
     found = choose(places, data, validation_fraction=fraction, allow_import=allow_import, **options)
     return replace(found, left_out=tuple(left_out))

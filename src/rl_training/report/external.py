@@ -46,10 +46,12 @@ def _runs(name: str, path: Path, only: str | None) -> list[Run]:
                 step, value = float(row["step"]), float(row["value"])
                 if not math.isfinite(step) or not math.isfinite(value):
                     raise ValueError(f"step and value must be finite, got {row['step']}, {row['value']}")
-                of_seed = points.setdefault((task, int(row["seed"])), {})
+                of_seed = points.setdefault((task, _seed(row["seed"])), {})
                 if step in of_seed:
                     raise ValueError(f"step {row['step']} of seed {row['seed']} and {task} is given twice")
                 of_seed[step] = value
+    except ConfigError:
+        raise
     except (ValueError, TypeError, csv.Error) as error:
         raise ConfigError(f"{path}:{rows.line_num}: {error}") from None
     except OSError as error:
@@ -58,6 +60,13 @@ def _runs(name: str, path: Path, only: str | None) -> list[Run]:
         raise ConfigError(f"{path}: has no rows")
     longest = {task: max(max(found) for (one, _), found in points.items() if one == task) for task, _ in points}
     return [_run(name, path, task, seed, found, longest[task]) for (task, seed), found in points.items()]
+
+
+def _seed(text: str | None) -> int:
+    try:
+        return int(text or "")
+    except ValueError:
+        raise ValueError(f"seed must be a whole number, got {text!r}") from None
 
 
 def _run(name: str, path: Path, task: str, seed: int, points: Mapping[float, float], longest: float) -> Run:

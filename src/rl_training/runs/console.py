@@ -78,7 +78,7 @@ class MemberProgress(Progress):
     def advance(self, step: int) -> None:
         self.step = step
 
-    def doing(self, what: str, unit: str | None = None) -> AbstractContextManager[None]:  # type: ignore[override]
+    def doing(self, what: str) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
 
     def say(self, text: str) -> None:

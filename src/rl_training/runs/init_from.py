@@ -92,30 +92,41 @@ def initialise_from(
     return {"actor_starts": ACTOR_STARTS}
 
 
-def continue_offline_run(learner: Learner, checkpoint: Checkpoint, config: TrainConfig) -> None:
+def continue_offline_run(learner: Learner, checkpoint: Checkpoint, config: TrainConfig) -> dict[str, Any]:
     """Restore optimisers, counters and random state too, if `checkpoint` is an offline run of the same algorithm.
 
-    A run with another seed has its own random numbers.
+    A run with another seed has its own random numbers. Returns settings that follow from what cannot be restored.
     """
     before = config_of(checkpoint)
     with checkpoint_errors(checkpoint):
         offline = clock_of(checkpoint.records["trainer"]).phase == "offline"
     if before.algo != config.algo or not offline:
-        return
+        return {}
     if "optimizers" not in checkpoint.tensors:
         _log.warning("init_from: %s has no optimisers; they and the count of updates start anew", checkpoint.path)
-        return
+        return _remaining_cloning(learner, checkpoint)
     own = learner.state_dict()
     if any(_shapes(own[part]) != _shapes(checkpoint.tensors[part]) for part in ("networks", "optimizers")):
         _log.warning(
             "init_from: %s has other optimisers or networks; its optimisers are not copied", checkpoint.path
         )
-        return
+        return _remaining_cloning(learner, checkpoint)
     random = learner.generator.get_state()
     with checkpoint_errors(checkpoint):
         restore_learner(learner, checkpoint)
     if before.seed != config.seed:
         learner.generator.set_state(random)
+    return {}
+
+
+def _remaining_cloning(learner: Learner, checkpoint: Checkpoint) -> dict[str, Any]:
+    """`bc_steps` without the updates of `checkpoint`, if the learner starts with cloning."""
+    if not (steps := getattr(learner.config, "bc_steps", 0)):
+        return {}
+    with checkpoint_errors(checkpoint):
+        left = {"bc_steps": max(0, steps - int(checkpoint.records["trainer"]["counters"]["updates"]))}
+    learner.config = learner.config.model_copy(update=left)
+    return left
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:

@@ -58,7 +58,9 @@ class Regime(ABC):
     spaces: SpaceSpec
     total_ticks: int
     total_updates: int
-    first_update: int = 0  # the tick before which no update is made
+    max_updates: int | None = None  # bound that ends the run before its last tick
+    pretraining: int = 0  # updates before the first environment step
+    first_update: int = 0  # the environment step before which no update is made
     experience: Experience | None = None
     data: TransitionDataset | None = None  # as the learner sees it
     dataset_record: Mapping[str, Any] | None = None

@@ -218,9 +218,9 @@ class Session:
         """Print a line on the console."""
         self._progress.say(text)
 
-    def doing(self, what: str, unit: str | None = None) -> AbstractContextManager[None]:
-        """Show `what` in the progress bar inside the context; `unit` is the unit of the rate there."""
-        return self._progress.doing(what, unit)
+    def doing(self, what: str) -> AbstractContextManager[None]:
+        """Show `what` in the progress bar inside the context."""
+        return self._progress.doing(what)
 
     def _position(self) -> int:
         """Ticks, including updates of an unfinished block; called from another thread."""

@@ -131,8 +131,9 @@ class RunSpec:
 
     def with_algo_kwargs(self, values: Mapping[str, Any]) -> Self:
         """This run with `values`, which are decided when it starts, in its settings and checkpoints."""
-        resolved = self.sections.resolve({**self.config.algo_kwargs, **values})
-        return replace(self, resolved=resolved, settings=_settings(self.config, resolved))
+        config = self.config.replace(algo_kwargs={**self.config.algo_kwargs, **values})
+        resolved = self.sections.resolve(config.algo_kwargs)
+        return replace(self, config=config, resolved=resolved, settings=_settings(config, resolved))
 
 
 def _with_learning_starts(config: TrainConfig, sections: Sections) -> TrainConfig:

@@ -27,6 +27,7 @@ from rl_training.experiment.logging import CsvSink, MetricsLog, Sink, TensorBoar
 from rl_training.experiment.retention import discard_after, sweep
 from rl_training.experiment.runs import RunDirectory, machine_changes, read_run_record
 from rl_training.runs import state
+from rl_training.runs.changes import Changes
 from rl_training.runs.controls import ControlConfig
 from rl_training.runs.regime import Advanced, Event, Regime
 from rl_training.runs.resume_points import START
@@ -36,6 +37,18 @@ from rl_training.runs.signals import SignalGuard
 from rl_training.runs.spec import RunSpec
 from rl_training.updates.schedules import OptimizationConfig
 from rl_training.updates.updater import accelerate
+
+# Settings that determine the number of steps and updates of a run.
+_TOTALS = (
+    "total_timesteps",
+    "offline_pretrain_updates",
+    "max_updates",
+    "max_epochs",
+    "learning_starts",
+    "online_warmup_steps",
+    "train_frequency",
+    "gradient_updates_per_step",
+)
 
 
 class Built(NamedTuple):
@@ -98,13 +111,13 @@ def _restore(session: Session, regime: Regime, checkpoint: Checkpoint) -> bool:
     if checkpoint.path.parent == session.run.checkpoints:
         session.checkpoint_path = checkpoint.path  # later checkpoints link its unchanged replay shards
         session.saved_step = checkpoint.step
-    former_total = int(checkpoint.records["config"]["total_timesteps"])
-    if session.clock.ticks >= regime.total_ticks and not session.should_stop:
-        own = regime.total_ticks >= spec.config.total_timesteps
+    bounded = regime.max_updates is not None and session.learner.updates >= regime.max_updates
+    if (bounded or session.clock.ticks >= regime.total_ticks) and not session.should_stop:
+        own = regime.total_ticks >= spec.config.total_timesteps and not bounded
         bound = "total_timesteps" if own else "max_updates or max_epochs"
         session.say(f"this run is complete; increase {bound} to continue")
-    session.clear_stop(former_total)
-    _announce_longer_schedules(session, spec, former_total)
+    session.clear_stop(int(checkpoint.records["config"]["total_timesteps"]))
+    _announce_longer_schedules(session, spec, changes)
     session.note_inexact(problems)
     return changes.environment
 
@@ -136,14 +149,14 @@ def _changed_machine(session: Session, checkpoint: Checkpoint) -> list[str]:
     return [f"changed since the run began: {change}" for change in changes] + missing
 
 
-def _announce_longer_schedules(session: Session, spec: RunSpec, former_total: int) -> None:
-    """If the total number of steps has changed, print which schedules depend on it."""
-    total = spec.config.total_timesteps
-    stretched = [] if spec.resolved[OptimizationConfig].constant else ["the learning-rate schedule"]
-    stretched += ["exploration"] if session.learner.explores_by_progress else []
-    if total != former_total and stretched:
+def _announce_longer_schedules(session: Session, spec: RunSpec, changes: Changes) -> None:
+    """If the total number of steps or updates has changed, print which schedules depend on it."""
+    changed = {name: pair for name, pair in changes.settings.items() if name.rpartition(".")[2] in _TOTALS}
+    stretched = ["the learning-rate schedule"] if changed and not spec.resolved[OptimizationConfig].constant else []
+    stretched += ["exploration"] if "total_timesteps" in changed and session.learner.explores_by_progress else []
+    if stretched:
         session.say(
-            f"note: total_timesteps {former_total:,} -> {total:,}: {' and '.join(stretched)} "
+            f"note: {Changes(changed)}: {' and '.join(stretched)} "
             f"{'stretches' if len(stretched) == 1 else 'stretch'} over the new total, so this run "
             "differs from one that had this total from the start"
         )
@@ -185,6 +198,7 @@ def _open_session(regime: Regime, guard: SignalGuard, console: Callable[..., Pro
                 quiet=spec.options.quiet,
                 unit="updates" if regime.first_phase == "offline" else "steps",
                 opening=opening,
+                pretraining=regime.pretraining,
                 first_update=regime.first_update,
             )
             opened.callback(progress.close)  # the log does not close it if it was dropped after an error

@@ -13,13 +13,14 @@ from rl_training.data.sources import MixedSource
 from rl_training.errors import ConfigError
 from rl_training.experience.protocol import Experience
 from rl_training.experiment.checkpointing import checkpoint_errors
+from rl_training.runs.changes import Changes, differences
 from rl_training.runs.clock import Clock
 from rl_training.runs.controls import ControlConfig
 from rl_training.runs.init_from import continue_offline_run
 from rl_training.runs.regime import Event, Regime
 from rl_training.runs.session import Session
 from rl_training.runs.spec import RunSpec
-from rl_training.runs.state import clock_of
+from rl_training.runs.state import changed_data, clock_of, config_of
 from rl_training.runtime.offline import BudgetConfig, OfflineSetup, fit_offline
 from rl_training.runtime.online import OnlineConfig, fit_online, make_buffer, make_collector, require_updates
 from rl_training.settings import NonNegativeInt, Settings
@@ -81,7 +82,8 @@ class OfflineToOnline(Regime):
             )
         prior = spec.resolved[PriorDataConfig]
         self.online = prior.online(spec.resolved[OnlineConfig])
-        batch_size, self.budget = spec.resolved[OptimizationConfig].batch_size, spec.resolved[BudgetConfig]
+        batch_size, budget = spec.resolved[OptimizationConfig].batch_size, spec.resolved[BudgetConfig]
+        self.max_updates = budget.max_updates
         self.setup = OfflineSetup(spec, updates_per_step=self.online.gradient_updates_per_step)
         self.spec = spec = self.setup.spec
         self.learner, self.spaces = self.setup.learner, self.setup.spaces
@@ -96,17 +98,19 @@ class OfflineToOnline(Regime):
         self.mixed = MixedSource(self.setup.source, buffer, ratio=None if isinstance(ratio, str) else ratio)
         self.mixed.expected(batch_size)
         size = len(self.setup.dataset)
-        wanted = self.budget.updates(prior.offline_pretrain_updates, size, batch_size)
+        wanted = budget.updates(prior.offline_pretrain_updates, size, batch_size)
         self.pretraining = max(wanted, self._updates_done())
+        self._require_budget()
         starts = "learning_starts" if prior.online_warmup_steps is None else "online_warmup_steps"
         first = self.online.remarks(spec, self.learner, self.pretraining, starts)
         self.remarks = *self.setup.remarks, *self._beginning(), *first
         self.first_phase = "pretrain" if self.pretraining else "online"
+        self.first_update = self.online.first_steps
         self.total_ticks = self.pretraining + spec.config.total_timesteps
         self.total_updates = self.pretraining + self.online.earned(spec.config.total_timesteps)
         require_updates(spec, self.online, self.total_updates)
-        if self.budget.max_updates is not None:
-            self.total_updates = min(self.total_updates, self.budget.max_updates)
+        if self.max_updates is not None:
+            self.total_updates = min(self.total_updates, self.max_updates)
         self.experience = make_collector(
             spec, self.online, self.spaces, self.learner, buffer, reward_map=self.setup.dataset.reward_map
         )
@@ -118,16 +122,35 @@ class OfflineToOnline(Regime):
             with checkpoint_errors(spec.checkpoint):
                 return clock_of(spec.checkpoint.records["trainer"]).pretrain_updates
         if spec.origin is not None:
-            continue_offline_run(self.learner, spec.origin, spec.config)
+            self.spec = spec.with_algo_kwargs(continue_offline_run(self.learner, spec.origin, spec.config))
         return self.learner.updates
 
+    def _require_budget(self) -> None:
+        """Raise if the updates of the run of `init_from` use up `max_updates`."""
+        most, done, origin = self.max_updates, self.learner.updates, self.spec.origin
+        if origin is not None and most is not None and most <= done:
+            raise ConfigError(
+                f"algo_kwargs.max_updates: {most:,} includes the {done:,} updates of {origin.path}, so none are "
+                "left; raise it",
+                key="algo_kwargs.max_updates",
+            )
+
     def _beginning(self) -> list[str]:
-        """A line about the policy with which a new run of an offline algorithm starts."""
+        """Lines about the policy with which a new run of an offline algorithm starts, and about its data."""
         origin = self.spec.origin
         if origin is None:
             untrained = self.evaluates_first and self.pretraining == 0
             return ["the first policy is untrained; set offline_pretrain_updates or init_from"] if untrained else []
-        return [f"continues {origin.path} after {done:,} updates"] if (done := self.learner.updates) else []
+        if not (done := self.learner.updates):
+            return []
+        before, now = origin.records["dataset"], self.setup.dataset_record()
+        lines = [f"continues {origin.path} after {done:,} updates"]
+        if changed_data(before, now):
+            settings = _data_settings(config_of(origin).to_dict()), _data_settings(self.spec.settings)
+            changed = Changes(differences(*settings))
+            rows = f"{before['rows']:,} rows of {before['name']} -> {now['rows']:,} rows of {now['name']}"
+            lines.append(f"its data differ from those of that run: {str(changed) or rows}")
+        return lines
 
     def make_updaters(self) -> None:
         self.prior_updates = self.updater(self.setup.source)
@@ -138,12 +161,12 @@ class OfflineToOnline(Regime):
         if session.clock.ticks == 0 and self.learner.summary:
             session.say(self.learner.summary)
         if session.clock.phase == "pretrain":
-            with session.doing("pretraining", "updates"):
+            with session.doing("pretraining"):
                 yield from fit_offline(session, self.prior_updates, updates=self.pretraining)
         if session.running:
             session.enter_phase("online", evaluates=self.evaluates_first)
             self.learner.period_offset = session.clock.pretrain_updates  # each environment step starts a new period
-            most = self.budget.max_updates
+            most = self.max_updates
             yield from fit_online(session, self.mixed_updates, self.experience, self.online, max_updates=most)
 
     def extra_metrics(self, clock: Clock) -> dict[str, float]:
@@ -154,6 +177,13 @@ class OfflineToOnline(Regime):
             "online_batch_size": float(online_rows),
             "dataset_size": float(len(self.setup.dataset)),
         }
+
+
+def _data_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings of a run that determine its data."""
+    kwargs = settings["algo_kwargs"]
+    names = [name for name in DatasetConfig.model_fields if name in kwargs]
+    return {"env_id": settings["env_id"], **{name: kwargs[name] for name in names}}
 
 
 class FineTuning(OfflineToOnline):

@@ -68,7 +68,11 @@ class Owner:
             return True
         except PermissionError:
             pass
-        return self.started != _started(self.pid)
+        return not self.is_process(self.pid)
+
+    def is_process(self, pid: int) -> bool:
+        """Whether this is the process of this machine that now has the id `pid`."""
+        return (self.machine, self.pid, self.started) == (_machine(), pid, _started(pid))
 
 
 @cache

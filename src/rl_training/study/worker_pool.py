@@ -1,6 +1,6 @@
 """The workers of one sweep: start them, watch them, replace those that die, and stop them.
 
-On one machine each worker is `rl-training work FOLDER` in a session of its own, so that Ctrl-C reaches it once,
+On one machine each worker is `rl-training work FOLDER` in a separate session, so that Ctrl-C reaches it once,
 through this process. If this process is killed, the workers notice, save and exit. For workers on a cluster see
 `ray_pool.py`.
 
@@ -187,7 +187,7 @@ class WorkerProcess:
         newest = 0
         for group in read_plan(self._folder).groups:
             claim = read_claim(self._folder, group.name)
-            if claim is None or claim.released or claim.owner is None or claim.owner.pid != self.pid:
+            if claim is None or claim.released or claim.owner is None or not claim.owner.is_process(self.pid):
                 continue
             for trial in group.trials:
                 for folder, _, names in os.walk(home_of(self._folder, trial)):

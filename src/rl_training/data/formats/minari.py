@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.columns import Columns
+from rl_training.data.columns import ACTION_PROBS, Columns
 from rl_training.data.formats.files import existing_file, new_folder, require
 from rl_training.data.formats.hdf5 import Hdf5Column, damage_at, open_hdf5, require_hard_link, stored_column
 from rl_training.data.packing import Walk
@@ -255,6 +255,8 @@ def write_minari(dataset_id: str, columns: Columns) -> Path:
     folder = minari_folder(dataset_id)
     if columns.ends_at_timeouts:
         raise DatasetError(f"{columns.name}: Minari ends an episode at its termination; write npz or HDF5")
+    if ACTION_PROBS in columns.data:
+        raise DatasetError(f"{columns.name}: Minari has no column {ACTION_PROBS!r}; write npz or HDF5")
     h5py = require("h5py", f"{dataset_id}: writing Minari")
     spaces = resolve_spaces(columns, None)
     walk = Walk(columns, spaces)
