@@ -42,7 +42,7 @@ def planned(folder: Path, **fields: Any) -> Path:
 
 @pytest.fixture
 def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Session], bool], int], None]:
-    """Raise the error in runs for which the function is true, after checkpoint number `saves`; 0: before the first."""
+    """Raise the error in the runs that `chosen` returns True for, instead of saving after `saves` checkpoints."""
 
     def fail(chosen: Callable[[Session], bool], saves: int) -> None:
         def save(session: Session) -> None:
