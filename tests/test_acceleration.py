@@ -12,7 +12,8 @@ import gc
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import torch._dynamo  # now, so that what its import changes is not taken for ou
 from torch import Tensor
 
 from benchmarks.speed.depth import TOLERANCE
-from rl_training.algorithms import CRR, DQN, IQL, SAC, TD3, FlashSAC, Learner
+from rl_training.algorithms import CRR, DQN, IQL, SAC, TD3, FlashSAC, Learner, capturing
 from rl_training.algorithms.base import Terms
 from rl_training.algorithms.optim import apply_lists
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -647,6 +648,18 @@ def test_two_updaters_of_one_learner_take_turns(kind: Kind) -> None:
 
 
 @needs_gpu
+def test_graphs_that_are_destroyed_take_no_memory_of_others_along() -> None:
+    """Both are captured on one stream; the first graph is the first to use cuBLAS on it."""
+    earlier, later = (make(SAC, device="cuda", acceleration="graph") for _ in range(2))
+    eager = follow(make(SAC, device="cuda", acceleration="eager"), [_BLOCK + 1, _BLOCK + 1])
+    earlier.run(1)
+    first = follow(later, [_BLOCK + 1])
+    earlier.forget()
+    torch.cuda.empty_cache()  # unmaps what was freed
+    assert different([*first, *follow(later, [_BLOCK + 1])], eager) == [[], []]
+
+
+@needs_gpu
 @every_learner
 def test_captured_updates_read_nothing_back(kind: Kind) -> None:
     updater = make(kind, device="cuda", acceleration="graph")
@@ -788,3 +801,29 @@ def test_the_acting_copy_is_made_once_per_version(monkeypatch: pytest.MonkeyPatc
 @needs_gpu
 def test_on_a_gpu_eager_updates_use_the_list_operations_that_are_captured() -> None:
     assert make_learner(SAC, device="cuda").execution.apply is apply_lists
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("2.11.0+cu130", ["begin", "end"]), ("2.13.0+cu130", ["clear", "begin", "end", "clear"])],
+)
+def test_a_graph_has_its_own_workspaces_of_cublas(
+    version: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were there before, and those of the graph, must not be in the memory of another graph."""
+    done: list[str] = []
+
+    @contextmanager
+    def graph(_: object, *, stream: object) -> Iterator[None]:
+        assert stream == "main"
+        done.append("begin")
+        yield
+        done.append("end")
+
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: done.append("clear"), raising=False)
+    monkeypatch.setattr(capturing, "streams", lambda device: capturing.Streams("main", "side", ()))  # type: ignore[arg-type]
+    with capturing.capturing(object(), torch.device("cuda")):  # type: ignore[arg-type]
+        assert done[-1] == "begin"
+    assert done == expected

@@ -79,6 +79,10 @@ class ClaimLost(RLTrainingError):
     """Another worker has taken over this run; the process that catches this must stop writing to it."""
 
 
+class DeviceLostError(RLTrainingError):
+    """An error of the GPU left this process unable to use it; only a new process can."""
+
+
 class MissingDependencyError(ConfigError):
     """A feature needs an optional package; the message contains the install command."""
 
@@ -158,6 +162,24 @@ def one_line(text: object, longest: int | None = None) -> str:
     if longest is None or (len(line) <= longest and len(start) == len(whole)):
         return line
     return f"{line[:longest]}… ({len(whole):,} characters in all)"
+
+
+# Messages of CUDA and Triton, and those after which a process can still use the GPU.
+_DEVICE_ERROR = re.compile(r"\b(CUDA|HIP)( driver)? error: |\bTriton Error \[")
+_HARMLESS = re.compile(r"out of memory|ALLOC_FAILED|invalid device ordinal|no kernel image")
+
+
+def device_error(error: BaseException | None) -> str | None:
+    """The first line of the error of a GPU that this process cannot use any more; None for any other error.
+
+    It may be among the causes of `error`. The other lines of torch's messages are advice on debugging.
+    """
+    while error is not None:
+        line = str(error).partition("\n")[0]
+        if isinstance(error, RuntimeError) and _DEVICE_ERROR.search(line) and not _HARMLESS.search(line):
+            return one_line(line)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def cause_of(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""What every capture of a CUDA graph shares: streams, no garbage collection, no known warnings."""
+"""What every capture of a CUDA graph shares: streams, no garbage collection, own workspaces, no known warnings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch.torch_version import TorchVersion
 
 # Streams in addition to the main one: IQL, the widest update, runs five networks in parallel.
 _BRANCHES = 4
@@ -46,6 +47,30 @@ def streams(device: torch.device) -> Streams:
     """
     main, side, *branches = (torch.cuda.Stream(device) for _ in range(2 + _BRANCHES))  # type: ignore[no-untyped-call]
     return Streams(main, side, tuple(branches))
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
+    """Capture `graph` on the main stream."""
+    with gc_paused(), _own_workspaces(), torch.cuda.graph(graph, stream=streams(device).main):
+        yield
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Let a graph allocate the workspaces of cuBLAS in its own memory, so that it shares none with other graphs.
+
+    After version 2.11 torch frees the workspaces of a stream if a graph that was captured on it is destroyed. All
+    graphs are captured on the same stream, so the others would write to freed memory (pytorch/pytorch#193402).
+    """
+    if TorchVersion(torch.__version__) < (2, 12):
+        yield
+        return
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import typer
 import typer.core
 
 from rl_training.display.output import flags, one_line, prepare_streams, warn
-from rl_training.errors import RLTrainingError, escaped
+from rl_training.errors import RLTrainingError, device_error, escaped
 from rl_training.runs.signals import TrainingInterrupted
 
 _USAGE = 2
@@ -90,7 +90,8 @@ def _describe(error: Exception) -> tuple[int, str]:
         return _USAGE, f"error: {message}{_settings_hint(error)}; see {command} --help"
     if isinstance(error, MemoryError):
         return _USAGE, f"error: out of memory: {one_line(error) or 'an allocation failed'}; use smaller settings"
-    return 1, f"error: unexpected {type(error).__name__}: {one_line(error)}; --debug shows where"
+    message = device_error(error) or one_line(error)
+    return 1, f"error: unexpected {type(error).__name__}: {message}; --debug shows where"
 
 
 def _settings_hint(error: Exception) -> str:

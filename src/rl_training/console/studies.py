@@ -12,6 +12,7 @@ import typer
 from rl_training.console.options import AllowImport, Data, Device, Gpus, Ray
 from rl_training.display.output import flags, note, one_line, show_json, show_table
 from rl_training.display.text import decimal, duration_in_words
+from rl_training.errors import DeviceLostError
 
 if TYPE_CHECKING:
     from rl_training.study.status import StudyStatus, TrialStatus
@@ -65,8 +66,15 @@ def work(
 
     read_plan(folder)
     from rl_training.study.worker import work as work_on
+    from rl_training.study.worker_pool import DEVICE_LOST
 
-    worked = work_on(folder, quiet=flags.quiet, allow_import=allow_import, parent=parent, say=note)
+    try:
+        worked = work_on(folder, quiet=flags.quiet, allow_import=allow_import, parent=parent, say=note)
+    except DeviceLostError as error:
+        if parent is None:
+            raise
+        note(one_line(error))
+        raise typer.Exit(DEVICE_LOST) from None
     if worked.others_hold:
         note("the remaining trials are claimed by other workers")
     if worked.failed and parent is None:  # a sweep that started this worker reports all failures itself

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rl_training import seeding
 from rl_training.algorithms.base import Learner
-from rl_training.algorithms.capturing import gc_paused, streams
+from rl_training.algorithms.capturing import capturing
 from rl_training.algorithms.execution import DeviceRandom
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.environments.running import Blame
@@ -188,7 +188,7 @@ class TensorCollector:
             if generator is not None and generator.device == device:
                 graph.register_generator_state(generator)
         torch.cuda.synchronize(device)
-        with gc_paused(), torch.cuda.graph(graph, stream=streams(device).main):
+        with capturing(graph, device):
             function()
         return graph
 

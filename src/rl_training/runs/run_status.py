@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from rl_training.errors import ClaimLost, DivergedError, EnvironmentFailure
+from rl_training.errors import ClaimLost, DivergedError, EnvironmentFailure, device_error
 from rl_training.experiment import files
 from rl_training.runs.session import Session
 from rl_training.runs.signals import TrainingInterrupted
@@ -27,7 +27,10 @@ def duration(session: Session) -> Iterator[None]:
 
 @contextmanager
 def status(session: Session) -> Iterator[None]:
-    """Write the status to run.json when the run ends; if it failed, save a checkpoint first."""
+    """Write the status to run.json when the run ends; if it failed, save a checkpoint first.
+
+    After an error of the GPU nothing is saved; the run resumes from its newest checkpoint.
+    """
     try:
         yield
     except ClaimLost:
@@ -43,11 +46,13 @@ def status(session: Session) -> Iterator[None]:
             if isinstance(error, EnvironmentFailure)
             else f"{type(error).__name__} was raised"
         )
-        _rescue(session, what, error)
+        lost = device_error(error)
+        if lost is None:  # else the state cannot be read, or may be damaged
+            _rescue(session, what, error)
         # A run that failed before training resumed keeps its former status.
         status = "failed" if session.begun else session.run.status_before or "failed"
         step = {"ended_at": session.clock.ticks} if session.begun else {}
-        session.note_in_run(status=status, cause=f"{type(error).__name__}: {error}", **step)
+        session.note_in_run(status=status, cause=f"{type(error).__name__}: {lost or error}", **step)
         raise
     except BaseException:
         session.note_in_run(status="interrupted" if session.begun else session.run.status_before or "interrupted")

@@ -26,7 +26,7 @@ import platform
 import secrets
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -107,6 +107,7 @@ class ClaimRecord:
     touched: float  # Unix seconds, by the disk's clock
     by_memory: int = 0  # of `deaths`, those during which the kernel killed a process for lack of memory
     kills: int = 0  # processes it had killed on the owner's machine when the group was claimed
+    device_errors: int = 0  # owners in a row that lost their GPU without progress
 
     def is_free(self, now: float, timeout: float) -> bool:
         """Whether another worker may take over."""
@@ -116,12 +117,15 @@ class ClaimRecord:
         """Whether it is dated in the future."""
         return self.touched - now > timeout
 
-    def deaths_now(self, me: Owner, progress: int) -> tuple[int, int]:
-        """`deaths` and `by_memory` of the next claim."""
-        if self.released or progress > self.progress:
-            return 0, 0
+    def counts_now(self, me: Owner, progress: int) -> dict[str, int]:
+        """`deaths`, `by_memory` and `device_errors` of the next claim."""
+        if progress > self.progress:
+            return {}
+        if self.released:
+            return {"device_errors": self.device_errors}
         here = self.owner is not None and self.owner.machine == me.machine
-        return self.deaths + 1, self.by_memory + (here and out_of_memory_kills() > self.kills)
+        by_memory = self.by_memory + (here and out_of_memory_kills() > self.kills)
+        return {"deaths": self.deaths + 1, "by_memory": by_memory, "device_errors": self.device_errors}
 
 
 def read_claim(study: Path, group: str) -> ClaimRecord | None:
@@ -136,7 +140,8 @@ def read_claim(study: Path, group: str) -> ClaimRecord | None:
     try:
         record = files.decode_json(data)
         owner = Owner(**record["owner"])
-        counts = (int(record.get(name, 0)) for name in ("by_memory", "kills"))  # version 0.2 wrote neither
+        later = ("by_memory", "kills", "device_errors")  # version 0.2 did not write them
+        counts = (int(record.get(name, 0)) for name in later)
         return ClaimRecord(
             generation, owner, record["released"], int(record["deaths"]), int(record["progress"]), touched, *counts
         )
@@ -178,6 +183,10 @@ class Claim:
                 "this one showed no sign of life for too long"
             )
 
+    def note_device_errors(self, count: int) -> None:
+        """Set the number of owners in a row that lost their GPU; `release` writes it."""
+        self.record = replace(self.record, device_errors=count)
+
     def release(self) -> None:
         """Release the claim."""
         if self._end.is_set():
@@ -185,7 +194,7 @@ class Claim:
         self._end.set()
         self._thread.join()
         with contextlib.suppress(OSError):
-            _write(self._handle, ClaimRecord(**{**vars(self.record), "released": True}))
+            _write(self._handle, replace(self.record, released=True))
         os.close(self._handle)
 
     def __enter__(self) -> Claim:
@@ -238,7 +247,7 @@ def take(
     old = read_claim(study, group)
     if old is not None and not (clock or DiskClock(study)).is_free(group, old, timeout):
         return None
-    deaths, by_memory = (0, 0) if old is None else old.deaths_now(me, progress)
+    counts = {"deaths": 0} | ({} if old is None else old.counts_now(me, progress))
     generation = 1 if old is None else old.generation + 1
     path = study / CLAIMS / group / f"{generation}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -246,7 +255,8 @@ def take(
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
         return None
-    record = ClaimRecord(generation, me, False, deaths, progress, 0.0, by_memory, out_of_memory_kills())
+    kills = out_of_memory_kills()
+    record = ClaimRecord(generation, me, False, progress=progress, touched=0.0, kills=kills, **counts)
     try:
         _write(handle, record)
         os.fsync(handle)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import DiskFullError, RLTrainingError, one_line
+from rl_training.errors import DiskFullError, RLTrainingError, device_error, one_line
 from rl_training.experiment import files
 from rl_training.experiment.runs import read_run_record
 from rl_training.study.plan import RUNS, Plan, Trial
@@ -36,6 +36,8 @@ def failure_of(error: Exception) -> Failure:
     """The failure of a trial that was ended by an exception."""
     if _is_full_disk(error):
         return Failure(FULL_DISK, one_line(error))
+    if (message := device_error(error)) is not None:
+        return Failure(1, message)
     if isinstance(error, RLTrainingError):
         return Failure(error.exit_code, one_line(error))
     if isinstance(error, MemoryError):

@@ -2,7 +2,8 @@
 
 A trial is an ordinary run in the folder that the plan names. Its run.json records whether it is done. A failure,
 which may have left no folder, is recorded in `failures/`. A worker that receives a signal saves its run, releases
-its claim and exits. If a worker is killed, the next one takes over its claim and resumes the run exactly.
+its claim and exits. If a worker is killed, the next one takes over its claim and resumes the run exactly. A worker
+whose GPU fails releases its claim and exits too, because each further trial would fail in the same process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Protocol
 
 import torch
 
-from rl_training.errors import ClaimLost, ConfigError, RunInUse
+from rl_training.errors import ClaimLost, ConfigError, DeviceLostError, RunInUse, device_error
 from rl_training.experiment import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.retention import list_checkpoints
@@ -56,6 +57,8 @@ from rl_training.study.trials import (
 # A trial is given up after this many workers in a row died in it without progress: the first number if the kernel's
 # out-of-memory killer ended them, the second if the cause is unknown.
 _MOST_OUT_OF_MEMORY, _MOST_DEATHS = 5, 25
+# A trial fails if this many workers in a row lost their GPU in it without progress.
+_MOST_DEVICE_ERRORS = 2
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,8 @@ def work(
 ) -> WorkerResult:
     """Work on the study in `folder` until nothing is left to claim.
 
-    The worker stops if the process `parent` exits. `say` receives a line for each trial that ends.
+    The worker stops if the process `parent` exits. `say` receives a line for each trial that ends. Raises
+    `DeviceLostError` if this process cannot use its GPU any more.
     """
     require_posix("a study", "train its configurations one by one")
     worker = _Worker(folder, train_group, quiet, allow_import, say)
@@ -131,6 +135,8 @@ def work(
         with stop_handler(_stop), _no_orphan(parent), _threads(read_plan(folder).threads):
             while (found := worker.next_claim()) is not None:
                 worker.run(*found)
+                if worker.lost is not None:
+                    raise DeviceLostError(f"{worker.lost}; this process cannot use the GPU any more: run it again")
     except OSError as error:
         raise ConfigError(
             f"{error.filename or folder}: the study cannot go on: {error.strerror or error}"
@@ -149,6 +155,7 @@ class _Worker:
     ) -> None:
         self.folder, self.me = folder, Owner.me()
         self.others_hold = False
+        self.lost: str | None = None  # the error after which this process cannot use its GPU
         self._train_group, self._quiet, self._allow_import, self._say = train_group, quiet, allow_import, say
         self._clock = DiskClock(folder)
         self._over: set[str] = set()
@@ -217,8 +224,13 @@ class _Worker:
                 self._say(f"left: {error}")
                 self._over.add(group.name)
                 return
-        for name in trials:
-            self._say(f"failed: {name}: {failed[name].message}" if name in failed else f"done: {name}")
+        for name, trial in trials.items():
+            if name in failed:
+                self._say(f"failed: {name}: {failed[name].message}")
+            elif self.lost is not None and is_open(self.folder, trial):
+                self._say(f"released: {name}: {self.lost}")
+            else:
+                self._say(f"done: {name}")
 
     def _failures(self, plan: Plan, group: Group, claim: Claim, trials: list[Trial]) -> dict[str, Failure]:
         if (message := _given_up(claim.record)) is not None:
@@ -233,6 +245,12 @@ class _Worker:
             for trial in trials
         ]
         failed = self._train_group(members, options)
+        lost = {name: message for name, error in failed.items() if (message := device_error(error)) is not None}
+        if lost:
+            self.lost, count = next(iter(lost.values())), claim.record.device_errors + 1
+            tried_again = count < _MOST_DEVICE_ERRORS
+            claim.note_device_errors(count if tried_again else 0)
+            failed = {name: error for name, error in failed.items() if not (tried_again and name in lost)}
         return {name: failure_of(error) for name, error in failed.items()}
 
 

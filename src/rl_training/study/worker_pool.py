@@ -38,6 +38,8 @@ _PATIENCE = 10.0
 _MOST_ERRORS, _MOST_SHORT_LIVES = 3, 20
 _SHORT_LIFE = 10.0
 _BY_SIGNAL = 128
+# Exit code of a worker that lost its GPU. A new one can use it; a trial that loses the GPU again fails.
+DEVICE_LOST = 6
 
 
 @dataclass
@@ -113,7 +115,7 @@ class WorkerPool(ABC):
         worker.ended = True
         if code == 0 or code > _BY_SIGNAL or self._stopped is not None:
             return False
-        self._errors += code > 0
+        self._errors += code > 0 and code != DEVICE_LOST
         self._short_lives = self._short_lives + 1 if time.monotonic() - worker.started < _SHORT_LIFE else 0
         if self._errors >= _MOST_ERRORS or self._short_lives >= _MOST_SHORT_LIVES:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Learner, Terms
-from rl_training.algorithms.capturing import gc_paused, known_warnings_ignored, streams
+from rl_training.algorithms.capturing import capturing, known_warnings_ignored, streams
 from rl_training.algorithms.execution import Execution
 from rl_training.algorithms.optim import apply_lists
 from rl_training.data.replay_buffer import PinnedStaging
@@ -260,7 +260,7 @@ class Updater:
                 graph.register_generator_state(one.generator)
             terms: Terms = {}
             inputs = []  # kept until the end: the side stream must not reuse the memory of a minibatch
-            with gc_paused(), torch.cuda.graph(graph, stream=streams(learner.device).main):
+            with capturing(graph, learner.device):
                 main = torch.cuda.current_stream(learner.device)
                 for arrivals in self._arrivals():
                     arrivals.write()
