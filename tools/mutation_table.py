@@ -550,9 +550,9 @@ _ONLINE = [
     _mistake(
         "min, mean or max",
         "RLPD backs up the largest of the subset",
-        "algorithms/rlpd.py",
-        "value = next_q.amin(0)",
-        "value = next_q.amax(0)",
+        "algorithms/soft.py",
+        "self.backed_up(next_q.amin(0), next_logprobs)",
+        "self.backed_up(next_q.amax(0), next_logprobs)",
         "test_rlpd_update.py",
     ),
 ]
@@ -776,9 +776,9 @@ _OFFLINE = [
     _mistake(
         "min, mean or max",
         "EDAC backs up the mean of all critics",
-        "algorithms/edac.py",
-        "self.model.target_critics(batch.next_obs, next_actions).amin(0)",
-        "self.model.target_critics(batch.next_obs, next_actions).mean(0)",
+        "algorithms/soft.py",
+        "self.backed_up(next_q.amin(0), next_logprobs)",
+        "self.backed_up(next_q.mean(0), next_logprobs)",
         "test_edac_update.py",
     ),
     _mistake(
