@@ -10,7 +10,9 @@ range and its default, if that is not None.
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill, indent
 from types import NoneType, UnionType
@@ -111,11 +113,16 @@ def grouped() -> dict[tuple[str, ...], list[type[Settings]]]:
     return groups
 
 
+@functools.cache
+def parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(MANAGED[name]).parameters
+
+
 def default(key: str, names: tuple[str, ...]) -> str:
     """The default of most of these classes, followed by those of the others; empty if it is None for all."""
     having: dict[str, list[str]] = {}
     for name in names:
-        value = inspect.signature(MANAGED[name]).parameters[key].default
+        value = parameters(name)[key].default
         having.setdefault(repr(value.type if isinstance(value, Schedule) else value), []).append(name)
     usual, *others = sorted(having, key=lambda value: -len(having[value]))
     rest = "; ".join(f"{', '.join(having[value])}: {value}" for value in others)
@@ -126,7 +133,7 @@ def default(key: str, names: tuple[str, ...]) -> str:
 
 def keys(kind: type[Settings], names: tuple[str, ...]) -> list[str]:
     """The keys that a settings class adds to its bases, each with its text under it."""
-    taken, lines = inspect.signature(MANAGED[names[0]]).parameters.keys() - {"seeds"}, []
+    taken, lines = parameters(names[0]).keys() - {"seeds"}, []
     inherited = {key for base in kind.__bases__ for key in getattr(base, "model_fields", ())}
     for key, schema in kind.model_json_schema()["properties"].items():
         if key in taken and key not in inherited:
