@@ -16,7 +16,7 @@ Axes: critics `[2, B]`, weights `[B]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ class AWAC(Learner):
     """Advantage-weighted actor-critic on an `MLPSACModel`."""
 
     name = "awac"
-    Config = AWACConfig
+    Config: ClassVar[type[TargetConfig]] = AWACConfig
     Model = MLPSACModel
     fixed_by_model = ("policy_distribution",)
     advantage_divisor = "awac_lambda"

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Terms
+from rl_training.algorithms.base import Objectives, Terms
 from rl_training.algorithms.losses import soft_actor_terms, squared_error, td_target
 from rl_training.algorithms.redq import target_subset
 from rl_training.algorithms.rlpd import EnsembleConfig, rlpd_model
@@ -158,7 +158,8 @@ class CQL(SoftActorCritic):
         # At s and s': the first rows for a (actor, one row) and a' (backup), the others for the penalty's actions.
         noises = self.normal(self.config.backup_actions + n, 2, *shape)
         uniform = 2.0 * self.uniform(n, *shape) - 1.0
-        objectives = {"critics": self.critic_loss, "actor": self.cloning_loss if variant else self.actor_loss}
+        actor_loss = self.cloning_loss if variant else self.actor_loss
+        objectives: Objectives = {"critics": self.critic_loss, "actor": actor_loss}
         inputs = batch, noises, noises[0, 0], uniform, target_subset(self)
         return self.minimize(inputs, objectives, tau=self.config.tau)
 
